@@ -1,0 +1,33 @@
+# `make demo` and `make test` need Python 3.11 or newer, make and a package index, nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cpu,test
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint docs clean
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(VENV)/installed  ## Train a small CNN on two processes
+	$(BIN)/tfdist run -n 2 examples/digits.py
+
+test: $(VENV)/installed  ## Run all tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed  ## Check style and types
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),dev]'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/installed  ## Build the site into docs/_build
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),docs]'
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
+clean:
+	rm -rf $(VENV) build dist docs/_build *.egg-info

@@ -1,0 +1,3 @@
+"""The version, alone in a file that can be read without importing TensorFlow."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,27 @@
+"""The `tfdist` command: its subcommands and their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tfdist._version import __version__
+from tfdist.cli import doctor, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: without the program's name; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
+    parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for command in (run, doctor):
+        command.add_parser(commands)
+    options = parser.parse_args(arguments)
+    return options.execute(options)

@@ -1,0 +1,1 @@
+"""Who takes part: the cluster's description, the rendezvous, ranks and hosts."""

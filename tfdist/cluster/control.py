@@ -1,0 +1,302 @@
+"""A task's connection to the rendezvous server: how it gets in, asks, and learns what became of the others."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster import wire
+from tfdist.cluster.interrupts import InterruptWatch
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import split_address
+from tfdist.errors import MismatchError, PeerLostError, RendezvousError, TfdistError
+
+log = logging.getLogger("tfdist")
+
+_RETRY_SECONDS = 0.1
+_PROGRESS_SECONDS = 10.0
+
+
+class Control:
+    """The connection, and one thread that listens to it.
+
+    Args:
+        address: ``host:port`` of the rendezvous server.
+        claims: what this task says of itself; ``rank`` among it.
+        secret: the job's secret, or empty bytes.
+        timeouts: how long to wait for the server and the other tasks.
+
+    Attributes:
+        job: the job's unique name, once let in.
+        failure: why the job cannot go on, as soon as it is known.
+        departed: by rank, how many calls of each collective a task had made when it ended.
+        names: by rank, what a task that ended is called.
+    """
+
+    def __init__(self, address: str, claims: dict[str, Any], secret: bytes, timeouts: Timeouts) -> None:
+        self.address = address
+        self.job = ""
+        self.failure: TfdistError | None = None
+        self.departed: dict[int, dict[str, int]] = {}
+        self.names: dict[int, str] = {}
+        self._claims = claims
+        self._secret = secret
+        self._timeouts = timeouts
+        self._interrupts = InterruptWatch()
+        self._numbers = itertools.count()
+        self._replies: dict[int, dict[str, Any]] = {}
+        self._arrived = threading.Condition()
+        self._started: list[dict[str, Any]] | None = None
+        self._missing: list[str] = []
+        self._refusals_told = 0
+        self._on_failure: Callable[[TfdistError], None] | None = None
+        self._sending = threading.Lock()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._socket: socket.socket
+
+    # Getting in.
+
+    def join(self) -> list[dict[str, Any]]:
+        """Connects, proves itself and waits until all tasks are there.
+
+        Returns:
+            What each task says of itself, by rank.
+
+        Raises:
+            RendezvousError: refused, or not all came before the deadline.
+        """
+        deadline = time.monotonic() + self._timeouts.start
+        self._socket = self._connect(deadline)
+        self._thread = threading.Thread(target=self._listen, name="tfdist-control", daemon=True)
+        self._thread.start()
+        told = time.monotonic()
+        with self._arrived:
+            while self._started is None:
+                if self.failure:
+                    raise self.failure
+                self._arrived.wait(1.0)
+                if time.monotonic() - told > _PROGRESS_SECONDS and self._missing:
+                    told = time.monotonic()
+                    log.warning("tfdist: waiting for %s", ", ".join(self._missing))
+            return self._started
+
+    def _connect(self, deadline: float) -> socket.socket:
+        host, port = split_address(self.address)
+        reason = "no answer"
+        while True:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise RendezvousError(
+                    f"the chief at {self.address} could not be reached within {self._timeouts.start:g} s "
+                    f"({reason}). Missing: the chief. Start it, see that its address in TF_CONFIG is right and "
+                    "reachable from here, or raise TFDIST_START_TIMEOUT."
+                )
+            try:
+                connection = socket.create_connection((host, port), timeout=min(10.0, remaining))
+            except OSError as error:
+                reason = str(error)
+                time.sleep(_RETRY_SECONDS)
+                continue
+            try:
+                self._handshake(connection)
+            except OSError as error:
+                connection.close()
+                reason = f"it closed the connection: {error}"
+                time.sleep(_RETRY_SECONDS)
+                continue
+            except BaseException:
+                connection.close()
+                raise
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(None)
+            return connection
+
+    def _handshake(self, connection: socket.socket) -> None:
+        challenge = self._read_answer(connection)
+        if challenge.get("tfdist") != wire.PROTOCOL:
+            raise RendezvousError(
+                f"what answers at {self.address} is not this version's rendezvous server (expected protocol "
+                f"{wire.PROTOCOL}, got {challenge.get('tfdist')!r}). Install the same tfdist on every task, and see "
+                "that nothing else uses the chief's port."
+            )
+        nonces = (str(challenge.get("nonce")), wire.nonce())
+        proof = wire.prove(self._secret, "task", nonces, self._claims)
+        connection.sendall(wire.encode({"claims": self._claims, "nonce": nonces[1], "proof": proof}))
+        answer = self._read_answer(connection)
+        if "refused" in answer:
+            raise RendezvousError(f"the chief at {self.address} refused this task: {answer['refused']}")
+        proof = answer.pop("proof", None)
+        if not wire.proven(proof, wire.prove(self._secret, "server", nonces, answer)):
+            raise RendezvousError(
+                f"what answers at {self.address} could not prove that it knows the job's secret: it is not this "
+                "job's chief. Check the chief's address in TF_CONFIG."
+            )
+        self.job = answer["job"]
+
+    def _read_answer(self, connection: socket.socket) -> dict[str, Any]:
+        """Reads one line, byte by byte: what follows it belongs to the listening thread."""
+        connection.settimeout(30.0)
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            byte = connection.recv(1)
+            if not byte:
+                raise ConnectionResetError("closed before it answered")
+            line += byte
+            if len(line) > wire.MAX_HANDSHAKE_LINE:
+                break
+        try:
+            return wire.decode(bytes(line))
+        except ValueError:
+            raise RendezvousError(
+                f"what answers at {self.address} is no rendezvous server of tfdist. See that nothing else uses "
+                "the chief's port."
+            ) from None
+
+    # Asking.
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message that has no answer. What cannot be sent is lost: the listening thread says why."""
+        try:
+            with self._sending:
+                self._socket.sendall(wire.encode(message))
+        except OSError:
+            pass
+
+    def request(self, kind: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Sends a question and waits for its answer.
+
+        Args:
+            kind: one of the server's questions.
+            timeout: seconds; the start's deadline by default.
+            **fields: what the question holds.
+
+        Raises:
+            TfdistError: the job failed, or nobody answered in time.
+        """
+        number = next(self._numbers)
+        self.send({"type": kind, "id": number, **fields})
+        timeout = timeout or self._timeouts.start
+        with self._arrived:
+            self._arrived.wait_for(lambda: number in self._replies or self.failure is not None, timeout)
+            if number in self._replies:
+                return self._replies.pop(number)
+        if self.failure:
+            raise self.failure
+        raise RendezvousError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
+
+    def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
+        """Calls back, on the listening thread, when the job fails; at once if it has. None ends that."""
+        with self._arrived:
+            self._on_failure = callback
+        if callback and self.failure:
+            callback(self.failure)
+
+    def leave(self, failed: str | None, counts: dict[str, int]) -> None:
+        """Says farewell: how this task ended, and how far it came in each collective."""
+        self.send({"type": "leave", "failed": failed, "counts": counts})
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._closing = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        self._socket.close()
+        self._interrupts.close()
+
+    # Listening.
+
+    def _listen(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._socket, selectors.EVENT_READ)
+        if self._interrupts.active:
+            selector.register(self._interrupts, selectors.EVENT_READ)
+        pending = b""
+        heard = pinged = time.monotonic()
+        while not self._closing:
+            events = selector.select(wire.HEARTBEAT_SECONDS)
+            now = time.monotonic()
+            if now - pinged >= wire.HEARTBEAT_SECONDS:
+                self.send({"type": "ping"})
+                pinged = now
+            for key, _ in events:
+                if key.fileobj is self._interrupts:
+                    if self._interrupts.interrupted():
+                        self._fail(TfdistError("interrupted (Ctrl-C)"))
+                    continue
+                try:
+                    chunk = self._socket.recv(1 << 16)
+                except OSError:
+                    chunk = b""
+                if not chunk:
+                    self._server_gone()
+                    return
+                heard = now
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    self._heard(wire.decode(line))
+            if now - heard > self._timeouts.heartbeat:
+                self._fail(
+                    PeerLostError(
+                        f"the rendezvous server at {self.address}, on the chief's machine, gave no sign of life for "
+                        f"{now - heard:.0f} s: that machine is down, or the link to it is cut."
+                    )
+                )
+                return
+
+    def _server_gone(self) -> None:
+        if not self._closing:
+            self._fail(
+                PeerLostError(
+                    f"the rendezvous server at {self.address} is gone: its process, on the chief's machine, was "
+                    "killed. The job must be started again."
+                )
+            )
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if "re" in message:
+            with self._arrived:
+                self._replies[message["re"]] = message
+                self._arrived.notify_all()
+        elif kind == "start":
+            with self._arrived:
+                self._started = message["claims"]
+                self._arrived.notify_all()
+        elif kind == "missing":
+            with self._arrived:
+                self._missing = message["tasks"]
+            for who in message["refused"][self._refusals_told :]:
+                log.warning("tfdist: refused %s; still waiting for %s", who, ", ".join(self._missing))
+            self._refusals_told = len(message["refused"])
+        elif kind == "left":
+            self.names[message["rank"]] = message["name"]
+            self.departed[message["rank"]] = message["counts"]
+        elif kind == "failed":
+            self._fail(self._error(message))
+
+    def _error(self, message: dict[str, Any]) -> TfdistError:
+        if message["kind"] == "mismatch":
+            return MismatchError(message["why"])
+        if self._started is None:
+            return RendezvousError(message["why"])
+        return PeerLostError(message["why"])
+
+    def _fail(self, error: TfdistError) -> None:
+        with self._arrived:
+            if self.failure is None:
+                self.failure = error
+            callback = self._on_failure
+            self._arrived.notify_all()
+        if callback:
+            callback(error)

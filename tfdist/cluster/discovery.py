@@ -1,0 +1,49 @@
+"""How a process learns what job it belongs to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tfdist.cluster import launcher, spec
+from tfdist.cluster.spec import Cluster
+
+_FIRST_SLURM_PORT = 20000
+_SLURM_PORTS = 10000
+_PORTS_PER_JOB = 512
+
+
+def discover(resolver: Any | None) -> Cluster | None:
+    """The cluster that this process is a task of.
+
+    Args:
+        resolver: a `ClusterResolver`, if the user gave one.
+
+    Returns:
+        The cluster; None where an MPI launcher says who takes part, and for a process alone.
+
+    Raises:
+        ClusterSpecError: what there is contradicts itself.
+    """
+    if resolver is not None:
+        return spec.from_resolver(resolver)
+    if launcher.size() > 1:
+        return None
+    if (cluster := spec.from_tf_config(os.environ.get("TF_CONFIG", ""))) is not None:
+        return cluster
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return spec.from_resolver(_slurm_resolver())
+    return None
+
+
+def _slurm_resolver() -> Any:
+    """TensorFlow's resolver for a job step of srun, with ports that jobs on one machine do not share."""
+    import tensorflow as tf
+
+    tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
+    job = int(os.environ.get("SLURM_JOB_ID", "0"))
+    return tf.distribute.cluster_resolver.SlurmClusterResolver(
+        jobs={"worker": tasks},
+        port_base=_FIRST_SLURM_PORT + job * _PORTS_PER_JOB % _SLURM_PORTS,
+        auto_set_gpu=False,
+    )

@@ -1,0 +1,39 @@
+"""Which processes share a machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def host_id() -> str:
+    """A name for this machine that no other machine, and no other container with shared memory of its own, has."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
+    return f"{socket.gethostname()} {boot} {memory}"
+
+
+def local_place(hosts: Sequence[str], rank: int) -> tuple[int, int]:
+    """The local rank of a process, and how many processes share its machine.
+
+    Args:
+        hosts: every rank's `host_id`.
+        rank: of the process.
+    """
+    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return neighbours.index(rank), len(neighbours)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(str(address).startswith("127.") or address == "::1" for address in found)

@@ -1,0 +1,83 @@
+"""MPICH's process manager, in this very process: what `mpiexec` would answer to `MPI_Init`.
+
+MPICH speaks the PMI-1 text protocol over the connected socket in ``PMI_FD``. The other end is served here by a
+thread that passes what must be shared (business cards, barriers) on over the task's connection to the
+rendezvous server. So MPI never sees that connection, nor its end: when the server or a peer is gone, it is
+this process that says so, and not MPICH that crashes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+
+from tfdist.cluster.control import Control
+from tfdist.errors import TfdistError
+
+
+class ProcessManager:
+    """Serves one process's MPI library.
+
+    Args:
+        control: the connection that reaches all tasks.
+        size: how many processes MPI's world has.
+
+    Attributes:
+        fd: the descriptor to put into ``PMI_FD``. MPI owns and closes it.
+    """
+
+    def __init__(self, control: Control, size: int) -> None:
+        self._control = control
+        self._size = size
+        self._barriers = itertools.count()
+        self._ours, theirs = socket.socketpair()
+        self.fd = theirs.detach()
+        threading.Thread(target=self._serve, name="tfdist-pmi", daemon=True).start()
+
+    def _serve(self) -> None:
+        lines = self._ours.makefile("r", newline="\n")
+        try:
+            for line in lines:
+                self._ours.sendall(self._answer(dict(part.split("=", 1) for part in line.split())).encode() + b"\n")
+        except (OSError, ValueError, TfdistError):
+            pass  # MPI waits for an answer that will not come; the control connection's watcher ends the process
+
+    def _answer(self, message: dict[str, str]) -> str:
+        command = message["cmd"]
+        if command == "init":
+            return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
+        if command == "get_maxes":
+            return "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024"
+        if command == "get_appnum":
+            return "cmd=appnum rc=0 appnum=0"
+        if command == "get_my_kvsname":
+            return f"cmd=my_kvsname rc=0 kvsname={self._control.job}"
+        if command == "get_universe_size":
+            return f"cmd=universe_size rc=0 size={self._size}"
+        if command == "put":
+            self._control.send({"type": "put", "key": message["key"], "value": message["value"]})
+            return "cmd=put_result rc=0 msg=success"
+        if command == "get":
+            value = self._control.request("get", key=message["key"])["value"]
+            if value is None:
+                return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
+            return f"cmd=get_result rc=0 msg=success value={value}"
+        if command == "barrier_in":
+            self._control.request("barrier", name=f"pmi {next(self._barriers)}")
+            return "cmd=barrier_out rc=0"
+        if command == "finalize":
+            return "cmd=finalize_ack rc=0"
+        raise ValueError(f"unknown PMI command {command}")
+
+    def release(self) -> None:
+        """Answers MPICH's last question before it asks.
+
+        Its exit handler talks to the process manager after Python, and with it the serving thread, is gone; the
+        answer waits in the socket, which the kernel keeps until the process has ended.
+        """
+        try:
+            self._ours.sendall(b"cmd=finalize_ack rc=0\n")
+            self._ours.detach()
+        except OSError:
+            pass

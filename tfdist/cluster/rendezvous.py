@@ -1,0 +1,106 @@
+"""The chief's part in the rendezvous: the listening socket, and the server process behind it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from dataclasses import asdict
+
+from tfdist._version import __version__
+from tfdist.cluster.server import Job
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import split_address
+from tfdist.errors import RendezvousError
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens at ``host:port``.
+
+    Where the address is not one of this machine's own (a service or a NAT in front of it), it listens on all of
+    them.
+
+    Raises:
+        RendezvousError: the port is in use, or not allowed.
+    """
+    host, port = split_address(address)
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise RendezvousError(
+            f"the chief's own address {address} cannot be resolved ({error}). Check it in TF_CONFIG."
+        ) from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listener.bind(target)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listener.bind(("", port))
+    except OSError as error:
+        listener.close()
+        advice = (
+            "another process uses it: end that one (`ss -ltnp` shows it) or give the chief another port in "
+            "TF_CONFIG, on every task"
+            if error.errno == errno.EADDRINUSE
+            else error.strerror
+        )
+        raise RendezvousError(f"the chief cannot listen at {address}: {advice}.") from None
+    listener.listen(512)
+    return listener
+
+
+class ServerProcess:
+    """The rendezvous server, as the chief started it.
+
+    Args:
+        listener: where it serves; closed here.
+        tasks: what each rank is called.
+        digest: fingerprint of the cluster.
+        secret: the job's secret, or empty bytes.
+        timeouts: of the job.
+    """
+
+    def __init__(
+        self, listener: socket.socket, tasks: list[str], digest: str, secret: bytes, timeouts: Timeouts
+    ) -> None:
+        job = Job(
+            name=f"tfdist_{uuid.uuid4().hex}",
+            tasks=tasks,
+            digest=digest,
+            version=__version__,
+            secret=secret.decode("utf-8", "surrogateescape"),
+            start_timeout=timeouts.start,
+            heartbeat_timeout=timeouts.heartbeat,
+        )
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TFDIST_SECRET")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tfdist.cluster.server", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            text=True,
+        )
+        listener.close()
+        assert self._process.stdin
+        # Left open on purpose: its end tells the server that the chief has died.
+        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
+        self._process.stdin.flush()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Waits until the server has ended, as it does when all tasks have left; ends it if it does not."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

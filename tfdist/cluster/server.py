@@ -1,0 +1,362 @@
+"""The rendezvous server: one process per job, started by the chief, that outlives no task.
+
+It lets tasks in, tells all of them to start once all are there, and then keeps watch: a connection that the
+kernel closes is a task that died, a silent one a task that is stopped or cut off. Beside that it holds the few
+small things that tasks must agree on (MPI's business cards, the numbers of collectives). It is a process of its
+own because MPI can hold a whole Python process still while it starts.
+
+Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket, the job's description comes as one
+line of JSON on standard input, which the chief keeps open as long as it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.cluster import wire
+
+HANDSHAKE_SECONDS = 10.0
+LINGER_SECONDS = 10.0
+
+
+@dataclass
+class Job:
+    """What the server knows of its job before anyone comes.
+
+    Attributes:
+        name: unique among all jobs, at any time, of a machine.
+        tasks: what each rank's task is called in messages.
+        digest: fingerprint of the cluster that every task must have been given.
+        version: of tfdist, the same on every task.
+        secret: what a task must prove to know; empty when the job has none.
+        start_timeout: seconds for all tasks to come.
+        heartbeat_timeout: seconds of silence after which a task counts as lost.
+    """
+
+    name: str
+    tasks: list[str]
+    digest: str
+    version: str
+    secret: str
+    start_timeout: float
+    heartbeat_timeout: float
+
+
+@dataclass
+class Member:
+    """A task that was let in."""
+
+    rank: int
+    claims: dict[str, Any]
+    writer: asyncio.StreamWriter
+    last_seen: float
+    left: bool = False
+
+    def send(self, message: dict[str, Any]) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(wire.encode(message))
+
+
+@dataclass
+class Agreement:
+    """A collective's name, on its way to a number that all ranks know it by."""
+
+    number: int
+    signatures: dict[int, str] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+    blocking: set[int] = field(default_factory=set)
+
+
+class Server:
+    """One job's rendezvous."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.size = len(job.tasks)
+        self.members: dict[int, Member] = {}
+        self.refused: list[str] = []
+        self.started = False
+        self.failure: dict[str, Any] | None = None
+        self.over = asyncio.Event()
+        self._values: dict[str, str] = {}
+        self._barriers: dict[str, dict[int, int]] = {}
+        self._agreements: dict[str, Agreement] = {}
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serves until the job is over."""
+        server = await asyncio.start_server(self._session, sock=listener, limit=wire.MAX_LINE)
+        watch = asyncio.create_task(self._watch())
+        chief = asyncio.create_task(self._chief_lives())
+        await self.over.wait()
+        for task in (watch, chief):
+            task.cancel()
+        server.close()
+        for member in self.members.values():
+            member.writer.close()
+
+    # Letting tasks in.
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            member = await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_SECONDS)
+        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
+            member = None  # noise: whoever it was has not said anything that deserves an answer
+        if member is None:
+            writer.close()
+            return
+        try:
+            while line := await reader.readline():
+                member.last_seen = time.monotonic()
+                self._heard(member, wire.decode(line))
+        except (OSError, ValueError):
+            pass
+        self._gone(member)
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member | None:
+        challenge = wire.nonce()
+        writer.write(wire.encode({"tfdist": wire.PROTOCOL, "nonce": challenge}))
+        line = await reader.readline()
+        if len(line) > wire.MAX_HANDSHAKE_LINE:
+            return None
+        hello = wire.decode(line)
+        claims, nonces = hello.get("claims"), (challenge, str(hello.get("nonce")))
+        if not isinstance(claims, dict):
+            return None
+        rank = claims.get("rank")
+        if why := self._objection(hello, claims, nonces):
+            peer = writer.get_extra_info("peername")
+            name = self.job.tasks[rank] if isinstance(rank, int) and 0 <= rank < self.size else "a task"
+            self._note_refusal(f"{name} from {peer[0]} ({why.split(':')[0]})")
+            writer.write(wire.encode({"refused": why}))
+            await writer.drain()
+            return None
+        assert isinstance(rank, int)
+        member = Member(rank, claims, writer, time.monotonic())
+        self.members[rank] = member
+        answer = {"welcome": rank, "job": self.job.name}
+        proof = wire.prove(self.job.secret.encode(), "server", nonces, answer)
+        member.send({**answer, "proof": proof})
+        if self.failure:
+            member.send(self.failure)
+        if len(self.members) == self.size:
+            self._start()
+        else:
+            self._report_missing()
+        return member
+
+    def _objection(self, hello: dict[str, Any], claims: dict[str, Any], nonces: tuple[str, str]) -> str | None:
+        """Why a task may not come in, or None. The proof comes first: nobody else learns anything."""
+        expected = wire.prove(self.job.secret.encode(), "task", nonces, claims)
+        if not wire.proven(hello.get("proof"), expected):
+            return (
+                "wrong or missing secret: this task could not prove that it knows the job's secret. "
+                "Set TFDIST_SECRET (or TFDIST_SECRET_FILE) to the same value on every task, or on none."
+            )
+        if claims.get("version") != self.job.version:
+            return (
+                f"another tfdist version: the chief runs {self.job.version}, this task {claims.get('version')}. "
+                "Install the same version on every task."
+            )
+        if claims.get("digest") != self.job.digest:
+            return (
+                "another cluster spec: this task's list of tasks differs from the chief's, which is: "
+                f"{', '.join(self.job.tasks)}. Give every task the same `cluster` in TF_CONFIG."
+            )
+        rank = claims.get("rank")
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            return f"no such rank: expected 0 to {self.size - 1}, got {rank}"
+        if rank in self.members:
+            other = self.members[rank].claims
+            return (
+                f"two tasks claim one index: {self.job.tasks[rank]} is already taken by process {other.get('pid')} "
+                f"on {other.get('hostname')}. Give every task its own `task.index` in TF_CONFIG."
+            )
+        if self.started:
+            return f"too late: the job has started, and {self.job.tasks[rank]} has left it already."
+        return None
+
+    def _start(self) -> None:
+        self.started = True
+        claims = [self.members[rank].claims for rank in range(self.size)]
+        self._tell_all({"type": "start", "claims": claims})
+
+    def _report_missing(self) -> None:
+        self._tell_all({"type": "missing", "tasks": self._missing(), "refused": self.refused})
+
+    def _missing(self) -> list[str]:
+        return [name for rank, name in enumerate(self.job.tasks) if rank not in self.members]
+
+    def _note_refusal(self, who: str) -> None:
+        if who not in self.refused and len(self.refused) < 100:
+            self.refused.append(who)
+            self._report_missing()
+
+    # Keeping watch.
+
+    async def _watch(self) -> None:
+        begin = time.monotonic()
+        while True:
+            await asyncio.sleep(wire.HEARTBEAT_SECONDS)
+            now = time.monotonic()
+            if not self.started and not self.failure and now - begin > self.job.start_timeout:
+                self._fail(None, self._too_late())
+            for member in list(self.members.values()):
+                silence = now - member.last_seen
+                if not member.left and silence > self.job.heartbeat_timeout:
+                    member.left = True
+                    self._fail(
+                        member.rank,
+                        f"{self._name(member)} gave no sign of life for {silence:.0f} s: "
+                        "it is stopped, its machine is down, or its link is cut.",
+                    )
+            self._tell_all({"type": "ping"})
+
+    def _too_late(self) -> str:
+        refused = f" Refused: {'; '.join(self.refused)}." if self.refused else ""
+        return (
+            f"{len(self.members)} of {self.size} tasks came within {self.job.start_timeout:g} s. "
+            f"Missing: {', '.join(self._missing())}.{refused} Start the missing tasks with the same TF_CONFIG "
+            "cluster, see that they can reach the chief's address, or raise TFDIST_START_TIMEOUT."
+        )
+
+    async def _chief_lives(self) -> None:
+        """Ends the job when the chief's process goes before the start; later its connection tells."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while await reader.read(1024):
+            pass
+        if not self.started:
+            self._fail(0, f"{self.job.tasks[0]}, the chief, died before the job started.")
+            self._end_if_deserted()
+
+    def _gone(self, member: Member) -> None:
+        member.writer.close()
+        if self.members.get(member.rank) is not member:
+            return
+        if not self.started and not self.failure:
+            # Its scheduler may start it again; the deadline still runs.
+            del self.members[member.rank]
+            self._report_missing()
+            return
+        if not member.left:
+            member.left = True
+            self._fail(member.rank, f"{self._name(member)} died (its connection closed without a farewell).")
+        del self.members[member.rank]
+        self._end_if_deserted()
+
+    def _end_if_deserted(self) -> None:
+        if not self.members:
+            self.over.set()
+
+    def _name(self, member: Member) -> str:
+        claims = member.claims
+        return (
+            f"rank {member.rank}, {self.job.tasks[member.rank]}, "
+            f"process {claims.get('pid')} on {claims.get('hostname')},"
+        )
+
+    def _fail(self, rank: int | None, why: str, kind: str = "lost") -> None:
+        """Tells everyone that the job cannot go on. The first cause is the one that counts."""
+        if self.failure is None:
+            self.failure = {"type": "failed", "kind": kind, "rank": rank, "why": why}
+            self._tell_all(self.failure)
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for member in self.members.values():
+            member.send(message)
+
+    # What tasks ask for.
+
+    def _heard(self, member: Member, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "put":
+            self._put(message["key"], message["value"])
+        elif kind == "get":
+            self._get(member, message["key"], message["id"])
+        elif kind == "barrier":
+            self._barrier(member, message["name"], message["id"])
+        elif kind == "agree":
+            self._agree(member, message)
+        elif kind == "leave":
+            self._leave(member, message)
+
+    def _put(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def _get(self, member: Member, key: str, request: int) -> None:
+        member.send({"re": request, "value": self._values.get(key)})
+
+    def _barrier(self, member: Member, name: str, request: int) -> None:
+        arrived = self._barriers.setdefault(name, {})
+        arrived[member.rank] = request
+        if len(arrived) == self.size:
+            for rank, number in self._barriers.pop(name).items():
+                self.members[rank].send({"re": number})
+
+    def _agree(self, member: Member, message: dict[str, Any]) -> None:
+        key, signature = message["key"], message["signature"]
+        agreement = self._agreements.setdefault(key, Agreement(len(self._agreements)))
+        for rank, other in agreement.signatures.items():
+            if other != signature:
+                self._fail(
+                    None,
+                    f"ranks differ in {key}: rank {rank} has {other}, rank {member.rank} has {signature}. "
+                    "Every rank must build the same model and take the same steps.",
+                    kind="mismatch",
+                )
+                return
+        agreement.signatures[member.rank] = signature
+        agreement.asked[member.rank] = message["id"]
+        if message.get("blocking"):
+            agreement.blocking.add(member.rank)
+        if len(agreement.asked) == self.size:
+            for rank, request in agreement.asked.items():
+                self.members[rank].send({"re": request, "number": agreement.number})
+            agreement.asked.clear()
+            agreement.blocking.clear()
+        else:
+            self._check_deadlock()
+
+    def _check_deadlock(self) -> None:
+        """Fails when every rank stands still, waiting for the others to join a collective of its own."""
+        stuck = {rank: key for key, agreement in self._agreements.items() for rank in agreement.blocking}
+        if len(stuck) == self.size:
+            different = "; ".join(f"rank {rank} waits in {key}" for rank, key in sorted(stuck.items()))
+            self._fail(
+                None,
+                f"ranks take part in different collectives: {different}. "
+                "Every rank must call the same collectives in the same order.",
+                kind="mismatch",
+            )
+
+    def _leave(self, member: Member, message: dict[str, Any]) -> None:
+        member.left = True
+        if reason := message.get("failed"):
+            self._fail(member.rank, f"{self._name(member)} failed: {reason}")
+        else:
+            counts = message.get("counts", {})
+            self._tell_all({"type": "left", "rank": member.rank, "name": self._name(member), "counts": counts})
+
+
+def main() -> None:
+    """Serves the job that standard input describes on the listening socket given by number."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener.setblocking(False)
+    job = Job(**json.loads(sys.stdin.readline()))
+    asyncio.run(_serve(job, listener))
+
+
+async def _serve(job: Job, listener: socket.socket) -> None:
+    await Server(job).run(listener)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What a user may set about the start and the life of a job: deadlines and the secret."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from tfdist.errors import ClusterSpecError
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long to wait for other tasks, in seconds. No wait is without an end.
+
+    Each default can be set in the environment: ``TFDIST_START_TIMEOUT``, ``TFDIST_HEARTBEAT_TIMEOUT`` and
+    ``TFDIST_COLLECTIVE_TIMEOUT``.
+
+    Attributes:
+        start: for all tasks to come to the rendezvous.
+        heartbeat: without a sign of life from a task before it counts as lost (a stopped process, a cut
+            link; a process that dies is noticed at once).
+        collective: for the ranks that are alive to take part in a collective.
+    """
+
+    start: float = 300.0
+    heartbeat: float = 60.0
+    collective: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"Timeouts.{field.name} must be a number of seconds above 0; got {value!r}")
+
+    @classmethod
+    def from_environment(cls) -> Timeouts:
+        """The defaults, with what the environment sets in their place."""
+        given = {}
+        for field in fields(cls):
+            name = f"TFDIST_{field.name.upper()}_TIMEOUT"
+            if name in os.environ:
+                try:
+                    given[field.name] = float(os.environ[name])
+                except ValueError:
+                    raise ClusterSpecError(f"{name} must be a number of seconds; got {os.environ[name]!r}") from None
+        return cls(**given)
+
+
+def read_secret() -> bytes:
+    """The job's secret from ``TFDIST_SECRET`` or the file ``TFDIST_SECRET_FILE``; empty when none is set.
+
+    Raises:
+        ClusterSpecError: the file cannot be read or is empty.
+    """
+    if secret := os.environ.get("TFDIST_SECRET"):
+        return secret.encode()
+    if path := os.environ.get("TFDIST_SECRET_FILE"):
+        try:
+            secret_bytes = Path(path).read_bytes().strip()
+        except OSError as error:
+            raise ClusterSpecError(f"TFDIST_SECRET_FILE: cannot read {path}: {error.strerror}") from None
+        if not secret_bytes:
+            raise ClusterSpecError(f"TFDIST_SECRET_FILE: {path} is empty; it must hold the job's secret")
+        return secret_bytes
+    return b""

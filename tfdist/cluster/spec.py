@@ -1,0 +1,192 @@
+"""The cluster as its tasks describe it: TF_CONFIG or a `ClusterResolver`, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.errors import ClusterSpecError
+
+WORLD_JOBS = ("chief", "worker")
+"""Jobs whose tasks train together, in the order of their ranks."""
+
+OUTSIDE_JOBS = ("evaluator",)
+"""Jobs that stand outside the world: each task of them runs alone, with the same API."""
+
+_EXAMPLE = (
+    'for example {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a cluster: its job, its index in the job, and its ``host:port``."""
+
+    job: str
+    index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.index} ({self.address})"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The tasks that train together, in the order of their ranks, and which of them this process is.
+
+    Attributes:
+        tasks: chief first, then the workers. Empty for a process that runs alone.
+        task: this process's own job and index; an evaluator's is not among ``tasks``.
+    """
+
+    tasks: tuple[Task, ...]
+    task: Task
+
+    @property
+    def size(self) -> int:
+        """How many tasks train together."""
+        return len(self.tasks)
+
+    @property
+    def rank(self) -> int:
+        """This task's rank among ``tasks``."""
+        return self.tasks.index(self.task)
+
+    @property
+    def outside(self) -> bool:
+        """Whether this task stands outside the world (an evaluator)."""
+        return self.task.job in OUTSIDE_JOBS
+
+    def digest(self) -> str:
+        """A fingerprint that tasks compare to learn whether they were given the same cluster."""
+        text = json.dumps([[task.job, task.index, task.address] for task in self.tasks])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def from_tf_config(text: str) -> Cluster | None:
+    """Parses and checks the value of TF_CONFIG.
+
+    Args:
+        text: JSON with the keys ``cluster`` and ``task``, as TensorFlow defines it.
+
+    Returns:
+        The cluster; None when TF_CONFIG names none (empty text or an empty object).
+
+    Raises:
+        ClusterSpecError: the text is not such JSON, or contradicts itself.
+    """
+    if not text.strip():
+        return None
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ClusterSpecError(f"TF_CONFIG is not JSON ({error}). Expected {_EXAMPLE}; got: {_short(text)}") from None
+    if not isinstance(config, dict):
+        raise ClusterSpecError(f"TF_CONFIG must be a JSON object, {_EXAMPLE}; got: {_short(text)}")
+    if not config:
+        return None
+    for key in ("cluster", "task"):
+        if not isinstance(config.get(key), dict):
+            raise ClusterSpecError(f"TF_CONFIG lacks {key!r}. Expected {_EXAMPLE}; got: {_short(text)}")
+    task = config["task"]
+    for key, kind in (("type", str), ("index", int)):
+        if not isinstance(task.get(key), kind) or isinstance(task.get(key), bool):
+            raise ClusterSpecError(
+                f"TF_CONFIG's task must hold a {kind.__name__} under {key!r}. Expected {_EXAMPLE}; got: {task}"
+            )
+    return from_jobs(config["cluster"], task["type"], task["index"], source="TF_CONFIG")
+
+
+def from_resolver(resolver: Any) -> Cluster | None:
+    """Reads any `tf.distribute.cluster_resolver.ClusterResolver`.
+
+    Args:
+        resolver: has ``cluster_spec()``, ``task_type`` and ``task_id``.
+
+    Returns:
+        The cluster, or None when the resolver names no task.
+
+    Raises:
+        ClusterSpecError: the resolver's cluster contradicts itself.
+    """
+    jobs = resolver.cluster_spec().as_dict()
+    if not jobs:
+        return None
+    if resolver.task_type is None or resolver.task_id is None:
+        raise ClusterSpecError(
+            f"{type(resolver).__name__} gives a cluster {jobs} but not this process's own task: "
+            f"set its task_type and task_id (got {resolver.task_type!r}, {resolver.task_id!r})."
+        )
+    return from_jobs(jobs, resolver.task_type, resolver.task_id, source=type(resolver).__name__)
+
+
+def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Cluster:
+    """Checks a mapping of job names to addresses, and this process's place in it.
+
+    Args:
+        jobs: addresses ``host:port`` by job, as a list or as a mapping from index to address.
+        job: this process's job.
+        index: this process's index in its job.
+        source: where it all comes from, for messages.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        ClusterSpecError: an unknown job, a missing or duplicate address, an index out of range.
+    """
+    known = (*WORLD_JOBS, *OUTSIDE_JOBS)
+    for name in (*jobs, job):
+        if name not in known:
+            raise ClusterSpecError(f"{source}: unknown job {name!r}. Expected one of {', '.join(known)}.")
+    tasks = {name: _tasks(source, name, jobs[name]) for name in jobs}
+    addresses: dict[str, Task] = {}
+    for task in (task for group in tasks.values() for task in group):
+        other = addresses.setdefault(task.address, task)
+        if other is not task:
+            raise ClusterSpecError(
+                f"{source}: the address {task.address} is given to both {other.job} {other.index} and "
+                f"{task.job} {task.index}. Every task needs an address of its own."
+            )
+    if len(tasks.get("chief", ())) > 1:
+        raise ClusterSpecError(f"{source}: there can be one chief; got {len(tasks['chief'])}.")
+    if job in OUTSIDE_JOBS and not tasks.get(job):
+        own = Task(job, index, "")
+    else:
+        count = len(tasks.get(job, ()))
+        if not 0 <= index < count:
+            raise ClusterSpecError(
+                f"{source}: this process is {job} {index}, but the cluster has {count} task(s) of the job {job!r} "
+                f"(indices start at 0)."
+            )
+        own = tasks[job][index]
+    world = tuple(task for name in WORLD_JOBS for task in tasks.get(name, ()))
+    return Cluster(world, own)
+
+
+def _tasks(source: str, job: str, addresses: Any) -> list[Task]:
+    if isinstance(addresses, Mapping):
+        addresses = [addresses[key] for key in sorted(addresses, key=int)]
+    if not isinstance(addresses, (list, tuple)) or not addresses:
+        raise ClusterSpecError(f"{source}: the job {job!r} must list its tasks' addresses; got: {addresses!r}")
+    return [Task(job, index, _checked(source, job, index, address)) for index, address in enumerate(addresses)]
+
+
+def _checked(source: str, job: str, index: int, address: Any) -> str:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterSpecError(f"{source}: {job} {index} needs an address host:port; got: {address!r}")
+    return address
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits ``host:port`` (or ``[v6]:port``) into the host and the port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:200] + "…"

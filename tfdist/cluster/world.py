@@ -1,0 +1,236 @@
+"""A process's place among the processes that train together, and how it gets there.
+
+There are three ways in. From TF_CONFIG (or a resolver), tasks meet at the chief's address and bring MPI up
+themselves. Under mpiexec, MPI comes first, and the meeting place is made known over it. And a process that nobody
+told anything is a world of one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist._version import __version__
+from tfdist.cluster import hosts, launcher, rendezvous
+from tfdist.cluster.control import Control
+from tfdist.cluster.pmi import ProcessManager
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.spec import Cluster
+from tfdist.comm import mpi
+from tfdist.engine.engine import Engine
+from tfdist.errors import ClusterSpecError, TfdistError
+
+log = logging.getLogger("tfdist")
+
+_FAREWELL_POLL_SECONDS = 0.05
+_FINALIZE_SECONDS = 10.0
+
+
+@dataclass
+class World:
+    """The processes that train together, seen from one of them.
+
+    Attributes:
+        rank: this process's, from 0.
+        size: number of processes.
+        local_rank: this process's among those on its machine.
+        local_size: how many those are.
+        engine: runs their collectives; None in a world of one.
+        control: the connection to the rendezvous server; None in a world of one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    engine: Engine | None = None
+    control: Control | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+
+_world: World | None = None
+_members: Cluster | None = None
+_lock = threading.Lock()
+
+
+def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
+    """Joins the world, once per process; later calls return the same one.
+
+    Args:
+        cluster: who takes part; None to learn it from a launcher, or to be alone.
+        timeouts: how long to wait for the others, at the start and later.
+
+    Raises:
+        TfdistError: the others did not come, or refused this process; MPI is not to be had.
+    """
+    global _world, _members
+    if cluster is not None and cluster.outside:
+        return World()
+    with _lock:
+        if _world is not None and _members != cluster:
+            raise ClusterSpecError(
+                f"this process is a member of another cluster already ({_members}); a process joins one job in its "
+                f"life. Got {cluster}."
+            )
+        if _world is None:
+            _world, _members = _join(cluster, timeouts), cluster
+        return _world
+
+
+def current() -> World | None:
+    """The world that this process has joined, if it has."""
+    return _world
+
+
+def _join(cluster: Cluster | None, timeouts: Timeouts) -> World:
+    if cluster is None and launcher.size() > 1:
+        return _join_launched(timeouts)
+    if cluster is None or cluster.size == 1:
+        return World()
+    return _join_cluster(cluster, timeouts)
+
+
+def _claims(rank: int, digest: str) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "version": __version__,
+        "digest": digest,
+        "host": hosts.host_id(),
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
+    module = mpi.load()  # before anyone is kept waiting
+    address = cluster.tasks[0].address
+    secret = read_secret()
+    server = None
+    if cluster.rank == 0:
+        if not secret:
+            _say_who_can_join(address)
+        names = [str(task) for task in cluster.tasks]
+        server = rendezvous.ServerProcess(rendezvous.listen(address), names, cluster.digest(), secret, timeouts)
+    control = Control(address, _claims(cluster.rank, cluster.digest()), secret, timeouts)
+    try:
+        members = control.join()
+        where = [member["host"] for member in members]
+        manager = ProcessManager(control, cluster.size)
+        control.when_failed(_die_in_initialization)
+        mpi.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, len(set(where)) == 1)
+        control.request("barrier", name="initialized")
+        control.when_failed(None)
+    except BaseException:
+        control.close()
+        if server:
+            server.close(timeout=0.0)
+        raise
+    mpi.unlink_segments()
+    return _world_of(module, control, where, timeouts, server, manager)
+
+
+def _join_launched(timeouts: Timeouts) -> World:
+    module = mpi.load()
+    mpi.initialize_from_launcher(module)
+    comm = module.COMM_WORLD
+    if comm.size == 1:
+        raise TfdistError(
+            f"the launcher started {launcher.size()} processes, but each sees an MPI world of one: the MPI library "
+            f"that was loaded ({mpi.library(module)[0]}) is not the launcher's. Use the mpiexec that came with it, "
+            "or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
+        )
+    where = comm.allgather(hosts.host_id())
+    one_host = len(set(where)) == 1
+    server, meeting = None, None
+    if comm.rank == 0:
+        host = "127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname())
+        listener = rendezvous.listen(f"{host}:0")
+        secret = os.urandom(16).hex().encode()
+        meeting = (f"{host}:{listener.getsockname()[1]}", secret)
+        names = [f"rank {rank}" for rank in range(comm.size)]
+        server = rendezvous.ServerProcess(listener, names, "launched", secret, timeouts)
+    address, secret = comm.bcast(meeting)
+    control = Control(address, _claims(comm.rank, "launched"), secret, timeouts)
+    control.join()
+    mpi.unlink_segments()
+    return _world_of(module, control, where, timeouts, server, None)
+
+
+def _world_of(
+    module: Any,
+    control: Control,
+    where: list[str],
+    timeouts: Timeouts,
+    server: rendezvous.ServerProcess | None,
+    manager: ProcessManager | None,
+) -> World:
+    communicator = mpi.MPICommunicator(module.COMM_WORLD)
+    engine = Engine(communicator, control, timeouts, communicator.tags)
+    local_rank, local_size = hosts.local_place(where, communicator.rank)
+    world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
+    atexit.register(_leave, world, module, server, manager)
+    return world
+
+
+def _say_who_can_join(address: str) -> None:
+    reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
+    log.warning(
+        "tfdist: no job secret is set: %s (%s) can join this job. Set TFDIST_SECRET to the same value on every task.",
+        reach,
+        address,
+    )
+
+
+def _die_in_initialization(error: TfdistError) -> None:
+    """Ends the process from outside `MPI_Init`, which waits for a lost peer forever and cannot be interrupted."""
+    print(f"tfdist: lost during MPI's initialization: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _leave(
+    world: World, module: Any, server: rendezvous.ServerProcess | None, manager: ProcessManager | None
+) -> None:
+    """At the end of the process: says farewell, lets the others finish with it, and takes MPI down."""
+    control, engine = world.control, world.engine
+    assert control and engine
+    error = getattr(sys, "last_value", None)
+    failed = control.failure is not None or error is not None
+    reason = f"{type(error).__name__}: {error}" if error is not None else None
+    control.leave(reason[:1000] if reason else None, engine.counts())
+    if not failed:
+        failed = not _await_others(world)
+    engine.close()
+    if not failed:
+        watchdog = threading.Timer(_FINALIZE_SECONDS, os._exit, [1])
+        watchdog.daemon = True
+        watchdog.start()
+        mpi.finalize(module)
+        watchdog.cancel()
+    if manager:
+        manager.release()
+    control.close()
+    if server:
+        server.close()
+
+
+def _await_others(world: World) -> bool:
+    """Waits until every other task has said farewell too, driving what is still under way; False if one is lost."""
+    control, engine = world.control, world.engine
+    assert control and engine
+    while len(control.departed) < world.size:
+        if control.failure:
+            return False
+        engine.communicator.progress()
+        time.sleep(_FAREWELL_POLL_SECONDS)
+    return True

@@ -1,0 +1,56 @@
+"""All-gather along a ring, also of unequal lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.comm.communicator import Communicator
+
+
+def all_gather(parts: Sequence[np.ndarray]) -> Plan:
+    """Fills in, on every rank, the parts of all the others.
+
+    Args:
+        parts: one one-dimensional contiguous array per rank, of any lengths, the same on all ranks. This rank's
+            own holds what it gives; the others are overwritten.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for step in range(comm.size - 1):
+            outgoing = parts[(comm.rank - step) % comm.size]
+            incoming = parts[(comm.rank - step - 1) % comm.size]
+            yield (comm.receive(incoming, left, tag), comm.send(outgoing, right, tag))
+
+    return schedule
+
+
+def all_gather_rows(rows: np.ndarray) -> Plan:
+    """Concatenates every rank's rows, in the order of the ranks, when the ranks do not know each other's counts.
+
+    Args:
+        rows: contiguous; all dimensions but the first are the same on all ranks.
+
+    Returns:
+        A plan for the engine. Its result is the pair of the concatenation, a new array, and the number of rows
+        that each rank gave, an int64 array.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        counts = np.zeros(comm.size, np.int64)
+        counts[comm.rank] = len(rows)
+        yield from all_gather([counts[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
+        result = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
+        ends = np.cumsum(counts)
+        blocks = [result[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        blocks[comm.rank][...] = rows
+        yield from all_gather([block.reshape(-1) for block in blocks])(comm, tag)
+        return result, counts
+
+    return schedule

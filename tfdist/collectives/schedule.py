@@ -1,0 +1,39 @@
+"""How a collective is written down: as a generator that the engine resumes.
+
+A schedule starts transfers on a `Communicator` and yields them; it is resumed when all that it yielded have
+completed, and returns (by ``StopIteration``) when the collective is done on this rank. It never waits, so the
+engine can drive many at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.comm.communicator import Communicator, Request
+
+Schedule = Generator[Sequence[Request], None, Any]
+"""Yields transfers under way; returns the collective's result."""
+
+Plan = Callable[[Communicator, int], Schedule]
+"""Begins a collective on a communicator with a tag of its own."""
+
+
+def partition(length: int, parts: int) -> list[slice]:
+    """Cuts ``length`` elements into contiguous parts whose sizes differ by one at most."""
+    base, extra = divmod(length, parts)
+    bounds = [part * base + min(part, extra) for part in range(parts + 1)]
+    return [slice(bounds[part], bounds[part + 1]) for part in range(parts)]
+
+
+def flat(array: np.ndarray) -> np.ndarray:
+    """The array's elements as one dimension, without a copy.
+
+    Raises:
+        ValueError: the array is not contiguous.
+    """
+    view = array.view()
+    view.shape = (array.size,)
+    return view

@@ -1,0 +1,85 @@
+"""Moving bytes between threads of one process: for tests and simulation of many ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+Channel = tuple[int, int, int]
+"""Source, destination, tag."""
+
+
+class _Transfer:
+    def __init__(self, buffer: np.ndarray) -> None:
+        self.buffer = buffer
+        self.done = False
+
+
+class LocalWorld:
+    """The mailboxes that the communicators of one simulated world share.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._sent: dict[Channel, deque[_Transfer]] = defaultdict(deque)
+        self._awaited: dict[Channel, deque[_Transfer]] = defaultdict(deque)
+
+    def communicator(self, rank: int) -> LocalCommunicator:
+        """The view of one rank."""
+        return LocalCommunicator(self, rank)
+
+    def _match(self, channel: Channel, transfer: _Transfer, sending: bool) -> None:
+        own, other = (self._sent, self._awaited) if sending else (self._awaited, self._sent)
+        with self._lock:
+            if not other[channel]:
+                own[channel].append(transfer)
+                return
+            partner = other[channel].popleft()
+            source, target = (transfer, partner) if sending else (partner, transfer)
+            target.buffer[...] = source.buffer
+            source.done = target.done = True
+
+
+class LocalCommunicator:
+    """A `Communicator` between threads.
+
+    Args:
+        world: shared by all ranks.
+        rank: of this one.
+    """
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+        self.messages_sent = 0
+        self.bytes_sent = 0
+        self.tags = 1 << 28
+
+    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+        """Starts to send the whole buffer to ``destination``."""
+        self.messages_sent += 1
+        self.bytes_sent += buffer.nbytes
+        transfer = _Transfer(buffer)
+        self._world._match((self.rank, destination, tag), transfer, sending=True)
+        return transfer
+
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _Transfer:
+        """Starts to fill the whole buffer from ``source``."""
+        transfer = _Transfer(buffer)
+        self._world._match((source, self.rank, tag), transfer, sending=False)
+        return transfer
+
+    def completed(self, requests: Sequence[_Transfer]) -> bool:
+        """Whether all of these transfers have completed."""
+        return all(request.done for request in requests)
+
+    def progress(self) -> None:
+        """Nothing is ever buffered."""

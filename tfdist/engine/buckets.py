@@ -1,0 +1,60 @@
+"""Packing many tensors into few buffers, so that small ones do not each pay for a collective of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.engine.buffers import ALIGNMENT
+
+BUCKET_BYTES = 16 << 20
+"""A bucket is closed when it holds this much. A larger tensor has a bucket of its own."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors of one dtype that travel together.
+
+    Attributes:
+        members: their positions in the list that was packed.
+        dtype: of all of them.
+    """
+
+    members: tuple[int, ...]
+    dtype: np.dtype
+
+
+def plan(sizes: Sequence[int], dtypes: Sequence[np.dtype], limit: int = BUCKET_BYTES) -> list[Bucket]:
+    """Distributes tensors over buckets, in their order.
+
+    Args:
+        sizes: bytes of each tensor.
+        dtypes: of each tensor.
+        limit: bytes after which a bucket is closed.
+
+    Returns:
+        Buckets, in the order in which their last member comes.
+    """
+    closed: list[Bucket] = []
+    open_members: dict[np.dtype, list[int]] = {}
+    open_bytes: dict[np.dtype, int] = {}
+    for position, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True)):
+        members = open_members.setdefault(dtype, [])
+        members.append(position)
+        open_bytes[dtype] = open_bytes.get(dtype, 0) + size
+        if open_bytes[dtype] >= limit:
+            closed.append(Bucket(tuple(open_members.pop(dtype)), dtype))
+            del open_bytes[dtype]
+    closed += [Bucket(tuple(members), dtype) for dtype, members in open_members.items()]
+    return sorted(closed, key=lambda bucket: bucket.members[-1])
+
+
+def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each of some tensors begins in their bucket, aligned, and the bucket's size; all in bytes."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return starts, end

@@ -1,0 +1,45 @@
+"""Aligned buffers that are used again when nobody looks at them any more."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes. What TensorFlow asks of memory that it takes over without a copy."""
+
+_SMALLEST = 1 << 12
+
+
+class BufferPool:
+    """Hands out memory, and takes it back when the last view of it is gone.
+
+    TensorFlow keeps a buffer as long as a tensor stands on it; so a result that the user holds stays intact, and
+    one that is consumed returns here and saves the next step from page faults.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """An aligned array of ``nbytes`` bytes, uninitialized, whose views keep it from being used again."""
+        room = max(_SMALLEST, -(-nbytes // _SMALLEST) * _SMALLEST)
+        with self._lock:
+            free = self._free[room]
+            raw = free.pop() if free else None
+        if raw is None:
+            raw = np.empty(room + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        # NumPy lets every slice refer to the array made here, because its own base is no array; so this one
+        # lives as long as the last view.
+        lease = np.frombuffer(memoryview(raw)[start : start + nbytes], np.uint8)
+        weakref.finalize(lease, self._give_back, room, raw).atexit = False
+        return lease
+
+    def _give_back(self, room: int, raw: np.ndarray) -> None:
+        with self._lock:
+            self._free[room].append(raw)

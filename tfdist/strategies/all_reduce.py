@@ -1,0 +1,141 @@
+"""`AllReduceStrategy`: synchronous training on all devices of all processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import discovery, world  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.strategies import keras_seams  # noqa: E402
+from tfdist.strategies import tensorflow_private as private  # noqa: E402
+from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
+
+log = logging.getLogger("tfdist")
+
+
+class AllReduceStrategy(tf.distribute.Strategy):
+    """Trains one model on all devices of all processes of a job, in step.
+
+    Every replica computes the gradient of its share of the global batch; a ring all-reduce sums them, and every
+    replica takes the same step. The weights start equal (the chief's) and stay equal to the last bit.
+
+    Five steps from a script for one process to one for many:
+
+    1. ``strategy = tfdist.AllReduceStrategy()`` before anything else of TensorFlow runs.
+    2. Build and compile the model inside ``with strategy.scope():``.
+    3. Leave ``batch_size`` and the data alone: a batch is the *global* batch, and every process takes its share.
+    4. Call ``fit``, ``evaluate``, ``predict`` and ``save`` on every process, as before.
+    5. Start it: ``tfdist run -n 4 train.py``; or on every machine with TF_CONFIG; or under ``mpiexec``/``srun``.
+
+    Example:
+        >>> strategy = tfdist.AllReduceStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=256)
+
+    Args:
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that says who takes part. By default
+            an MPI launcher (mpiexec, srun) is asked, then TF_CONFIG, then Slurm; a process that nobody told
+            anything runs alone.
+        devices: this process's devices, such as ``["GPU:0", "GPU:1"]``; the same number on every process. By
+            default the GPUs, shared out among the processes of a machine by local rank; the CPU when there is none.
+        timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+
+    Raises:
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster with this task in it.
+        RendezvousError: not all tasks came, or this one was refused.
+        MPIUnavailableError: no MPI library can be loaded.
+    """
+
+    # What MirroredExtended asks of its strategy; it is only used among this process's devices.
+    _collective_key_base = 0
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        devices: Sequence[str] | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        cluster = discovery.discover(cluster_resolver)
+        joined = world.join(cluster, timeouts or Timeouts.from_environment())
+        chosen = list(devices) if devices is not None else default_devices(joined.local_rank, joined.local_size)
+        if not chosen:
+            raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
+        keras_seams.install()
+        self._cluster_resolver = cluster_resolver
+        super().__init__(AllReduceExtended(self, joined, chosen))
+
+    @property
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """The resolver that the strategy was made with."""
+        return self._cluster_resolver
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; the chief's is 0."""
+        return self.extended.world.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train together."""
+        return self.extended.world.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank among those on its machine."""
+        return self.extended.world.local_rank
+
+    def communication(self) -> dict[str, int]:
+        """What this process has communicated since it started.
+
+        Returns:
+            ``collectives`` begun, and ``messages`` and ``bytes`` sent.
+        """
+        engine = self.extended.world.engine
+        if engine is None:
+            return {"collectives": 0, "messages": 0, "bytes": 0}
+        communicator = engine.communicator
+        return {
+            "collectives": engine.collectives,
+            "messages": communicator.messages_sent,
+            "bytes": communicator.bytes_sent,
+        }
+
+
+def default_devices(local_rank: int, local_size: int) -> list[str]:
+    """This process's share of the machine's GPUs, which are hidden from TensorFlow but for it; or its CPU.
+
+    Args:
+        local_rank: of this process on its machine.
+        local_size: how many processes share the machine.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return ["CPU:0"]
+    if local_size > 1 and len(gpus) > 1:
+        share = max(1, len(gpus) // local_size)
+        first = (local_rank * share) % len(gpus)
+        try:
+            tf.config.set_visible_devices(gpus[first : first + share], "GPU")
+        except RuntimeError as error:
+            raise RuntimeError(
+                "AllReduceStrategy must be made before TensorFlow uses a GPU, to pin one to each process: make it the "
+                f"first thing after the imports ({error})"
+            ) from None
+    return [f"GPU:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))]
+
+
+def _count(strategy: Any, optionals: list[Any]) -> Any:
+    return strategy.extended.count(optionals)
+
+
+private.count_replicas_with(AllReduceStrategy, _count)

@@ -1,0 +1,89 @@
+"""Reductions over all replicas: inside the process by TensorFlow, between processes by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.engine.bridge import Bridge
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.sample_counts import SampleCounts
+
+
+class ProcessCrossDeviceOps(private.CrossDeviceOps):
+    """A `tf.distribute.CrossDeviceOps` that spans processes.
+
+    Args:
+        bridge: reduces between processes.
+        processes: how many there are.
+        local: TensorFlow's operations among this process's devices.
+        counts: tells whether this process has samples in the current step.
+    """
+
+    def __init__(self, bridge: Bridge, processes: int, local: Any, counts: SampleCounts) -> None:
+        super().__init__()
+        self._bridge = bridge
+        self._processes = processes
+        self._local = local
+        self._counts = counts
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        return self._processes
+
+    def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
+        """See `tf.distribute.CrossDeviceOps`."""
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
+        """See `tf.distribute.CrossDeviceOps`. The pairs' order is taken for that of the forward pass."""
+        replicas = [len(value.values) for value, _ in value_destination_pairs]
+        sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs])
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            sums = [_divide(total, self._processes * count) for total, count in zip(sums, replicas, strict=True)]
+        return [
+            private.simple_broadcast(total, destinations, always_mirrored=True)
+            for total, (_, destinations) in zip(sums, value_destination_pairs, strict=True)
+        ]
+
+    def _sum_locally(self, value: Any) -> Any:
+        """Over this process's devices, to the first of them."""
+        if len(value.values) == 1:
+            return value.values[0]
+        if isinstance(value.values[0], tf.IndexedSlices):
+            return private.concat_slices(value.values, tf.add_n)
+        reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
+        return reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
+
+    def _sum_over_processes(self, values: Sequence[Any]) -> list[Any]:
+        contributes = self._counts.process_contributes()
+        sums = list(values)
+        dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
+        dense.reverse()  # the last layer's gradient is there first
+        for place, total in zip(
+            dense, self._bridge.all_reduce_sum([values[place] for place in dense], contributes), strict=True
+        ):
+            sums[place] = total
+        for place, value in enumerate(values):
+            if isinstance(value, tf.IndexedSlices):
+                sums[place] = self._bridge.all_reduce_slices(value, contributes)
+        return sums
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """See `tf.distribute.CrossDeviceOps`: to this process's devices."""
+        return private.simple_broadcast(tensor, destinations, always_mirrored=True)
+
+    def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        local = tf.concat(per_replica_value.values, axis) if len(per_replica_value.values) > 1 else (
+            per_replica_value.values[0]
+        )
+        gathered = self._bridge.all_gather(local, axis)
+        return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+
+
+def _divide(total: Any, count: int) -> Any:
+    if isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(_divide(total.values, count), total.indices, total.dense_shape)
+    return total / tf.cast(count, total.dtype)

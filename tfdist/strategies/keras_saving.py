@@ -1,0 +1,104 @@
+"""Saving and loading when several processes run the same script: one writes, one reads for all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.saving import saving_api
+
+from tfdist.strategies.extended import AllReduceExtended
+
+
+def install(replace: Callable[..., None], of_model: Callable[[Any], AllReduceExtended | None]) -> None:
+    """Puts the seams of saving in place.
+
+    Args:
+        replace: puts one function in the place of another.
+        of_model: finds a model's strategy.
+    """
+    replace(keras.Model, "save", lambda original: _written_once(original, of_model, "filepath"))
+    replace(keras.Model, "save_weights", lambda original: _written_once(original, of_model, "filepath"))
+    replace(keras.Model, "export", lambda original: _written_once(original, of_model, None))
+    replace(keras.Model, "load_weights", lambda original: _read_for_all(original, of_model))
+    for owner in (keras.models, keras.saving):
+        replace(owner, "load_model", _after_the_chief)
+        replace(owner, "save_model", lambda original: _saved_by_method)
+    saving_api.load_model = keras.saving.load_model
+
+
+def _saved_by_method(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return model.save(*args, **kwargs)
+
+
+def _written_once(
+    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None], path_name: str | None
+) -> Callable[..., Any]:
+    """The chief writes, without the other ranks; a file appears whole, under its name, or not at all."""
+
+    def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = of_model(self)
+        if extended is None or extended.bridge is None:
+            return original(self, filepath, *args, **kwargs)
+        if not extended.world.is_chief:
+            return None
+        with extended.local_only():
+            path = Path(os.fspath(filepath)) if isinstance(filepath, (str, os.PathLike)) else None
+            if path_name is None or path is None or "://" in str(filepath) or path.is_dir() or not path.suffix:
+                return original(self, filepath, *args, **kwargs)
+            partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+            try:
+                result = original(self, str(partial), *args, **kwargs)
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+            return result
+
+    return method
+
+
+def _read_for_all(
+    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None]
+) -> Callable[..., Any]:
+    """The chief reads the weights, and every rank gets them; also where only the chief has the file."""
+
+    def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        from tfdist.strategies.keras_callbacks import broadcast_state
+
+        extended = of_model(self)
+        if extended is None or extended.bridge is None or extended.is_reading_for_all:
+            return original(self, filepath, *args, **kwargs)
+        failure = None
+        if extended.world.is_chief:
+            try:
+                with extended.local_only():
+                    original(self, filepath, *args, **kwargs)
+            except Exception as error:
+                failure = error
+        failed = tf.constant([int(failure is not None)], tf.int32)
+        failed = extended.bridge.broadcast(failed, "whether the chief could load the weights", "int32 (1,)")
+        if failure is not None:
+            raise failure
+        if bool(failed[0]):
+            raise OSError(f"the chief could not load the weights from {filepath}; its own error says why")
+        broadcast_state(self, extended)
+        return None
+
+    return load_weights
+
+
+def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a strategy's scope all ranks load together, after the chief has written what they load."""
+
+    def load_model(*args: Any, **kwargs: Any) -> Any:
+        extended = getattr(tf.distribute.get_strategy(), "extended", None)
+        if isinstance(extended, AllReduceExtended) and extended.bridge is not None:
+            extended.bridge.all_reduce_sum([tf.constant([1], tf.int32)])
+        return original(*args, **kwargs)
+
+    return load_model

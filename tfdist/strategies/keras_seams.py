@@ -1,0 +1,351 @@
+"""Every adaptation of Keras that a strategy alone cannot make, in one place.
+
+Checked on Keras 3.6 to 3.15. Each seam replaces one function of Keras by one that asks whether an
+`AllReduceStrategy` is at work, and otherwise does what Keras does. Each has a test of its own.
+
+| seam | why |
+|---|---|
+| the loss is weighed by n_r/N in ``fit`` | Keras takes a mean of means; shares may be unequal |
+| `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
+| `_maybe_symbolic_build` | Keras would all-reduce a raw batch to learn its shapes |
+| `SeedGenerator.next` | Dropout must differ between replicas |
+| `predict`'s reduction | Keras gathers for its own multi-worker strategy only |
+| shuffling | processes that shuffle differently train on some samples twice and on others never |
+| callbacks | one process writes; all stop at the same epoch; local state is averaged |
+| ``save``, ``load_weights`` | one process writes, whole files only; one reads for all |
+| `jit_compile` | XLA rejects host calls |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow import trainer as trainer_module
+from keras.src.losses import loss as loss_module
+from keras.src.random import seed_generator
+from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.utils.python_utils import pythonify_logs
+
+from tfdist.strategies import keras_callbacks, keras_saving
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.sample_counts import batch_size
+
+_installed = False
+
+
+def install() -> None:
+    """Puts the seams in place, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    trainer = trainer_module.TensorFlowTrainer
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
+        _replace(trainer, name, _raising_ours)
+    _replace(trainer, "fit", _with_our_callbacks)
+    _replace(trainer, "evaluate", _with_averaged_state)
+    for name in ("train_on_batch", "test_on_batch"):
+        _replace(trainer, name, _with_global_logs)
+    _replace(trainer, "_make_function", _with_sample_counts)
+    _replace(trainer, "make_predict_function", _without_xla)
+    _replace(trainer, "_maybe_symbolic_build", _built_from_local_values)
+    _replace(loss_module, "scale_loss_for_distribution", _weighed)
+    _replace(loss_module, "unscale_loss_for_distribution", _unweighed)
+    _replace(trainer_module, "reduce_per_replica", _gathered)
+    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
+    _replace(seed_generator.SeedGenerator, "next", _folded)
+    _replace(trainer_module.TFEpochIterator, "__init__", _shuffled_alike)
+    py_dataset_adapter.random = _AgreedShuffle()
+    keras_saving.install(_replace, of_model)
+
+
+def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(seam(original)))
+
+
+def of_model(model: Any) -> AllReduceExtended | None:
+    """The inner half of the `AllReduceStrategy` that a model was built under, if it was."""
+    return _ours(getattr(model, "_distribute_strategy", None))
+
+
+def _ours(strategy: Any) -> AllReduceExtended | None:
+    extended = getattr(strategy, "extended", None)
+    return extended if isinstance(extended, AllReduceExtended) else None
+
+
+def _current() -> AllReduceExtended | None:
+    return _ours(tf.distribute.get_strategy())
+
+
+# fit, evaluate, predict as a whole.
+
+
+def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An error of tfdist that went through a graph comes back as TensorFlow's; raise the one that was meant."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = of_model(self)
+        try:
+            return original(self, *args, **kwargs)
+        except tf.errors.OpError as error:
+            engine = extended.world.engine if extended else None
+            if engine is not None and engine.failure is not None:
+                raise engine.failure.with_traceback(None) from None
+            raise error
+
+    return method
+
+
+def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = of_model(self)
+        if extended is None or extended.bridge is None:
+            return original(self, *args, **kwargs)
+        args, callbacks = _take_callbacks(args, kwargs)
+        kwargs["callbacks"] = keras_callbacks.adapt(callbacks, extended)
+        return original(self, *args, **kwargs)
+
+    return fit
+
+
+_CALLBACKS_PLACE = 5  # fit(x, y, batch_size, epochs, verbose, callbacks, …)
+
+
+def _take_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    if len(args) <= _CALLBACKS_PLACE:
+        return args, kwargs.get("callbacks")
+    rest = args[_CALLBACKS_PLACE + 1 :]
+    names = ("validation_split", "validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch",
+             "steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq")  # fmt: skip
+    kwargs.update(zip(names, rest, strict=False))
+    return args[:_CALLBACKS_PLACE], args[_CALLBACKS_PLACE]
+
+
+def _with_averaged_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (extended := of_model(self)) is not None:
+            keras_callbacks.average_local_state(self, extended)
+        return original(self, *args, **kwargs)
+
+    return evaluate
+
+
+def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`train_on_batch` and `test_on_batch` return the metrics over all processes, as after an epoch."""
+
+    def method(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
+        if (extended := of_model(self)) is None or extended.bridge is None:
+            return original(self, *args, return_dict=return_dict, **kwargs)
+        original(self, *args, return_dict=True, **kwargs)
+        logs = pythonify_logs(self.get_metrics_result())
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
+
+    return method
+
+
+# A step.
+
+
+def _with_sample_counts(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        extended = of_model(self)
+        if extended is None:
+            return original(self, step_function)
+        counts = extended.sample_counts
+
+        @functools.wraps(step_function)
+        def counted_step(data: Any) -> Any:
+            with counts.replica(private.local_replica_id(), batch_size(data)):
+                return step_function(data)
+
+        self.jit_compile = False
+        function = original(self, counted_step)
+
+        def counted(iterator: Any) -> Any:
+            if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                return function(iterator)
+            return function(_counting_own(iterator, extended))
+
+        return counted
+
+    return _make_function
+
+
+def _counting_own(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
+    """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
+    for batch in batches:
+        samples = batch_size(batch) * len(extended.worker_devices)
+        if extended.bridge:
+            samples = extended.bridge.all_reduce_sum([samples])[0]
+        extended.sample_counts.set_total(samples)
+        yield batch
+
+
+def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        if of_model(self) is not None:
+            self.jit_compile = False
+        return original(self, force=force)
+
+    return make_predict_function
+
+
+def _weighed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss_for_distribution(value: Any) -> Any:
+        extended = _current()
+        if extended is not None and extended.sample_counts.active:
+            return extended.sample_counts.weigh(tf.convert_to_tensor(value))
+        return original(value)
+
+    return scale_loss_for_distribution
+
+
+def _unweighed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        extended = _current()
+        if extended is not None and extended.sample_counts.active:
+            return extended.sample_counts.unweigh(tf.convert_to_tensor(value))
+        return original(value)
+
+    return unscale_loss_for_distribution
+
+
+def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = original(self, grads)
+        extended = _current()
+        replica = tf.distribute.get_replica_context()
+        if extended is None or extended.bridge is None or replica is None:
+            return finite
+        if extended.sample_counts.active:
+            finite = tf.logical_or(finite, extended.sample_counts.own_is_empty())
+        infinite = tf.cast(tf.logical_not(finite), tf.int32)
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
+
+    return check_finite
+
+
+def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = original(self, *args, **kwargs)
+        replica = tf.distribute.get_replica_context()
+        if _current() is None or replica is None or not isinstance(seed, tf.Tensor):
+            return seed
+        own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))
+        return tf.cast(folded % (2**31 - 1), seed.dtype)
+
+    return next_seed
+
+
+# Data.
+
+
+def _built_from_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        extended = of_model(self)
+        if extended is None or iterator is None:
+            return original(self, iterator=iterator, data_batch=data_batch)
+        for _, _, batches in iterator:
+            batch = next(batches)
+            local = tree.map_structure(
+                lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, batch
+            )
+            data_batch = tree.map_structure(_with_a_sample, local)
+            break
+        return original(self, data_batch=data_batch)
+
+    return _maybe_symbolic_build
+
+
+def _with_a_sample(part: Any) -> Any:
+    """A process without samples in the first step builds its model from the shape of one."""
+    if not isinstance(part, tf.Tensor) or part.shape.rank == 0 or part.shape[0] != 0:
+        return part
+    return tf.zeros([1, *part.shape[1:]], part.dtype)
+
+
+def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        extended = _ours(strategy)
+        if extended is None or extended.bridge is None or reduction != "concat":
+            return original(values, strategy, reduction)
+        bridge = extended.bridge
+
+        def gather(value: Any) -> Any:
+            parts = strategy.experimental_local_results(value)
+            if not all(isinstance(part, tf.Tensor) for part in parts):
+                raise TypeError(f"predict gathers dense outputs; got {type(parts[0]).__name__}. Return a dense tensor.")
+            # A batch was dealt out round the processes, one device of each after the other.
+            return tf.concat([bridge.all_gather(tf.stack([p]) if p.shape.rank == 0 else p) for p in parts], 0)
+
+        return tree.map_structure(gather, values)
+
+    return reduce_per_replica
+
+
+def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        extended = _ours(distribute_strategy)
+        if extended is None or extended.bridge is None:
+            original(self, distribute_strategy, *args, **kwargs)
+            return
+        with _shuffling_alike(extended):
+            original(self, distribute_strategy, *args, **kwargs)
+
+    return __init__
+
+
+@contextlib.contextmanager
+def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
+    """Datasets that Keras makes inside are shuffled in the chief's way on every process."""
+    assert extended.bridge
+    own = private.global_seed()
+    state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
+    agreed = extended.bridge.broadcast(tf.constant(state), "the seed that data is shuffled with", "int64 (3,)").numpy()
+    py_dataset_adapter.random.seed(int(agreed[1] if agreed[0] else agreed[2]))
+    if agreed[0]:
+        with private.seeded(int(agreed[1])):
+            yield
+        return
+    # No seed was set. A seeded operation would repeat one order in every epoch, so draw the orders on the host.
+    generator = np.random.default_rng(int(agreed[2]))
+    original = tf.random.shuffle
+
+    def shuffle(value: tf.Tensor, seed: int | None = None, name: str | None = None) -> tf.Tensor:
+        if seed is not None:
+            return original(value, seed, name)
+        shuffled = tf.numpy_function(generator.permutation, [value], value.dtype)
+        shuffled.set_shape(value.shape)
+        return shuffled
+
+    tf.random.shuffle = shuffle
+    try:
+        yield
+    finally:
+        tf.random.shuffle = original
+
+
+class _AgreedShuffle:
+    """Stands in for the module `random` where Keras shuffles the order of a `PyDataset`."""
+
+    def __init__(self) -> None:
+        self._generator: Any = random
+
+    def seed(self, seed: int) -> None:
+        self._generator = random.Random(seed)
+
+    def shuffle(self, items: list[Any]) -> None:
+        self._generator.shuffle(items)
+
+
