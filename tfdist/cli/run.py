@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from tfdist.cli import resources
+from tfdist.cluster import launcher
 
 GRACE_SECONDS = 5.0
 """For the other processes to notice, and say in their own words, that one of them is gone."""
@@ -83,13 +84,22 @@ class Process:
     Attributes:
         rank: its rank.
         popen: the process, the leader of a group of its own.
+        report: where it says whether it failed because another did.
         kept: the end of its output, where that is not shown at once.
     """
 
     rank: int
     popen: subprocess.Popen[str]
+    report: int
     kept: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     reader: threading.Thread | None = None
+
+    def is_victim(self) -> bool:
+        """Whether the process, which has ended, said that another one's failure was the cause."""
+        try:
+            return bool(os.read(self.report, 64))
+        except BlockingIOError:  # a child of it still holds the other end
+            return False
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
@@ -117,7 +127,7 @@ class Job:
         self._processes: list[Process] = []
         self._ended: queue.Queue[tuple[int, int]] = queue.Queue()
         self._printing = threading.Lock()
-        self._interrupted = False
+        self._ended_by_us: set[int] = set()
 
     def run(self) -> int:
         """Starts the processes and waits for them."""
@@ -149,6 +159,9 @@ class Job:
         environment.update(resources.thread_pools(self._size if self._share_cores else 1, cores))
         environment.update(resources.gpu_of(rank))
         own_output = rank == 0 and not self._show_all
+        report, tell = os.pipe()
+        os.set_blocking(report, False)
+        environment[launcher.REPORT] = str(tell)
         popen = subprocess.Popen(
             self._command,
             env=environment,
@@ -157,10 +170,12 @@ class Job:
             stderr=None if own_output else subprocess.STDOUT,
             text=True,
             errors="replace",
+            pass_fds=[tell],
             start_new_session=True,
             preexec_fn=resources.at_start(cores),
         )
-        process = Process(rank, popen)
+        os.close(tell)
+        process = Process(rank, popen, report)
         if popen.stdout:
             process.reader = threading.Thread(target=self._read, args=(process, popen.stdout), daemon=True)
             process.reader.start()
@@ -184,6 +199,7 @@ class Job:
 
     def _wait(self) -> int:
         first: tuple[int, int] | None = None
+        first_is_victim = False
         running = set(range(self._size))
         deadline = None
         while running:
@@ -195,15 +211,20 @@ class Job:
                 deadline = None
                 continue
             running.discard(rank)
-            if code != 0 and first is None:
-                first = (rank, code)
+            if code == 0:
+                continue
+            victim = rank in self._ended_by_us or self._processes[rank].is_victim()
+            if first is None:
                 deadline = time.monotonic() + GRACE_SECONDS
+            if first is None or (first_is_victim and not victim):
+                first, first_is_victim = (rank, code), victim
         if first is None:
             return 0
         return self._report(*first)
 
     def _end(self, running: set[int]) -> None:
         for rank in running:
+            self._ended_by_us.add(rank)
             self._processes[rank].signal(signal.SIGTERM)
         end = time.monotonic() + TERM_SECONDS
         for rank in running:

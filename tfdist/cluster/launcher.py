@@ -1,4 +1,4 @@
-"""What mpiexec and srun put into a process's environment."""
+"""What a launcher puts into a process's environment: mpiexec, srun and `tfdist run`."""
 
 from __future__ import annotations
 
@@ -13,3 +13,21 @@ def size() -> int:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 1
+
+
+REPORT = "TFDIST_REPORT_FD"
+"""Where `tfdist run` listens for what a process has to say about its own end."""
+
+
+def tell(what: str) -> None:
+    """Tells `tfdist run`, if it started this process, how the process came to its end.
+
+    Args:
+        what: ``"a victim"`` when another task's failure is the cause: then that one is to be named.
+    """
+    fd = os.environ.get(REPORT, "")
+    if fd.isdigit():
+        try:
+            os.write(int(fd), what.encode())
+        except OSError:
+            pass

@@ -16,9 +16,7 @@ WORLD_JOBS = ("chief", "worker")
 OUTSIDE_JOBS = ("evaluator",)
 """Jobs that stand outside the world: each task of them runs alone, with the same API."""
 
-_EXAMPLE = (
-    'for example {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-)
+_EXAMPLE = 'for example {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,15 @@ def _die_in_initialization(error: TfdistError) -> None:
     os._exit(1)
 
 
-def _leave(
-    world: World, module: Any, server: rendezvous.ServerProcess | None, manager: ProcessManager | None
-) -> None:
+def _leave(world: World, module: Any, server: rendezvous.ServerProcess | None, manager: ProcessManager | None) -> None:
     """At the end of the process: says farewell, lets the others finish with it, and takes MPI down."""
     control, engine = world.control, world.engine
     assert control and engine
     error = getattr(sys, "last_value", None)
-    failed = control.failure is not None or error is not None
+    failed = control.failure is not None or engine.failure is not None or error is not None
     reason = f"{type(error).__name__}: {error}" if error is not None else None
+    if control.failure is not None or engine.failure is not None:
+        launcher.tell("a victim")
     control.leave(reason[:1000] if reason else None, engine.counts())
     if not failed:
         failed = not _await_others(world)

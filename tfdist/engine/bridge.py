@@ -36,11 +36,12 @@ class Bridge:
     """Collectives on TensorFlow tensors.
 
     Args:
-        engine: moves the bytes.
+        engine: moves the bytes; None in a world of one, where every collective is its own result.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine | None) -> None:
+        self._alone = engine is None
+        self._engine: Engine = engine  # type: ignore[assignment]
         self._pool = BufferPool()
         self._posted: dict[int, tuple[Pending, list[np.ndarray]]] = {}
         self._handles = itertools.count()
@@ -61,6 +62,8 @@ class Bridge:
         if not tensors:
             return []
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if self._alone:
+            return tensors
         if contributes is None:
             contributes = tf.constant(True)
         plan = _plan(tensors)
@@ -118,6 +121,8 @@ class Bridge:
         tensor = tf.convert_to_tensor(tensor)
         if tensor.shape.rank == 0:
             raise ValueError("all_gather needs tensors of at least one dimension; got a scalar")
+        if self._alone:
+            return tensor
         axis = axis % tensor.shape.rank
         order = [axis, *(other for other in range(tensor.shape.rank) if other != axis)]
         rows = tf.transpose(tensor, order) if axis else tensor
@@ -128,7 +133,10 @@ class Bridge:
         else:
             key = call_site(f"gather of {rows.dtype.name}")
             gathered = tf.py_function(
-                lambda value: self._host_gather(key, np.ascontiguousarray(value)), [rows], rows.dtype, name="tfdist_gather"
+                lambda value: self._host_gather(key, np.ascontiguousarray(value)),
+                [rows],
+                rows.dtype,
+                name="tfdist_gather",
             )
             gathered.set_shape([None, *rows.shape[1:]])
         return tf.transpose(gathered, np.argsort(order)) if axis else gathered
@@ -147,6 +155,8 @@ class Bridge:
         Returns:
             The rows of all processes; or, where that is cheaper, every row of the sum.
         """
+        if self._alone:
+            return slices
         dense_shape = slices.dense_shape
         if dense_shape is None:
             raise ValueError("all_reduce_slices needs the dense shape of the IndexedSlices")
@@ -177,6 +187,8 @@ class Bridge:
             signature: compared over the processes before anything is sent.
             root: the rank whose tensor counts.
         """
+        if self._alone:
+            return tensor
         array = np.asarray(tensor)
         buffer = self._pool.take(array.nbytes)
         view = buffer.view(array.dtype).reshape(array.shape)

@@ -107,9 +107,7 @@ class Engine:
         with self._waiting():
             return self._wait(self._post(key, plan, signature, blocking=True))
 
-    def post(
-        self, key: str, plan: Plan, signature: str = "", blocking: bool = False, overlaps: bool = True
-    ) -> Pending:
+    def post(self, key: str, plan: Plan, signature: str = "", blocking: bool = False, overlaps: bool = True) -> Pending:
         """Begins a collective and returns at once.
 
         Args:

@@ -39,6 +39,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         """See `tf.distribute.CrossDeviceOps`. The pairs' order is taken for that of the forward pass."""
+        if self._processes == 1:
+            return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
         sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -76,8 +78,10 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return private.simple_broadcast(tensor, destinations, always_mirrored=True)
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
-        local = tf.concat(per_replica_value.values, axis) if len(per_replica_value.values) > 1 else (
-            per_replica_value.values[0]
+        local = (
+            tf.concat(per_replica_value.values, axis)
+            if len(per_replica_value.values) > 1
+            else (per_replica_value.values[0])
         )
         gathered = self._bridge.all_gather(local, axis)
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)

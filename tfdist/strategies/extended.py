@@ -34,12 +34,11 @@ class AllReduceExtended(private.MirroredExtended):
         super().__init__(strategy, devices=devices)
         self.world = world
         self.sample_counts = SampleCounts()
-        self.bridge = Bridge(world.engine) if world.engine else None
+        self.bridge = Bridge(world.engine)
         self._local_only = 0
         self.is_reading_for_all = False
-        if self.bridge:
-            local = private.ReductionToOneDevice() if _on_cpu(devices) else self._cross_device_ops
-            self._cross_device_ops = ProcessCrossDeviceOps(self.bridge, world.size, local, self.sample_counts)
+        local = private.ReductionToOneDevice() if _on_cpu(devices) else self._cross_device_ops
+        self._cross_device_ops = ProcessCrossDeviceOps(self.bridge, world.size, local, self.sample_counts)
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
@@ -67,44 +66,41 @@ class AllReduceExtended(private.MirroredExtended):
     def _use_merge_call(self) -> bool:
         return True
 
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if len(self.worker_devices) > 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        # One replica needs no thread of its own. Without one it can synchronize anywhere, also inside the
+        # conditionals of Keras's gradient accumulation and loss scaling.
+        args, kwargs = private.select_replica(0, args), private.select_replica(0, kwargs)
+        replica_id = self._get_replica_id_in_sync_group(0)
+        with tf.device(self.worker_devices[0]), private.ReplicaContext(self._container_strategy(), replica_id):
+            return fn(*args, **kwargs)
+
     def _get_cross_device_ops(self, value: Any) -> Any:
-        return self._cross_device_ops if self.bridge else super()._get_cross_device_ops(value)
+        return self._cross_device_ops
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self.bridge is None or self._local_only:
-            return self._reduce_locally(reduce_op, value, destinations, options)
+        if self._local_only:
+            return _reduce_locally(reduce_op, value)
 
         def reduce_one(part: Any) -> Any:
-            if private.is_mirrored(part) and not private.is_distributed_variable(part):
+            if private.is_mirrored(part):
                 if reduce_op == tf.distribute.ReduceOp.MEAN:
                     return part
                 raise ValueError("a value that is the same on all replicas cannot be summed over them; reduce by MEAN")
-            if private.is_mirrored(part) and reduce_op == tf.distribute.ReduceOp.MEAN:
-                return part
             if not isinstance(part, private.DistributedValues):
                 part = tf.convert_to_tensor(part)
             return self._cross_device_ops.reduce(reduce_op, part, destinations, self._communication_options)
 
         return tf.nest.map_structure(reduce_one, value)
 
-    def _reduce_locally(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self.bridge is None:
-            return super()._reduce_to(reduce_op, value, destinations, options)
-        parts = value.values if isinstance(value, private.DistributedValues) else (value,)
-        total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
-        return total / len(parts) if reduce_op == tf.distribute.ReduceOp.MEAN else total
-
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
-        if self.bridge is None:
-            return super()._gather_to_implementation(value, destinations, axis, options)
         return self._cross_device_ops._gather(value, destinations, axis, self._communication_options)
 
     # Variables.
 
-    def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
-    ) -> Any:
-        if replica_id or self.bridge is None:
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        if replica_id:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         bridge, number = self.bridge, next(_variables)
 
@@ -132,9 +128,7 @@ class AllReduceExtended(private.MirroredExtended):
         if self.world.size > 1:
             _warn_of_unseeded_shuffle(dataset)
         workers = self._input_workers_with_options(options)
-        return private.distributed_dataset(
-            dataset, workers, self._container_strategy(), self._input_context(), options
-        )
+        return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
         if self.world.size > 1:
@@ -164,9 +158,7 @@ class AllReduceExtended(private.MirroredExtended):
                 for optional in optionals
             ]
         )
-        counts = tf.stack([filled, samples])
-        if self.bridge:
-            counts = self.bridge.all_reduce_sum([counts])[0]
+        counts = self.bridge.all_reduce_sum([tf.stack([filled, samples])])[0]
         with tf.control_dependencies([self.sample_counts.set_total(counts[1])]):
             return tf.identity(counts[0])
 
@@ -199,6 +191,12 @@ class AllReduceExtended(private.MirroredExtended):
     def should_save_summary(self) -> bool:
         """Whether this process is the one that writes summaries."""
         return self.world.is_chief
+
+
+def _reduce_locally(reduce_op: Any, value: Any) -> Any:
+    parts = value.values if isinstance(value, private.DistributedValues) else (value,)
+    total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
+    return total / len(parts) if reduce_op == tf.distribute.ReduceOp.MEAN else total
 
 
 def _on_cpu(devices: list[str]) -> bool:

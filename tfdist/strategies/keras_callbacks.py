@@ -32,7 +32,9 @@ def adapt(callbacks: Any, extended: AllReduceExtended) -> Any:
     Returns:
         A list, or the user's `CallbackList`, changed.
     """
-    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tree.flatten(callbacks or [])
+    given = (
+        callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tree.flatten(callbacks or [])
+    )
     kept = []
     for callback in given:
         if isinstance(callback, WRITING):
@@ -74,7 +76,6 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
     if getattr(callback, "_tfdist_restores", False):
         return
     callback._tfdist_restores = True
-    assert extended.bridge
     bridge, chief = extended.bridge, extended.world.is_chief
     load = callback._load_model
 
@@ -108,7 +109,6 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
 
 def broadcast_state(model: Any, extended: AllReduceExtended) -> None:
     """Gives every process the chief's weights and optimizer state."""
-    assert extended.bridge
     variables = list(model.variables)
     if getattr(model, "optimizer", None) is not None:
         variables += model.optimizer.variables
@@ -128,8 +128,6 @@ def average_local_state(model: Any, extended: AllReduceExtended) -> None:
     Keras keeps the moving averages of BatchNormalization apart on every replica. Before they are used or saved
     they become equal: the mean over all replicas that have a finite value (one that has seen no sample has none).
     """
-    if extended.bridge is None:
-        return
     variables = [
         variable
         for variable in model.non_trainable_variables
@@ -184,6 +182,5 @@ class StopTogether(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Asks all ranks."""
         wish = tf.constant([int(self._wish or self.model.stop_training)], tf.int32)
-        assert self._extended.bridge
         self.model.stop_training = bool(self._extended.bridge.all_reduce_sum([wish])[0][0] > 0)
         self._wish = False

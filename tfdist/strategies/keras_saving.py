@@ -43,7 +43,7 @@ def _written_once(
 
     def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = of_model(self)
-        if extended is None or extended.bridge is None:
+        if extended is None:
             return original(self, filepath, *args, **kwargs)
         if not extended.world.is_chief:
             return None
@@ -71,7 +71,7 @@ def _read_for_all(
         from tfdist.strategies.keras_callbacks import broadcast_state
 
         extended = of_model(self)
-        if extended is None or extended.bridge is None or extended.is_reading_for_all:
+        if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
         if extended.world.is_chief:
@@ -97,7 +97,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def load_model(*args: Any, **kwargs: Any) -> Any:
         extended = getattr(tf.distribute.get_strategy(), "extended", None)
-        if isinstance(extended, AllReduceExtended) and extended.bridge is not None:
+        if isinstance(extended, AllReduceExtended):
             extended.bridge.all_reduce_sum([tf.constant([1], tf.int32)])
         return original(*args, **kwargs)
 

@@ -7,7 +7,10 @@ Checked on Keras 3.6 to 3.15. Each seam replaces one function of Keras by one th
 |---|---|
 | the loss is weighed by n_r/N in ``fit`` | Keras takes a mean of means; shares may be unequal |
 | `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
-| `_maybe_symbolic_build` | Keras would all-reduce a raw batch to learn its shapes |
+| `_maybe_symbolic_build` | Keras would draw a batch and all-reduce it to learn its shapes |
+| the losses of several outputs | Keras weighs them by the batch's static size, which is unknown here |
+| state made outside of the scope | would differ between processes, silently |
+| the optimizers' `ops.cond` | with several devices, what synchronizes may not stand in a replica's conditional |
 | `SeedGenerator.next` | Dropout must differ between replicas |
 | `predict`'s reduction | Keras gathers for its own multi-worker strategy only |
 | shuffling | processes that shuffle differently train on some samples twice and on others never |
@@ -30,6 +33,7 @@ import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.tensorflow import trainer as trainer_module
 from keras.src.losses import loss as loss_module
+from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.utils.python_utils import pythonify_logs
@@ -57,11 +61,12 @@ def install() -> None:
         _replace(trainer, name, _with_global_logs)
     _replace(trainer, "_make_function", _with_sample_counts)
     _replace(trainer, "make_predict_function", _without_xla)
-    _replace(trainer, "_maybe_symbolic_build", _built_from_local_values)
+    _replace(trainer, "_maybe_symbolic_build", _built_from_the_spec)
     _replace(loss_module, "scale_loss_for_distribution", _weighed)
     _replace(loss_module, "unscale_loss_for_distribution", _unweighed)
     _replace(trainer_module, "reduce_per_replica", _gathered)
     _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
+    base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
     _replace(seed_generator.SeedGenerator, "next", _folded)
     _replace(trainer_module.TFEpochIterator, "__init__", _shuffled_alike)
     py_dataset_adapter.random = _AgreedShuffle()
@@ -109,7 +114,7 @@ def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = of_model(self)
-        if extended is None or extended.bridge is None:
+        if extended is None:
             return original(self, *args, **kwargs)
         args, callbacks = _take_callbacks(args, kwargs)
         kwargs["callbacks"] = keras_callbacks.adapt(callbacks, extended)
@@ -144,7 +149,7 @@ def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """`train_on_batch` and `test_on_batch` return the metrics over all processes, as after an epoch."""
 
     def method(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
-        if (extended := of_model(self)) is None or extended.bridge is None:
+        if (extended := of_model(self)) is None:
             return original(self, *args, return_dict=return_dict, **kwargs)
         original(self, *args, return_dict=True, **kwargs)
         logs = pythonify_logs(self.get_metrics_result())
@@ -165,9 +170,11 @@ def _with_sample_counts(original: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(step_function)
         def counted_step(data: Any) -> Any:
-            with counts.replica(private.local_replica_id(), batch_size(data)):
+            samples = batch_size(data)
+            with counts.replica(private.local_replica_id(), samples), _trackers_weighed(self, samples):
                 return step_function(data)
 
+        _check_scope(self)
         self.jit_compile = False
         function = original(self, counted_step)
 
@@ -181,13 +188,43 @@ def _with_sample_counts(original: Callable[..., Any]) -> Callable[..., Any]:
     return _make_function
 
 
+def _check_scope(model: Any) -> None:
+    """State that was made outside of the scope is this process's alone, and nothing would tell."""
+    variables = (*model.variables, *model.metrics_variables)
+    outside = [variable.path for variable in variables if not private.is_distributed_variable(variable.value)]
+    if outside:
+        raise ValueError(
+            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Make the "
+            "model and the metrics that `compile` is given inside `with strategy.scope():`, or their values would "
+            "differ between processes."
+        )
+
+
+@contextlib.contextmanager
+def _trackers_weighed(model: Any, samples: tf.Tensor) -> Iterator[None]:
+    """The losses of a model's several outputs are averaged over samples, as the loss is.
+
+    Keras weighs them by the batch's static size, which is unknown where batches are dealt out.
+    """
+    trackers = model._compile_loss.metrics if getattr(model, "_compile_loss", None) is not None else []
+    for tracker in trackers:
+        tracker.update_state = functools.partial(_update_weighed, type(tracker).update_state, tracker, samples)
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            del tracker.update_state
+
+
+def _update_weighed(update: Any, tracker: Any, samples: tf.Tensor, values: Any, sample_weight: Any = None) -> Any:
+    return update(tracker, values, sample_weight=samples)
+
+
 def _counting_own(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
     """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
-        if extended.bridge:
-            samples = extended.bridge.all_reduce_sum([samples])[0]
-        extended.sample_counts.set_total(samples)
+        extended.sample_counts.set_total(extended.bridge.all_reduce_sum([samples])[0])
         yield batch
 
 
@@ -225,7 +262,7 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         finite = original(self, grads)
         extended = _current()
         replica = tf.distribute.get_replica_context()
-        if extended is None or extended.bridge is None or replica is None:
+        if extended is None or replica is None:
             return finite
         if extended.sample_counts.active:
             finite = tf.logical_or(finite, extended.sample_counts.own_is_empty())
@@ -233,6 +270,46 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
 
     return check_finite
+
+
+class _OptimizerOps:
+    """`keras.ops` as the optimizers see it: conditionals are taken for all local replicas at once.
+
+    Gradient accumulation and the averaging of weights hold updates inside `ops.cond`; replicas of several devices
+    can meet there only if the conditional stands outside of them.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        extended = _current()
+        replica = tf.distribute.get_replica_context()
+        if extended is None or replica is None or not extended._use_merge_call():
+            return self._ops.cond(pred, true_fn, false_fn)
+
+        def take(strategy: Any, pred: Any, branches: Any) -> None:
+            def run(branch: str) -> Callable[[], None]:
+                def in_each_replica() -> None:
+                    strategy.extended.call_for_each_replica(
+                        lambda functions: functions.branches[branch](), args=(branches,)
+                    )
+
+                return in_each_replica
+
+            self._ops.cond(strategy.experimental_local_results(pred)[0], run("true"), run("false"))
+
+        return replica.merge_call(take, args=(pred, _Branches({"true": true_fn, "false": false_fn})))
+
+
+class _Branches:
+    """One replica's two ways; an object, so that `tf.distribute` passes it through as it is."""
+
+    def __init__(self, branches: dict[str, Callable[[], Any]]) -> None:
+        self.branches = branches
 
 
 def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,21 +328,32 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
 # Data.
 
 
-def _built_from_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
+def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        extended = of_model(self)
-        if extended is None or iterator is None:
+        if of_model(self) is None or iterator is None:
             return original(self, iterator=iterator, data_batch=data_batch)
+        spec = iterator._distributed_dataset.element_spec
+        parts = tree.flatten(tree.map_structure(_batch_of_one, spec))
+        if all(part is not None for part in parts):
+            # Without drawing a batch: a generator would not yield it again.
+            return original(self, data_batch=tree.map_structure(_batch_of_one, spec))
         for _, _, batches in iterator:
-            batch = next(batches)
             local = tree.map_structure(
-                lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, batch
+                lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, next(batches)
             )
-            data_batch = tree.map_structure(_with_a_sample, local)
-            break
-        return original(self, data_batch=data_batch)
+            return original(self, data_batch=tree.map_structure(_with_a_sample, local))
+        return None
 
     return _maybe_symbolic_build
+
+
+def _batch_of_one(spec: Any) -> tf.Tensor | None:
+    """A sample like those that a dataset holds; None where its spec does not tell the shape."""
+    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
+        return None
+    shape = [1, *spec.shape[1:]] if spec.shape.rank else []
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _with_a_sample(part: Any) -> Any:
@@ -278,7 +366,7 @@ def _with_a_sample(part: Any) -> Any:
 def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         extended = _ours(strategy)
-        if extended is None or extended.bridge is None or reduction != "concat":
+        if extended is None or reduction != "concat":
             return original(values, strategy, reduction)
         bridge = extended.bridge
 
@@ -297,7 +385,7 @@ def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
 def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
         extended = _ours(distribute_strategy)
-        if extended is None or extended.bridge is None:
+        if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
         with _shuffling_alike(extended):
@@ -309,7 +397,6 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
     """Datasets that Keras makes inside are shuffled in the chief's way on every process."""
-    assert extended.bridge
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
     agreed = extended.bridge.broadcast(tf.constant(state), "the seed that data is shuffled with", "int64 (3,)").numpy()
@@ -347,5 +434,3 @@ class _AgreedShuffle:
 
     def shuffle(self, items: list[Any]) -> None:
         self._generator.shuffle(items)
-
-

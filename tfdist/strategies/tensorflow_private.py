@@ -39,6 +39,7 @@ __all__ = [
     "MirroredExtended",
     "PerReplica",
     "ReductionToOneDevice",
+    "ReplicaContext",
     "ValueContext",
     "concat_slices",
     "count_replicas_with",
@@ -50,6 +51,7 @@ __all__ = [
     "local_replica_id",
     "regroup",
     "seeded",
+    "select_replica",
     "simple_broadcast",
 ]
 
@@ -60,7 +62,9 @@ concat_slices = cross_device_utils.aggregate_tensors_or_indexed_slices
 InputContext = distribute_lib.InputContext
 InputReplicationMode = distribute_lib.InputReplicationMode
 ValueContext = distribute_lib.ValueContext
+ReplicaContext = distribute_lib.ReplicaContext
 regroup = distribute_utils.regroup
+select_replica = distribute_utils.select_replica
 is_mirrored = distribute_utils.is_mirrored
 MirroredExtended = mirrored_strategy.MirroredExtended
 DistributedValues = values.DistributedValues

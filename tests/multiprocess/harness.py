@@ -1,0 +1,167 @@
+"""Starting a script as real processes, with a deadline, and keeping what each of them said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+DEADLINE = 120.0
+
+
+@dataclass
+class Ended:
+    """How one process ended: its exit code (minus the signal's number if it was killed), its output, and when."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+class Processes:
+    """Processes under way, one a rank."""
+
+    def __init__(self, popens: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
+        self.popens = popens
+        self._outputs = outputs
+        self._begun = time.monotonic()
+
+    def output(self, rank: int) -> str:
+        return self._outputs[rank].read_text(errors="replace")
+
+    def outputs(self) -> str:
+        return "\n".join(f"--- rank {rank} ---\n{self.output(rank)}" for rank in range(len(self.popens)))
+
+    def signal(self, rank: int, number: signal.Signals) -> float:
+        os.kill(self.popens[rank].pid, number)
+        return time.monotonic()
+
+    def await_output(self, rank: int, text: str, deadline: float = DEADLINE) -> None:
+        end = time.monotonic() + deadline
+        while text not in self.output(rank):
+            assert time.monotonic() < end, f"rank {rank} did not print {text!r}\n{self.outputs()}"
+            assert self.popens[rank].poll() is None, f"rank {rank} ended before {text!r}\n{self.outputs()}"
+            time.sleep(0.02)
+
+    def wait(self, deadline: float = DEADLINE) -> list[Ended]:
+        end = time.monotonic() + deadline
+        ended: dict[int, Ended] = {}
+        while len(ended) < len(self.popens):
+            for rank, popen in enumerate(self.popens):
+                if rank not in ended and popen.poll() is not None:
+                    ended[rank] = Ended(popen.returncode, "", time.monotonic() - self._begun)
+            assert time.monotonic() < end, f"ranks {set(range(len(self.popens))) - set(ended)} hang\n{self.outputs()}"
+            time.sleep(0.02)
+        for rank, end_of_rank in ended.items():
+            end_of_rank.output = self.output(rank)
+        return [ended[rank] for rank in range(len(self.popens))]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+def tf_config(rank: int, ports: Sequence[int]) -> str:
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+
+
+def environment(**settings: str) -> dict[str, str]:
+    names = ("TF_CONFIG", "TFDIST_", "SLURM_", "PMI_")
+    base = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    base.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+    base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="2")
+    base.update(settings)
+    return base
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    size: int,
+    settings: Mapping[str, str] | None = None,
+    per_rank: Sequence[Mapping[str, str]] | None = None,
+    clustered: bool = True,
+) -> Iterator[Processes]:
+    """Starts ``python command…`` once per rank, with TF_CONFIG; ends whatever is left at the end."""
+    ports = free_ports(size)
+    popens: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / f"rank{rank}" for rank in range(size)]
+        try:
+            for rank in range(size):
+                env = environment(**(settings or {}))
+                if clustered and size > 1:
+                    env["TF_CONFIG"] = tf_config(rank, ports)
+                env.update(per_rank[rank] if per_rank else {})
+                with outputs[rank].open("wb") as output:
+                    popens.append(
+                        subprocess.Popen(
+                            [sys.executable, *command],
+                            env=env,
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
+                        )
+                    )
+            yield Processes(popens, outputs)
+        finally:
+            for popen in popens:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(popen.pid, signal.SIGKILL)
+                popen.wait()
+
+
+def run(
+    command: Sequence[str], size: int, deadline: float = DEADLINE, settings: Mapping[str, str] | None = None
+) -> list[Ended]:
+    """Starts a script on ``size`` processes and waits for all; every one must succeed."""
+    with started(command, size, settings) as processes:
+        ended = processes.wait(deadline)
+        assert [end.code for end in ended] == [0] * size, processes.outputs()
+        return ended
+
+
+def results(ended: Sequence[Ended]) -> list[dict]:
+    """What each rank printed after ``RESULT``, as JSON."""
+    found = []
+    for end in ended:
+        lines = [line for line in end.output.splitlines() if line.startswith("RESULT ")]
+        assert lines, end.output
+        found.append(json.loads(lines[-1][len("RESULT ") :]))
+    return found
+
+
+def left_behind() -> list[str]:
+    """MPI's shared-memory segments, and tfdist's server processes, that still exist."""
+    segments = [name for name in os.listdir("/dev/shm") if name.startswith("mpich_shm")]
+    servers = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace")
+                if "tfdist.cluster.server" in command:
+                    servers.append(command.replace("\0", " "))
+    return segments + servers
+
+
+def assert_nothing_left(deadline: float = 15.0) -> None:
+    end = time.monotonic() + deadline
+    while left := left_behind():
+        assert time.monotonic() < end, left
+        time.sleep(0.05)

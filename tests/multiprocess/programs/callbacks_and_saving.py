@@ -1,0 +1,212 @@
+"""What callbacks and saving do on two processes. Every rank works in a folder of its own, as on two machines."""
+
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tfdist
+
+strategy = tfdist.AllReduceStrategy()
+folder = Path(sys.argv[1]) / f"rank{strategy.rank}"
+folder.mkdir()
+chief = strategy.rank == 0
+digits = load_digits()
+X, Y = (digits.data / 16.0).astype("float32")[:200], digits.target[:200]
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def make(optimizer="adam"):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((64,)), keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+        )
+        model.compile(
+            optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+        )
+    return model
+
+
+def fit(model, epochs=2, callbacks=(), **arguments):
+    return model.fit(X, Y, batch_size=50, epochs=epochs, verbose=0, callbacks=list(callbacks), **arguments)
+
+
+def equal_on_all_ranks(values):
+    flat = np.concatenate([np.asarray(value, np.float64).ravel() for value in values])
+    gathered = strategy.gather(tf.constant(flat[np.newaxis]), axis=0).numpy()
+    return all((row == gathered[0]).all() for row in gathered)
+
+
+def state(model):
+    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+
+
+@check
+def weights_are_identical_to_the_last_bit():
+    model = make()
+    fit(model)
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([w for w in model.optimizer.variables])
+
+
+@check
+def model_checkpoint_is_written_by_the_chief():
+    model = make()
+    path = folder / "checkpoints"
+    path.mkdir()
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path / "{epoch}.keras")])
+    assert sorted(p.name for p in path.iterdir()) == (["1.keras", "2.keras"] if chief else []), list(path.iterdir())
+    if chief:
+        loaded = keras.models.load_model(path / "2.keras")
+        for ours, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+            assert (ours == theirs).all()
+
+
+@check
+def checkpoint_in_the_middle_of_an_epoch():
+    model = make()
+    path = folder / "often.weights.h5"
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path, save_freq=3, save_weights_only=True)])
+    assert path.exists() == chief
+
+
+@check
+def backup_and_restore():
+    keras.utils.set_random_seed(1)
+    expected = make()
+    initial = expected.get_weights()
+    fit(expected, epochs=4, shuffle=False)
+
+    class Interruption(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("interrupted")
+
+    interrupted = make()
+    interrupted.set_weights(initial)
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    try:
+        fit(interrupted, epochs=4, callbacks=[backup, Interruption()], shuffle=False)
+        raise AssertionError("not interrupted")
+    except RuntimeError:
+        pass
+    assert (folder / "backup").exists() == chief
+    resumed = make()
+    seen = []
+    noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    fit(resumed, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup"), noting], shuffle=False)
+    assert seen == [2, 3], seen
+    assert equal_on_all_ranks(resumed.get_weights())
+    for ours, theirs in zip(resumed.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@check
+def writing_callbacks():
+    model = make()
+    callbacks = [keras.callbacks.TensorBoard(folder / "board"), keras.callbacks.CSVLogger(folder / "log.csv")]
+    fit(model, callbacks=callbacks, validation_data=(X[:50], Y[:50]))
+    assert (folder / "board").exists() == chief
+    assert (folder / "log.csv").exists() == chief
+    if chief:
+        assert len((folder / "log.csv").read_text().splitlines()) == 3
+
+
+@check
+def early_stopping_and_plateau():
+    model = make()
+    callbacks = [
+        keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", min_delta=10.0, patience=0, factor=0.5, cooldown=0),
+    ]
+    history = fit(model, epochs=6, callbacks=callbacks).history
+    assert len(history["loss"]) == 2, history
+    assert equal_on_all_ranks([history["loss"], history["learning_rate"]])
+    assert equal_on_all_ranks(model.get_weights())
+
+
+@check
+def one_rank_wishes_to_stop_in_the_middle_of_an_epoch():
+    class Wish(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if not chief and self.model.optimizer.iterations == 6:
+                self.model.stop_training = True
+
+    model = make()
+    history = fit(model, epochs=5, callbacks=[Wish()]).history
+    assert len(history["loss"]) == 2, history
+    assert int(model.optimizer.iterations.numpy()) == 8
+
+
+@check
+def save_and_load():
+    model = make()
+    fit(model)
+    shared = folder.parent / "shared.keras"
+    model.save(shared)
+    with strategy.scope():
+        loaded = keras.models.load_model(shared)
+    assert equal_on_all_ranks(loaded.get_weights())
+    for ours, theirs in zip(state(model), state(loaded), strict=True):
+        assert (ours == theirs).all()
+    fit(loaded)
+    assert equal_on_all_ranks(loaded.get_weights())
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), loaded(X), rtol=1e-4, atol=1e-4)
+
+
+@check
+def the_chief_alone_saves():
+    model = make()
+    fit(model)
+    if chief:
+        model.save(folder / "alone.keras")
+        model.export(folder / "exported", verbose=False)
+        exported = tf.saved_model.load(folder / "exported")
+        np.testing.assert_allclose(exported.serve(X[:5]), model(X[:5]), rtol=1e-5, atol=1e-5)
+    fit(model, epochs=1)
+
+
+@check
+def weights_that_only_the_chief_has():
+    model = make()
+    fit(model)
+    kept = model.get_weights()
+    model.save_weights(folder / "own.weights.h5")
+    assert (folder / "own.weights.h5").exists() == chief
+    other = make()
+    other.load_weights(folder / "own.weights.h5")
+    for ours, theirs in zip(kept, other.get_weights(), strict=True):
+        assert (ours == theirs).all()
+    try:
+        other.load_weights(folder / "missing.weights.h5")
+        raise AssertionError("no error for a missing file")
+    except OSError:
+        pass
+
+
+@check
+def nan_stops_all():
+    model = make("sgd")
+    poisoned = X.copy()
+    poisoned[0] = np.nan  # seen by one rank
+    history = model.fit(
+        poisoned, Y, batch_size=50, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]
+    ).history
+    assert len(history["loss"]) == 1, history
+
+
+for function in CHECKS:
+    keras.utils.set_random_seed(3)
+    print("CHECK", function.__name__, flush=True)
+    function()
+    assert not [name for name in os.listdir(folder) if name.startswith(".")], os.listdir(folder)
+print("DONE", flush=True)
