@@ -45,5 +45,7 @@ def _slurm_resolver() -> Any:
     return tf.distribute.cluster_resolver.SlurmClusterResolver(
         jobs={"worker": tasks},
         port_base=_FIRST_SLURM_PORT + job * _PORTS_PER_JOB % _SLURM_PORTS,
+        gpus_per_node=tasks,  # only a bound on the tasks of a node; GPUs are pinned by local rank
+        gpus_per_task=1,
         auto_set_gpu=False,
     )

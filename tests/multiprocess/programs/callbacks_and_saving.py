@@ -28,11 +28,14 @@ def check(function):
 def make(optimizer="adam"):
     with strategy.scope():
         model = keras.Sequential(
-            [keras.layers.Input((64,)), keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+            [
+                keras.layers.Input((64,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(10),
+            ]
         )
-        model.compile(
-            optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-        )
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 
 

@@ -1,0 +1,54 @@
+"""Joins a job, and kills itself (or the rendezvous server) at a chosen point of the start."""
+
+import os
+import signal
+import subprocess
+
+from tfdist.cluster import discovery, world
+from tfdist.cluster.control import Control
+from tfdist.cluster.pmi import ProcessManager
+from tfdist.cluster.settings import Timeouts
+from tfdist.comm import mpi
+
+POINT = os.environ.get("TEST_POINT", "")
+
+
+def die(*_args, **_kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner, name, act):
+    original = getattr(owner, name)
+
+    def method(*args, **kwargs):
+        act()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def kill_server():
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True)
+    for pid in found.stdout.split():
+        if b"tfdist.cluster.server" in open(f"/proc/{pid}/cmdline", "rb").read():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+if POINT == "before_handshake":
+    before(Control, "_handshake", die)
+elif POINT == "after_handshake":
+    before(Control, "_listen", die)
+elif POINT == "in_mpi_init":
+    before(ProcessManager, "_answer", die)  # MPI_Init has asked its first question
+elif POINT == "server_in_mpi_init":
+    before(ProcessManager, "_answer", kill_server)
+elif POINT == "after_mpi_init":
+    before(mpi, "unlink_segments", die)
+
+joined = world.join(discovery.discover(None), Timeouts.from_environment())
+print("JOINED", joined.rank, flush=True)
+import numpy as np  # noqa: E402
+
+from tfdist.collectives import ring  # noqa: E402
+
+joined.engine.run("sum", ring.all_reduce(np.ones(10)))

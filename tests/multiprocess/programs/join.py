@@ -1,0 +1,19 @@
+"""Joins a job as `AllReduceStrategy` does, sums once over all ranks, and leaves; without TensorFlow."""
+
+import logging
+import sys
+
+import numpy as np
+
+from tfdist.cluster import discovery, world
+from tfdist.cluster.settings import Timeouts
+from tfdist.collectives import ring
+
+logging.basicConfig(format="%(message)s")
+joined = world.join(discovery.discover(None), Timeouts.from_environment())
+value = np.full(1000, joined.rank + 1.0)
+if joined.engine:
+    joined.engine.run("sum", ring.all_reduce(value))
+print("SUM", joined.rank, joined.size, joined.local_rank, value[0], flush=True)
+if "wait" in sys.argv:
+    sys.stdin.read()

@@ -1,0 +1,82 @@
+"""Many processes end where one does: losses, metrics and weights of every case in `programs/equal_mathematics.py`.
+
+Each world is launched once and runs all of its cases; every case is then one test.
+"""
+
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.multiprocess import harness
+
+PROGRAM = harness.PROGRAMS / "equal_mathematics.py"
+SOURCE = PROGRAM.read_text()
+OPTIMIZERS = re.findall(r'^    "(\w+)": \{', SOURCE, re.MULTILINE)
+ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
+SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]
+
+TOLERANCES = {"float32": 1e-5, "low": 2e-2, None: 1e-9}
+"""Relative to the largest value, by the name of the group in a case's result. Bfloat16 keeps 8 bits."""
+
+
+@cache
+def world(size, devices, cases, folder):
+    folder.mkdir()
+    settings = {"TEST_DEVICES": str(devices), "TEST_CASES": cases}
+    harness.run([str(PROGRAM), str(folder)], size, deadline=400, settings=settings)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory):
+    root = tmp_path_factory.mktemp("worlds")
+
+    def launch(size, devices, cases):
+        return world(size, devices, cases, root / f"{size}x{devices}-{cases}")
+
+    return launch
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(value, list) and not all(isinstance(part, (int, float)) for part in value):
+        for index, part in enumerate(value):
+            yield from leaves(part, (*path, index))
+    elif value is not None:
+        yield path, np.asarray(value, np.float64)
+
+
+def check(name, ranks, one):
+    for rank, found in enumerate(ranks):
+        assert json.dumps(found[name]) == json.dumps(ranks[0][name]), f"rank {rank} differs from rank 0"
+    expected = dict(leaves(one[name]))
+    got = dict(leaves(ranks[0][name]))
+    assert expected.keys() == got.keys()
+    for path, value in expected.items():
+        if path[0] in ("ranks_only", "ranks_only_history"):
+            continue
+        tolerance = TOLERANCES.get(path[0], TOLERANCES[None])
+        scale = np.abs(value).max(initial=1e-12)
+        np.testing.assert_allclose(got[path], value, rtol=0, atol=tolerance * scale, err_msg=f"{name}: {path}")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", ALL)
+def test_two_processes(name, worlds):
+    two, (one,) = worlds(2, 1, "all"), worlds(1, 1, "all")
+    if name not in one:
+        pytest.skip("this version of Keras does not ship it")
+    check(name, two, one)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize(("size", "devices"), [(3, 1), (2, 2)], ids=["three-processes", "two-devices-each"])
+def test_spread(name, size, devices, worlds):
+    (one,) = worlds(1, 1, "all")
+    check(name, worlds(size, devices, "spread"), one)

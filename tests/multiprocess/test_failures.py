@@ -1,0 +1,166 @@
+"""What becomes of a job when a part of it fails: a clear error, no hang, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import time
+
+import keras
+import pytest
+
+from tests.multiprocess import harness
+
+TRAIN = [str(harness.PROGRAMS / "train.py")]
+NOTICE_SECONDS = 5.0
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    harness.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (3, 1)])
+def test_killed_rank_is_named_within_five_seconds(size, rank, tmp_path):
+    checkpoint = tmp_path / "last.keras"
+    settings = {"TEST_DO": "say", "TEST_STEP": "50", "TEST_EPOCHS": "1000", "TEST_CHECKPOINT": str(checkpoint)}
+    with harness.started(TRAIN, size, settings) as processes:
+        processes.await_output(rank, "READY")
+        killed = processes.signal(rank, signal.SIGKILL)
+        processes.wait(30)
+        for other in set(range(size)) - {rank}:
+            assert processes.popens[other].returncode not in (0, None), processes.outputs()
+            assert f"ERROR PeerLostError rank {rank}, worker {rank}" in processes.output(other), processes.outputs()
+            assert noticed_after(processes.output(other), killed) < NOTICE_SECONDS
+    assert keras.models.load_model(checkpoint).count_params() > 0
+    assert [path.name for path in tmp_path.iterdir() if path.name != checkpoint.name] in ([], _partial(tmp_path, rank))
+
+
+def noticed_after(output, begun):
+    """Seconds from ``begun`` to the moment that a rank printed its error (CLOCK_MONOTONIC is the machine's)."""
+    stamp = next(line for line in output.splitlines() if line.startswith("NOTICED "))
+    return float(stamp.split()[1]) - begun
+
+
+def _partial(folder, rank):
+    """The chief may be killed while it writes; then the unfinished file is there beside the whole one."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")] if rank == 0 else []
+
+
+def test_rank_that_raises_in_the_middle_of_an_epoch():
+    with harness.started(TRAIN, 2, {"TEST_DO": "raise"}) as processes:
+        ended = processes.wait(60)
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        assert "failed: ValueError: boom" in ended[0].output, processes.outputs()
+        assert "ERROR PeerLostError rank 1" in ended[0].output, processes.outputs()
+        assert 'raise ValueError("boom")' in ended[1].output, processes.outputs()
+
+
+def test_rank_that_ends_its_script_early():
+    with harness.started(TRAIN, 2, {"TEST_DO": "exit"}) as processes:
+        ended = processes.wait(60)
+        assert [end.code for end in ended] == [1, 3], processes.outputs()
+        assert "has ended its script without it" in ended[0].output, processes.outputs()
+
+
+def test_stopped_rank_is_noticed_by_heartbeats():
+    settings = {"TEST_DO": "stop", "TFDIST_HEARTBEAT_TIMEOUT": "3"}
+    with harness.started(TRAIN, 2, settings) as processes:
+        processes.await_output(0, "ERROR PeerLostError rank 1, worker 1")
+        assert "gave no sign of life for" in processes.output(0)
+        processes.signal(1, signal.SIGCONT)
+        ended = processes.wait(30)
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        assert "ERROR PeerLostError" in ended[1].output, processes.outputs()
+
+
+def test_rank_that_does_not_take_part_in_time():
+    settings = {"TEST_DO": "sleep", "TFDIST_COLLECTIVE_TIMEOUT": "3"}
+    with harness.started(TRAIN, 2, settings) as processes:
+        processes.await_output(0, "ERROR CollectiveTimeoutError rank 0 waited 3 s")
+
+
+def test_ranks_that_build_different_models():
+    with harness.started(TRAIN, 2, {"TEST_DO": "differ"}) as processes:
+        ended = processes.wait(60)
+        assert all(end.code == 1 for end in ended), processes.outputs()
+        for end in ended:
+            assert "MismatchError: ranks differ in the initial value of variable 0" in end.output, processes.outputs()
+            assert "(32, 4)" in end.output, processes.outputs()
+            assert "(32, 5)" in end.output, processes.outputs()
+            assert "kernel" in end.output, processes.outputs()
+
+
+def test_interrupt_of_one_rank_ends_all():
+    with harness.started(TRAIN, 2, {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000"}) as processes:
+        processes.await_output(0, "READY")
+        processes.signal(0, signal.SIGINT)
+        ended = processes.wait(30)
+        assert ended[0].code != 0, processes.outputs()
+        assert "KeyboardInterrupt" in ended[0].output, processes.outputs()
+        assert ended[1].code == 1, processes.outputs()
+        assert "ERROR PeerLostError rank 0" in ended[1].output, processes.outputs()
+
+
+def test_killed_rendezvous_server():
+    with harness.started(TRAIN, 2, {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000"}) as processes:
+        processes.await_output(1, "READY")
+        kill_server(processes.popens[0].pid)
+        ended = processes.wait(30)
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        for end in ended:
+            assert "the rendezvous server at 127.0.0.1" in end.output, processes.outputs()
+
+
+def kill_server(chief, deadline=30.0):
+    end = time.monotonic() + deadline
+    while True:
+        found = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(chief)], capture_output=True, text=True, check=False
+        )
+        pids = [int(line.split()[0]) for line in found.stdout.splitlines() if "tfdist.cluster.server" in line]
+        if pids:
+            os.kill(pids[0], signal.SIGKILL)
+            return
+        assert time.monotonic() < end, "no server process"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_death_at_every_point_of_the_start(rank):
+    """The victim ends itself as it reaches each point; the other must say so and end, and never hang."""
+    for point in ("before_handshake", "after_handshake", "in_mpi_init", "after_mpi_init"):
+        settings = {"TFDIST_START_TIMEOUT": "6"}
+        command = [str(harness.PROGRAMS / "die_at_start.py")]
+        per_rank = [{"TEST_POINT": point} if own == rank else {} for own in range(2)]
+        with harness.started(command, 2, settings, per_rank) as processes:
+            ended = processes.wait(40)
+            survivor = ended[1 - rank]
+            assert ended[rank].code == -signal.SIGKILL, (point, processes.outputs())
+            assert survivor.code == 1, (point, processes.outputs())
+            assert "rank" in survivor.output or "chief" in survivor.output or "Missing" in survivor.output, (
+                point,
+                processes.outputs(),
+            )
+
+
+def test_death_of_the_server_during_the_start():
+    """Both tasks wait in MPI's initialization while the server is killed."""
+    command = [str(harness.PROGRAMS / "die_at_start.py")]
+    per_rank = [{"TEST_POINT": "server_in_mpi_init"}, {}]
+    with harness.started(command, 2, {"TFDIST_START_TIMEOUT": "6"}, per_rank) as processes:
+        ended = processes.wait(40)
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        for end in ended:
+            assert "the rendezvous server at 127.0.0.1" in end.output, processes.outputs()
+
+
+def test_no_mpi_library():
+    with harness.started(TRAIN, 2, {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}) as processes:
+        ended = processes.wait(60)
+        for end in ended:
+            assert end.code == 1, processes.outputs()
+            assert "MPIUnavailableError: no MPI library could be loaded" in end.output, processes.outputs()
+            assert "pip install mpich" in end.output, processes.outputs()
