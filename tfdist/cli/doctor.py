@@ -1,17 +1,277 @@
-"""`tfdist doctor`: what a person needs to know before a long job."""
+"""`tfdist doctor`: what a person needs to know before a long job, and what to do where something is wrong."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
+
+from tfdist._version import __version__
+from tfdist.cluster import discovery, launcher, world
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.spec import Cluster, Task, split_address
+from tfdist.comm import mpi
+from tfdist.errors import TfdistError
+
+_CONNECT_SECONDS = 3.0
+_TENSORFLOW_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = (2, 18), (2, 21)
+
+
+class Level(Enum):
+    """How bad a finding is, as it is printed."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "PROBLEM"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: how bad it is.
+        subject: what it is about.
+        text: what was found.
+        advice: what to do about it, where there is something to do.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
 
 
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to the parser of `tfdist`."""
-    parser = commands.add_parser("doctor", help="check this machine and the cluster before a long job")
+    parser = commands.add_parser(
+        "doctor",
+        help="check this machine and the cluster before a long job",
+        description="Looks at versions, MPI, devices, TF_CONFIG and the tasks' addresses. Started on all tasks at once "
+        "(with TF_CONFIG on each machine, under mpiexec, or as `tfdist run -n 2 -m tfdist.cli doctor`), it also "
+        "measures an all-reduce between them.",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, help="seconds to wait for the other tasks (default: %(default)g)"
+    )
     parser.set_defaults(execute=execute)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Prints the findings; returns the number of problems."""
-    return 0
+    """Prints the findings; returns 1 if one of them is a problem."""
+    problems = 0
+    for finding in examine(options.timeout):
+        problems += finding.level is Level.PROBLEM
+        print(f"{finding.level.value:>7}  {finding.subject:<12} {finding.text}", flush=True)
+        if finding.advice:
+            print(f"{'':>7}  {'':<12} → {finding.advice}", flush=True)
+    print("Everything is fine." if not problems else f"{problems} problem(s).", flush=True)
+    return int(problems > 0)
+
+
+def examine(timeout: float) -> Iterator[Finding]:
+    """Looks at one thing after the other.
+
+    Args:
+        timeout: seconds to wait for the other tasks.
+
+    Yields:
+        What was found.
+    """
+    yield from _versions()
+    yield from _mpi()
+    yield from _devices()
+    try:
+        cluster = discovery.discover(None)
+    except TfdistError as error:
+        yield Finding(Level.PROBLEM, "cluster", str(error))
+        return
+    yield from _cluster(cluster)
+    if cluster is not None and cluster.size > 1 and not cluster.outside:
+        for task in cluster.tasks:
+            yield _own_address(task) if task == cluster.task else _peer_address(task, task == cluster.tasks[0])
+    if launcher.size() > 1 or (cluster is not None and cluster.size > 1 and not cluster.outside):
+        yield from _measure(cluster, timeout)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(Level.OK, "tfdist", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for name in ("keras", "numpy", "mpi4py"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield Finding(Level.OK, name, importlib.metadata.version(name))
+    for build in _TENSORFLOW_BUILDS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(build)
+            major, minor = (int(part) for part in version.split(".")[:2])
+            if _OLDEST_TENSORFLOW <= (major, minor) <= _NEWEST_TENSORFLOW:
+                yield Finding(Level.OK, "TensorFlow", f"{version} ({build})")
+            else:
+                span = " to ".join(f"{a}.{b}" for a, b in (_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW))
+                yield Finding(
+                    Level.NOTE, "TensorFlow", f"{version} ({build})", f"tfdist is checked on {span}; others may fail"
+                )
+            return
+    yield Finding(
+        Level.PROBLEM, "TensorFlow", "not installed", "pip install 'tfdist[cpu]', or 'tfdist[gpu]' with NVIDIA GPUs"
+    )
+
+
+def _mpi() -> Iterator[Finding]:
+    try:
+        module = mpi.load()
+    except TfdistError as error:
+        yield Finding(Level.PROBLEM, "MPI", str(error))
+        return
+    version, path = mpi.library(module)
+    if version.startswith("MPICH"):
+        yield Finding(Level.OK, "MPI", f"{version}, from {path}")
+    else:
+        yield Finding(
+            Level.NOTE,
+            "MPI",
+            f"{version}, from {path}",
+            "start jobs with this library's mpiexec, or with srun; TF_CONFIG alone needs MPICH (`pip install mpich`)",
+        )
+
+
+def _devices() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(Level.OK, "CPU", f"{cores} core(s) for this process, {os.cpu_count()} in the machine")
+    if shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+        gpus = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+        yield Finding(Level.OK, "GPU", f"{len(gpus)}: {'; '.join(gpus)}" if gpus else "nvidia-smi finds none")
+    if os.path.isdir("/dev/shm"):
+        free = shutil.disk_usage("/dev/shm").free
+        if free < 64 << 20:
+            yield Finding(
+                Level.PROBLEM,
+                "/dev/shm",
+                f"{free >> 20} MiB free",
+                "MPI needs shared memory: give a container more, such as `--shm-size=1g` or an emptyDir of medium Memory",
+            )
+
+
+def _cluster(cluster: Cluster | None) -> Iterator[Finding]:
+    if launcher.size() > 1:
+        yield Finding(Level.OK, "cluster", f"started by an MPI launcher on {launcher.size()} processes")
+        return
+    if cluster is None:
+        yield Finding(Level.OK, "cluster", "no TF_CONFIG and no launcher: a script started like this runs alone")
+        return
+    if cluster.outside:
+        yield Finding(Level.OK, "cluster", f"this is {cluster.task.job} {cluster.task.index}: it runs alone")
+        return
+    yield Finding(Level.OK, "cluster", f"{cluster.size} task(s); this is {cluster.task}, rank {cluster.rank}")
+    if cluster.size > 1 and not read_secret():
+        yield Finding(
+            Level.NOTE,
+            "secret",
+            "none is set: whoever can reach the chief's address can join",
+            "set TFDIST_SECRET to the same value on every task",
+        )
+
+
+def _resolve(task: Task) -> Any:
+    host, port = split_address(task.address)
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+
+
+def _unresolved(task: Task, error: OSError) -> Finding:
+    advice = "see that the name is right and that this machine resolves it"
+    return Finding(Level.PROBLEM, "address", f"{task}: {error.strerror or error}", advice)
+
+
+def _peer_address(task: Task, is_chief: bool) -> Finding:
+    try:
+        found = _resolve(task)
+    except OSError as error:
+        return _unresolved(task, error)
+    with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
+        code = probe.connect_ex(found[4])
+    if code == errno.ECONNREFUSED:
+        return Finding(Level.OK, "address", f"{task}: reachable, and free")
+    if code == 0 and is_chief:
+        return Finding(Level.OK, "address", f"{task}: reachable; something listens there, the chief if it is up")
+    if code == 0:
+        return Finding(
+            Level.NOTE, "address", f"{task}: reachable, but in use", "see that no other job was given this address"
+        )
+    return Finding(
+        Level.PROBLEM,
+        "address",
+        f"{task}: not reachable ({os.strerror(code)})",
+        "see that the machine is up and that no firewall stands between; MPI needs its other ports open as well",
+    )
+
+
+def _own_address(task: Task) -> Finding:
+    try:
+        found = _resolve(task)
+    except OSError as error:
+        return _unresolved(task, error)
+    with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(found[4])
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return Finding(
+                    Level.NOTE,
+                    "address",
+                    f"{task}: this task's own address is none of this machine's interfaces",
+                    "right behind a service or a NAT; otherwise check TF_CONFIG",
+                )
+            return Finding(
+                Level.PROBLEM,
+                "address",
+                f"{task}: this task's own port cannot be used ({error.strerror})",
+                "end the process that uses it (`ss -ltnp` shows it) or choose another port, on every task",
+            )
+    return Finding(Level.OK, "address", f"{task}: this task's own, and free")
+
+
+def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
+    import numpy as np
+
+    from tfdist.collectives import ring
+
+    print(f"{'':>7}  {'all-reduce':<12} waiting up to {timeout:g} s for the other tasks …", file=sys.stderr, flush=True)
+    try:
+        joined = world.join(cluster, Timeouts(start=timeout, heartbeat=timeout, collective=timeout))
+    except TfdistError as error:
+        yield Finding(
+            Level.PROBLEM,
+            "all-reduce",
+            str(error),
+            "start `tfdist doctor` on all tasks at once to measure between them",
+        )
+        return
+    engine = joined.engine
+    assert engine is not None
+    for name, size, repeats in (("small", 1 << 12, 100), ("large", 1 << 25, 5)):
+        buffer = np.zeros(size // 4, np.float32)
+        seconds = []
+        for _ in range(repeats + 1):
+            begun = time.perf_counter()
+            engine.run(f"doctor {name}", ring.all_reduce(buffer))
+            seconds.append(time.perf_counter() - begun)
+        median = sorted(seconds[1:])[repeats // 2]
+        what = f"{median * 1e6:.0f} µs for 4 KiB" if name == "small" else f"{size / median / 1e9:.2f} GB/s for 32 MiB"
+        yield Finding(
+            Level.OK, "all-reduce", f"{what} over {joined.size} processes, {joined.local_size} on this machine"
+        )

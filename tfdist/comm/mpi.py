@@ -82,8 +82,8 @@ def _first_line(error: BaseException) -> str:
 
 def library(mpi: Any) -> tuple[str, str]:
     """The name and version of the loaded MPI library, and the file it was loaded from."""
-    version = mpi.Get_library_version().rstrip("\x00").strip().replace("\t", " ").partition("\n")[0]
-    return version, _library_path()
+    first_line = mpi.Get_library_version().rstrip("\x00").strip().partition("\n")[0]
+    return " ".join(first_line.replace("Version:", "").split()), _library_path()
 
 
 def _library_path() -> str:

@@ -1,6 +1,6 @@
 """Every adaptation of Keras that a strategy alone cannot make, in one place.
 
-Checked on Keras 3.6 to 3.15. Each seam replaces one function of Keras by one that asks whether an
+Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one that asks whether an
 `AllReduceStrategy` is at work, and otherwise does what Keras does. Each has a test of its own.
 
 | seam | why |
@@ -36,7 +36,6 @@ from keras.src.losses import loss as loss_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import py_dataset_adapter
-from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.strategies import keras_callbacks, keras_saving
 from tfdist.strategies import tensorflow_private as private
@@ -152,7 +151,7 @@ def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
         if (extended := of_model(self)) is None:
             return original(self, *args, return_dict=return_dict, **kwargs)
         original(self, *args, return_dict=True, **kwargs)
-        logs = pythonify_logs(self.get_metrics_result())
+        logs = tree.map_structure(lambda value: np.asarray(value).tolist(), self.get_metrics_result())
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     return method

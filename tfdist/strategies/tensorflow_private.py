@@ -1,6 +1,6 @@
 """Every private module of TensorFlow that tfdist uses, imported here and nowhere else.
 
-Checked on TensorFlow 2.18, 2.19, 2.20 and 2.21. What may change between versions, and what tfdist expects of it:
+Checked on TensorFlow 2.18 and 2.21. What may change between versions, and what tfdist expects of it:
 
 - ``mirrored_strategy.MirroredExtended`` runs replicas on one process's devices and leaves ``_cross_device_ops``,
   the dataset methods, ``_reduce_to`` and the replica ids to be overridden.

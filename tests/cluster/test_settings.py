@@ -1,0 +1,33 @@
+import pytest
+
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.errors import ClusterSpecError
+
+
+def test_timeouts_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TFDIST_START_TIMEOUT", "7.5")
+    assert Timeouts.from_environment() == Timeouts(start=7.5)
+    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "soon")
+    with pytest.raises(ClusterSpecError, match="TFDIST_HEARTBEAT_TIMEOUT must be a number of seconds; got 'soon'"):
+        Timeouts.from_environment()
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "5", None])
+def test_timeouts_must_be_positive(value):
+    with pytest.raises(ValueError, match="Timeouts.start"):
+        Timeouts(start=value)
+
+
+def test_secret(monkeypatch, tmp_path):
+    monkeypatch.delenv("TFDIST_SECRET", raising=False)
+    monkeypatch.delenv("TFDIST_SECRET_FILE", raising=False)
+    assert read_secret() == b""
+    monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "none"))
+    with pytest.raises(ClusterSpecError, match="cannot read"):
+        read_secret()
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "empty"))
+    with pytest.raises(ClusterSpecError, match="is empty"):
+        read_secret()
+    monkeypatch.setenv("TFDIST_SECRET", "given")
+    assert read_secret() == b"given"

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from tfdist.cluster import spec
+from tfdist.errors import ClusterSpecError
+
+
+def config(cluster, job="worker", index=0):
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+def test_ranks_begin_with_the_chief():
+    jobs = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
+    cluster = spec.from_tf_config(config(jobs, "worker", 1))
+    assert [task.address for task in cluster.tasks] == ["a:1", "b:1", "c:1"]
+    assert cluster.rank == 2
+    assert cluster.size == 3
+
+
+@pytest.mark.parametrize("text", ["", "  ", "{}"])
+def test_no_cluster(text):
+    assert spec.from_tf_config(text) is None
+
+
+def test_evaluator_stands_outside():
+    cluster = spec.from_tf_config(config({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0))
+    assert cluster.outside
+    assert cluster.size == 1
+    # TensorFlow also lets an evaluator run without being listed.
+    assert spec.from_tf_config(config({"worker": ["a:1"]}, "evaluator", 0)).outside
+
+
+def test_addresses_by_index():
+    cluster = spec.from_tf_config(config({"worker": {"1": "b:1", "0": "a:1"}}))
+    assert [task.address for task in cluster.tasks] == ["a:1", "b:1"]
+
+
+def test_digest_tells_clusters_apart():
+    one, same, other = (
+        spec.from_tf_config(config({"worker": addresses}, index=index)).digest()
+        for addresses, index in ((["a:1", "b:1"], 0), (["a:1", "b:1"], 1), (["a:1", "b:2"], 0))
+    )
+    assert one == same != other
+
+
+@pytest.mark.parametrize("address", ["a", "a:", ":1", "a:b", "a:0", "a:70000", 5, None])
+def test_bad_address(address):
+    with pytest.raises(ClusterSpecError, match="host:port"):
+        spec.from_tf_config(config({"worker": [address]}))
+
+
+@pytest.mark.parametrize(
+    "task", [{"type": "worker"}, {"index": 0}, {"type": 1, "index": 0}, {"type": "worker", "index": "0"}]
+)
+def test_bad_task(task):
+    with pytest.raises(ClusterSpecError, match="TF_CONFIG's task must hold"):
+        spec.from_tf_config(json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
+
+
+def test_two_chiefs():
+    with pytest.raises(ClusterSpecError, match="one chief; got 2"):
+        spec.from_tf_config(config({"chief": ["a:1", "b:1"]}, "chief"))
+
+
+class Resolver:
+    def __init__(self, jobs, task_type, task_id):
+        self.jobs, self.task_type, self.task_id = jobs, task_type, task_id
+
+    def cluster_spec(self):
+        return self
+
+    def as_dict(self):
+        return self.jobs
+
+
+def test_resolver():
+    assert spec.from_resolver(Resolver({}, None, None)) is None
+    assert spec.from_resolver(Resolver({"worker": ["a:1", "b:1"]}, "worker", 1)).rank == 1
+    with pytest.raises(ClusterSpecError, match="Resolver gives a cluster .* but not this process's own task"):
+        spec.from_resolver(Resolver({"worker": ["a:1"]}, None, None))
+
+
+def test_split_address():
+    assert spec.split_address("[::1]:80") == ("::1", 80)
+    assert spec.split_address("host:80") == ("host", 80)

@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+
+from tests.collectives.simulation import simulate
+from tfdist.collectives.all_gather import all_gather, all_gather_rows
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_unequal_lengths(size):
+    lengths = [(rank * 3) % 4 for rank in range(size)]
+    buffers = [
+        [np.full(length, float(owner if owner == rank else -1)) for owner, length in enumerate(lengths)]
+        for rank in range(size)
+    ]
+    _, communicators = simulate(size, lambda rank: all_gather(buffers[rank]))
+    for parts in buffers:
+        for owner, part in enumerate(parts):
+            assert (part == owner).all()
+    assert all(communicator.messages_sent == size - 1 for communicator in communicators)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_rows_of_unknown_count(size, shape):
+    rows = [np.full((rank, *shape), rank, np.int32) for rank in range(size)]
+    results, _ = simulate(size, lambda rank: all_gather_rows(rows[rank]))
+    expected = np.concatenate(rows)
+    for gathered, counts in results:
+        assert gathered.dtype == np.int32
+        assert (gathered == expected).all()
+        assert counts.tolist() == list(range(size))

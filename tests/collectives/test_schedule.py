@@ -1,0 +1,13 @@
+import pytest
+
+from tfdist.collectives.schedule import partition
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 7, 100])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_partition(length, parts):
+    slices = partition(length, parts)
+    assert len(slices) == parts
+    assert [index for part in slices for index in range(length)[part]] == list(range(length))
+    sizes = [part.stop - part.start for part in slices]
+    assert max(sizes) - min(sizes) <= 1

@@ -1,0 +1,50 @@
+import tensorflow as tf
+
+from tfdist.engine.bridge import call_site
+
+
+def sites_of(function, *signature):
+    """The names that are given while a function is traced."""
+    names = []
+
+    def traced(*args):
+        function(names, *args)
+        return tf.constant(0)
+
+    traced.__name__ = "traced"
+    tf.function(traced, autograph=False).get_concrete_function(*signature)
+    return names
+
+
+def body(names, *args):
+    names.append(call_site("sum"))
+    tf.cond(tf.constant(True), lambda: _note(names), lambda: _note(names))
+    tf.cond(tf.constant(True), lambda: _note(names), lambda: _note(names))
+    names.append(call_site("sum"))
+    names.append(call_site("gather"))
+
+
+def _note(names):
+    names.append(call_site("sum"))
+    return tf.constant(1)
+
+
+def test_every_place_has_a_name_of_its_own():
+    names = sites_of(body)
+    assert len(names) == len(set(names)) == 7
+
+
+def test_names_do_not_change_when_a_function_is_traced_again_with_other_shapes():
+    first = sites_of(body, tf.TensorSpec([32, 4]))
+    again = sites_of(body, tf.TensorSpec([7, 4]))
+    assert first == again
+
+
+def test_nested_functions():
+    def outer(names):
+        inner = tf.function(lambda: _note(names), autograph=False)
+        inner()
+        names.append(call_site("sum"))
+
+    assert len(set(sites_of(outer))) == 2
+    assert sites_of(outer) == sites_of(outer)

@@ -1,0 +1,133 @@
+"""The engine's bookkeeping, with the rendezvous server's answers played by a fake; transfers are between threads."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.collectives import ring
+from tfdist.comm.local import LocalWorld
+from tfdist.engine.engine import Engine
+from tfdist.errors import CollectiveTimeoutError, PeerLostError
+
+
+class Agreeing:
+    """Numbers keys as the server does: the same for all ranks."""
+
+    numbers: dict[str, int]
+
+    def __init__(self):
+        self.numbers, self.failure, self.departed, self.names = {}, None, {}, {}
+        self.lock = threading.Lock()
+
+    def request(self, kind, timeout, key, **fields):
+        assert kind == "agree"
+        with self.lock:
+            return {"number": self.numbers.setdefault(key, len(self.numbers))}
+
+
+@pytest.fixture
+def engines():
+    world, control = LocalWorld(2), Agreeing()
+    made = [Engine(world.communicator(rank), control, Timeouts(collective=0.3), tags=1 << 20) for rank in range(2)]
+    yield made, control
+    for engine in made:
+        engine.close()
+
+
+def on_both(engines, work):
+    results = [None, None]
+
+    def run(rank):
+        try:
+            results[rank] = work(rank, engines[rank])
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def test_collectives_meet_by_key_whatever_the_order(engines):
+    made, _ = engines
+
+    def work(rank, engine):
+        a, b = np.full(10, 1.0 + rank), np.full(20, 10.0 + rank)
+        posts = [("a", a), ("b", b)] if rank == 0 else [("b", b), ("a", a)]
+        pending = [engine.post(key, ring.all_reduce(buffer)) for key, buffer in posts]
+        for one in pending:
+            engine.wait(one)
+        return a[0], b[0]
+
+    assert on_both(made, work) == [(3.0, 21.0)] * 2
+
+
+def test_posted_work_moves_while_nobody_waits(engines):
+    made, _ = engines
+    arrived = threading.Event()
+
+    def work(rank, engine):
+        buffer = np.full(1000, 1.0)
+        pending = engine.post("x", ring.all_reduce(buffer))
+        while not pending.done:
+            assert not arrived.wait(0.001)
+        return buffer[0]
+
+    assert on_both(made, work) == [2.0, 2.0]
+
+
+def test_many_calls_of_one_key_in_flight(engines):
+    made, _ = engines
+
+    def work(rank, engine):
+        buffers = [np.full(100, float(call)) for call in range(4)]
+        pending = [engine.post("x", ring.all_reduce(buffer)) for buffer in buffers]
+        for one in reversed(pending):
+            engine.wait(one)
+        return [buffer[0] for buffer in buffers]
+
+    assert on_both(made, work) == [[0.0, 2.0, 4.0, 6.0]] * 2
+
+
+def test_deadline(engines):
+    made, _ = engines
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 0.3 s in alone \(call 1\)"):
+        made[0].run("alone", ring.all_reduce(np.ones(3)))
+    with pytest.raises(CollectiveTimeoutError):  # and so does everything after it
+        made[0].run("other", ring.all_reduce(np.ones(3)))
+
+
+def test_departed_rank_that_never_took_part(engines):
+    made, control = engines
+    control.names[1], control.departed[1] = "rank 1, worker 1,", {}
+    with pytest.raises(PeerLostError, match="rank 0 waits in x .* but rank 1, worker 1, has ended its script"):
+        made[0].run("x", ring.all_reduce(np.ones(3)))
+
+
+def test_broken_transfer_is_explained_by_the_rank_that_caused_it(engines):
+    made, control = engines
+    cause = PeerLostError("rank 1 died")
+
+    def breaks(comm, tag):
+        control.failure = cause
+        raise OSError("connection reset")
+        yield
+
+    with pytest.raises(PeerLostError, match="rank 1 died"):
+        made[0].run("x", breaks)
+    assert made[0].failure is cause
+
+
+def test_counts():
+    world, control = LocalWorld(1), Agreeing()
+    engine = Engine(world.communicator(0), control, Timeouts(), tags=100)
+    for _ in range(3):
+        engine.run("a", ring.all_reduce(np.ones(3)))
+    engine.run("b", ring.all_reduce(np.ones(3)))
+    assert engine.counts() == {"0": 3, "1": 1}
