@@ -1,16 +1,22 @@
 """Joins a job, and kills itself (or the rendezvous server) at a chosen point of the start."""
 
+import json
 import os
 import signal
 import subprocess
+
+import numpy as np
 
 from tfdist.cluster import discovery, world
 from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts
+from tfdist.collectives import ring
 from tfdist.comm import mpi
 
 POINT = os.environ.get("TEST_POINT", "")
+if os.environ.get("TEST_POINT_RANK", "") not in ("", str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])):
+    POINT = ""
 
 
 def die(*_args, **_kwargs):
@@ -47,8 +53,4 @@ elif POINT == "after_mpi_init":
 
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
 print("JOINED", joined.rank, flush=True)
-import numpy as np  # noqa: E402
-
-from tfdist.collectives import ring  # noqa: E402
-
 joined.engine.run("sum", ring.all_reduce(np.ones(10)))

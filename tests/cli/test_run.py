@@ -1,0 +1,163 @@
+"""`tfdist run` with real processes; scripts that need no TensorFlow, so that they start at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+
+def tfdist(*arguments, **settings):
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.cli", *arguments],
+        env=harness.environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+RANK = "import json, os, sys, time, signal; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+
+
+def test_each_process_gets_its_own_place(script):
+    path = script(
+        RANK + "print(json.dumps([rank, sys.argv[1:], os.environ['TFDIST_SECRET'], os.environ['TF_CONFIG'],"
+        "sorted(os.sched_getaffinity(0))]))"
+    )
+    ended = tfdist("run", "-n", "2", "--output", "all", path, "--flag", "value")
+    assert ended.returncode == 0, ended.stderr
+    found = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stderr.splitlines())
+    assert [entry[0] for entry in found] == [0, 1]
+    assert found[0][1] == ["--flag", "value"]
+    assert found[0][2] == found[1][2] != ""
+    clusters = [json.loads(entry[3])["cluster"] for entry in found]
+    assert clusters[0] == clusters[1]
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not set(found[0][4]) & set(found[1][4]), "two processes share a core"
+
+
+def test_more_processes_than_cores(script):
+    count = len(os.sched_getaffinity(0)) + 1
+    ended = tfdist("run", "-n", str(count), "--output", "all", script(RANK + "print('up', rank)"))
+    assert ended.returncode == 0
+    assert ended.stderr.count("up") == count
+
+
+def test_only_the_chief_is_heard(script):
+    ended = tfdist("run", "-n", "3", script(RANK + "print('this is', rank)"))
+    assert ended.stdout == "this is 0\n"
+    assert ended.stderr == ""
+
+
+def test_failing_rank_is_named_shown_and_its_code_passed_on(script):
+    path = script(RANK + "print('noise')\nif rank == 1: raise SystemExit('sorry')\ntime.sleep(600)")
+    begun = time.monotonic()
+    ended = tfdist("run", "-n", "2", path)
+    assert ended.returncode == 1
+    assert "[rank 1] sorry" in ended.stderr
+    assert "tfdist run: rank 1 (process" in ended.stderr
+    assert "exited with code 1" in ended.stderr
+    assert time.monotonic() - begun < 50, "the sleeping process was not ended"
+
+
+def test_exit_code(script):
+    assert tfdist("run", "-n", "2", script(RANK + "sys.exit(7 if rank == 0 else 0)")).returncode == 7
+
+
+def test_killed_rank(script):
+    path = script(RANK + "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)")
+    ended = tfdist("run", "-n", "2", path)
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert "was killed by SIGKILL" in ended.stderr
+
+
+def test_victims_are_not_blamed(script):
+    """Rank 0 fails first, and says that it does so because of another."""
+    path = script(
+        RANK + "if rank == 0:\n    os.write(int(os.environ['TFDIST_REPORT_FD']), b'a victim'); sys.exit(1)\n"
+        "time.sleep(1); sys.exit(5)"
+    )
+    ended = tfdist("run", "-n", "2", path)
+    assert ended.returncode == 5
+    assert "rank 1" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_passed_on(script, tmp_path, number):
+    path = script(
+        RANK + "import pathlib\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(0))\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text('up')\nsignal.pause()"
+    )
+    launcher = subprocess.Popen([sys.executable, "-m", "tfdist.cli", "run", "-n", "2", path], env=harness.environment())
+    try:
+        _await_files(tmp_path, 2)
+        launcher.send_signal(number)
+        assert launcher.wait(30) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_nothing_survives_the_launcher(script, tmp_path):
+    path = script(
+        RANK
+        + f"import pathlib\npathlib.Path({str(tmp_path)!r}, str(rank)).write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-m", "tfdist.cli", "run", "-n", "2", path], env=harness.environment())
+    _await_files(tmp_path, 2)
+    launcher.kill()
+    launcher.wait()
+    end = time.monotonic() + 30
+    for rank in range(2):
+        pid = (tmp_path / str(rank)).read_text()
+        while Path("/proc", pid).exists() and "Z" not in Path("/proc", pid, "stat").read_text().split()[2]:
+            assert time.monotonic() < end, f"rank {rank} is still there"
+            time.sleep(0.02)
+
+
+def _await_files(folder, count, deadline=30.0):
+    end = time.monotonic() + deadline
+    while sum(path.name.isdigit() and path.stat().st_size > 0 for path in folder.iterdir()) < count:
+        assert time.monotonic() < end, "the processes did not start"
+        time.sleep(0.02)
+
+
+def test_what_cannot_be_started():
+    ended = tfdist("run", "-n", "2", "no_such_script.py")
+    assert ended.returncode == 2
+    assert "there is no file no_such_script.py" in ended.stderr
+    ended = tfdist("run", "-n", "0", "x.py")
+    assert ended.returncode == 2
+    assert "expected a whole number of at least 1, got '0'" in ended.stderr
+
+
+def test_the_kill_of_any_rank_leaves_nothing_behind():
+    """While MPI starts: the moment in which its shared memory has a name."""
+    program = str(harness.PROGRAMS / "die_at_start.py")
+    for rank in (0, 1):
+        for point in ("in_mpi_init", "after_mpi_init"):
+            ended = tfdist("run", "-n", "2", program, TEST_POINT=point, TEST_POINT_RANK=str(rank))
+            assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
+            assert f"rank {rank} (process" in ended.stderr, ended.stderr
+            harness.assert_nothing_left()

@@ -1,0 +1,39 @@
+"""Every example runs, alone and on two processes, and does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess import harness
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, processes):
+    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", str(processes), str(EXAMPLES / name)]
+    ended = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("processes", [1, 2])
+def test_digits(processes):
+    output = run("digits.py", processes)
+    assert float(re.search(r"Test accuracy: ([\d.]+)", output)[1]) >= 0.95
+    assert re.search(rf"{processes} process\(es\); each sent [\d.]+ MB", output)
+    assert output.count("Epoch 15/15") == 1, "one progress bar is seen"
+
+
+@pytest.mark.multiprocess
+def test_custom_loop():
+    output = run("custom_loop.py", 2)
+    assert float(re.search(r"Epoch 10: loss [\d.]+, accuracy ([\d.]+)", output)[1]) > 0.9
+
+
+@pytest.mark.multiprocess
+def test_text():
+    assert float(re.search(r"Test accuracy: ([\d.]+)", run("text.py", 2))[1]) > 0.9
