@@ -14,7 +14,7 @@ def test_timeouts_from_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("value", [0, -1, True, "5", None])
 def test_timeouts_must_be_positive(value):
-    with pytest.raises(ValueError, match="Timeouts.start"):
+    with pytest.raises(ValueError, match=r"Timeouts\.start"):
         Timeouts(start=value)
 
 

@@ -77,7 +77,7 @@ class Resolver:
 def test_resolver():
     assert spec.from_resolver(Resolver({}, None, None)) is None
     assert spec.from_resolver(Resolver({"worker": ["a:1", "b:1"]}, "worker", 1)).rank == 1
-    with pytest.raises(ClusterSpecError, match="Resolver gives a cluster .* but not this process's own task"):
+    with pytest.raises(ClusterSpecError, match=r"Resolver gives a cluster .* but not this process's own task"):
         spec.from_resolver(Resolver({"worker": ["a:1"]}, None, None))
 
 

@@ -8,7 +8,7 @@ def simulate(size, plan_of):
     world = LocalWorld(size)
     communicators = [world.communicator(rank) for rank in range(size)]
     schedules = [plan_of(rank)(communicators[rank], 0) for rank in range(size)]
-    waiting = {rank: () for rank in range(size)}
+    waiting = dict.fromkeys(range(size), ())
     results = [None] * size
     while waiting:
         moved = False

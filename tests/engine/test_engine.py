@@ -106,7 +106,7 @@ def test_deadline(engines):
 def test_departed_rank_that_never_took_part(engines):
     made, control = engines
     control.names[1], control.departed[1] = "rank 1, worker 1,", {}
-    with pytest.raises(PeerLostError, match="rank 0 waits in x .* but rank 1, worker 1, has ended its script"):
+    with pytest.raises(PeerLostError, match=r"rank 0 waits in x .* but rank 1, worker 1, has ended its script"):
         made[0].run("x", ring.all_reduce(np.ones(3)))
 
 

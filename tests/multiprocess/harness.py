@@ -34,10 +34,15 @@ class Processes:
     def __init__(self, popens: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
         self.popens = popens
         self._outputs = outputs
+        self._kept: list[str] = []
         self._begun = time.monotonic()
 
     def output(self, rank: int) -> str:
-        return self._outputs[rank].read_text(errors="replace")
+        return self._kept[rank] if self._kept else self._outputs[rank].read_text(errors="replace")
+
+    def keep(self) -> None:
+        """Reads the outputs, whose files are about to go."""
+        self._kept = [self.output(rank) for rank in range(len(self.popens))]
 
     def outputs(self) -> str:
         return "\n".join(f"--- rank {rank} ---\n{self.output(rank)}" for rank in range(len(self.popens)))
@@ -96,8 +101,12 @@ def started(
     settings: Mapping[str, str] | None = None,
     per_rank: Sequence[Mapping[str, str]] | None = None,
     clustered: bool = True,
+    prefixes: Sequence[Sequence[str]] | None = None,
 ) -> Iterator[Processes]:
-    """Starts ``python command…`` once per rank, with TF_CONFIG; ends whatever is left at the end."""
+    """Starts ``python command…`` once per rank, with TF_CONFIG; ends whatever is left at the end.
+
+    ``prefixes`` are commands that each rank's own is run by.
+    """
     ports = free_ports(size)
     popens: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +120,7 @@ def started(
                 with outputs[rank].open("wb") as output:
                     popens.append(
                         subprocess.Popen(
-                            [sys.executable, *command],
+                            [*(prefixes[rank] if prefixes else ()), sys.executable, *command],
                             env=env,
                             stdin=subprocess.DEVNULL,
                             stdout=output,
@@ -119,12 +128,15 @@ def started(
                             start_new_session=True,
                         )
                     )
-            yield Processes(popens, outputs)
+            processes = Processes(popens, outputs)
+            yield processes
         finally:
             for popen in popens:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(popen.pid, signal.SIGKILL)
                 popen.wait()
+            if len(popens) == size:
+                processes.keep()
 
 
 def run(

@@ -245,7 +245,10 @@ def test_another_cluster_spec():
 def test_another_version():
     ports = harness.free_ports(2)
     configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(2)]
-    program = "import tfdist._version; tfdist._version.__version__ = '9.9'; import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    program = (
+        "import runpy, sys, tfdist._version; tfdist._version.__version__ = '9.9';"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    )
     with (
         harness.started(JOIN, 1, {"TFDIST_START_TIMEOUT": "4"}, configs[:1]) as chief,
         harness.started(["-c", program, *JOIN], 1, None, configs[1:]) as other,

@@ -161,7 +161,7 @@ def _devices() -> Iterator[Finding]:
                 Level.PROBLEM,
                 "/dev/shm",
                 f"{free >> 20} MiB free",
-                "MPI needs shared memory: give a container more, such as `--shm-size=1g` or an emptyDir of medium Memory",
+                "MPI needs shared memory: give a container more (`--shm-size=1g`, or an emptyDir of medium Memory)",
             )
 
 

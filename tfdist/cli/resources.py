@@ -1,9 +1,8 @@
-"""What `tfdist run` deals out to the processes of a machine, and what it takes back."""
+"""What `tfdist run` deals out to the processes of a machine."""
 
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import shutil
 import signal
@@ -71,32 +70,3 @@ def at_start(cores: list[int] | None) -> Callable[[], None]:
 
     return prepare
 
-
-def sweep_segments(since: float) -> None:
-    """Removes MPI's shared-memory segments that were made since a time and that no process uses.
-
-    A process that is killed in the moment between the making of a segment and the removal of its name leaves one.
-    """
-    segments = [path for path in glob.glob("/dev/shm/mpich_shm_*") if _made_since(path, since)]
-    if not segments:
-        return
-    used = set()
-    for maps in glob.glob("/proc/[0-9]*/maps"):
-        try:
-            with open(maps, encoding="utf-8", errors="replace") as lines:
-                used |= {line.split()[-1] for line in lines if "/dev/shm/" in line}
-        except OSError:
-            continue
-    for path in set(segments) - used:
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
-
-
-def _made_since(path: str, since: float) -> bool:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return False
-    return status.st_uid == os.getuid() and status.st_ctime >= since - 1.0

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from tfdist.cli import resources
 from tfdist.cluster import launcher
+from tfdist.comm import segments
 
 GRACE_SECONDS = 5.0
 """For the other processes to notice, and say in their own words, that one of them is gone."""
@@ -143,7 +144,7 @@ class Job:
             for process in self._processes:
                 process.signal(signal.SIGKILL)  # whatever a script left behind in its group
                 process.popen.wait()
-            resources.sweep_segments(begun)
+            segments.sweep(begun)
 
     def _start(self, rank: int, ports: list[int], secret: str) -> Process:
         environment = dict(os.environ)

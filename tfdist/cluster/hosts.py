@@ -9,13 +9,17 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """A name for this machine that no other machine, and no other container with shared memory of its own, has."""
+    """A name for this machine that no other machine has, nor a container with shared memory or a network of its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = ""
     memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
-    return f"{socket.gethostname()} {boot} {memory}"
+    try:
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        network = 0
+    return f"{socket.gethostname()} {boot} {memory} {network}"
 
 
 def local_place(hosts: Sequence[str], rank: int) -> tuple[int, int]:

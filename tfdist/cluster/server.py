@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.cluster import wire
+from tfdist.comm import segments
 
 HANDSHAKE_SECONDS = 10.0
 LINGER_SECONDS = 10.0
@@ -59,6 +60,7 @@ class Member:
     left: bool = False
 
     def send(self, message: dict[str, Any]) -> None:
+        """Sends a message, if the task is still there."""
         if not self.writer.is_closing():
             self.writer.write(wire.encode(message))
 
@@ -90,6 +92,7 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
+        begun = time.time()
         server = await asyncio.start_server(self._session, sock=listener, limit=wire.MAX_LINE)
         watch = asyncio.create_task(self._watch())
         chief = asyncio.create_task(self._chief_lives())
@@ -99,6 +102,8 @@ class Server:
         server.close()
         for member in self.members.values():
             member.writer.close()
+        if self.failure:
+            segments.sweep(begun)
 
     # Letting tasks in.
 

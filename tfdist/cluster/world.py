@@ -23,7 +23,7 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
-from tfdist.comm import mpi
+from tfdist.comm import mpi, segments
 from tfdist.engine.engine import Engine
 from tfdist.errors import ClusterSpecError, TfdistError
 
@@ -136,7 +136,7 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
         if server:
             server.close(timeout=0.0)
         raise
-    mpi.unlink_segments()
+    segments.unlink_own()
     return _world_of(module, control, where, timeouts, server, manager)
 
 
@@ -163,7 +163,7 @@ def _join_launched(timeouts: Timeouts) -> World:
     address, secret = comm.bcast(meeting)
     control = Control(address, _claims(comm.rank, "launched"), secret, timeouts)
     control.join()
-    mpi.unlink_segments()
+    segments.unlink_own()
     return _world_of(module, control, where, timeouts, server, None)
 
 
@@ -201,7 +201,8 @@ def _die_in_initialization(error: TfdistError) -> None:
 def _leave(world: World, module: Any, server: rendezvous.ServerProcess | None, manager: ProcessManager | None) -> None:
     """At the end of the process: says farewell, lets the others finish with it, and takes MPI down."""
     control, engine = world.control, world.engine
-    assert control and engine
+    assert control is not None
+    assert engine is not None
     error = getattr(sys, "last_value", None)
     failed = control.failure is not None or engine.failure is not None or error is not None
     reason = f"{type(error).__name__}: {error}" if error is not None else None
@@ -227,7 +228,8 @@ def _leave(world: World, module: Any, server: rendezvous.ServerProcess | None, m
 def _await_others(world: World) -> bool:
     """Waits until every other task has said farewell too, driving what is still under way; False if one is lost."""
     control, engine = world.control, world.engine
-    assert control and engine
+    assert control is not None
+    assert engine is not None
     while len(control.departed) < world.size:
         if control.failure:
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -155,20 +154,3 @@ def finalize(mpi: Any) -> None:
     else:
         ctypes.CDLL(path).MPI_Finalize()
 
-
-def unlink_segments() -> None:
-    """Removes the names of this job's shared-memory segments; the memory lives as long as it is mapped.
-
-    Once every process has attached to a segment its name is only a way to leak it: a killed process would leave
-    it behind, and a later job that happens on the name reads what it finds there.
-    """
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            mapped = {line.split()[-1] for line in maps if "/dev/shm/mpich" in line and "(deleted)" not in line}
-    except OSError:
-        mapped = set(glob.glob("/dev/shm/mpich_shm_*")) if sys.platform == "darwin" else set()
-    for path in mapped:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass

@@ -36,7 +36,7 @@ class BufferPool:
         start = -raw.ctypes.data % ALIGNMENT
         # NumPy lets every slice refer to the array made here, because its own base is no array; so this one
         # lives as long as the last view.
-        lease = np.frombuffer(memoryview(raw)[start : start + nbytes], np.uint8)
+        lease = np.frombuffer(memoryview(raw.data)[start : start + nbytes], np.uint8)
         weakref.finalize(lease, self._give_back, room, raw).atexit = False
         return lease
 

@@ -275,13 +275,13 @@ class Engine:
                 self.fail(error)
                 raise error
         if time.monotonic() - begin > self._timeouts.collective:
-            error = CollectiveTimeoutError(
+            late = CollectiveTimeoutError(
                 f"rank {self.rank} waited {self._timeouts.collective:g} s in {pending.key} (call {pending.call + 1}) "
                 "for ranks that are alive but did not take part. Look at what they do; if they may take that long, "
                 "raise TFDIST_COLLECTIVE_TIMEOUT."
             )
-            self.fail(error)
-            raise error
+            self.fail(late)
+            raise late
 
     def _drive(self) -> None:
         """The progress thread: makes what is posted move while nobody waits."""

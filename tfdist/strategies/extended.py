@@ -37,7 +37,8 @@ class AllReduceExtended(private.MirroredExtended):
         self.bridge = Bridge(world.engine)
         self._local_only = 0
         self.is_reading_for_all = False
-        local = private.ReductionToOneDevice() if _on_cpu(devices) else self._cross_device_ops
+        own: Any = self._cross_device_ops  # type: ignore[has-type]
+        local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(self.bridge, world.size, local, self.sample_counts)
 
     @contextlib.contextmanager

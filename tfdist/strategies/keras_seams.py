@@ -148,7 +148,7 @@ def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """`train_on_batch` and `test_on_batch` return the metrics over all processes, as after an epoch."""
 
     def method(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
-        if (extended := of_model(self)) is None:
+        if of_model(self) is None:
             return original(self, *args, return_dict=return_dict, **kwargs)
         original(self, *args, return_dict=True, **kwargs)
         logs = tree.map_structure(lambda value: np.asarray(value).tolist(), self.get_metrics_result())
@@ -193,8 +193,8 @@ def _check_scope(model: Any) -> None:
     outside = [variable.path for variable in variables if not private.is_distributed_variable(variable.value)]
     if outside:
         raise ValueError(
-            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Make the "
-            "model and the metrics that `compile` is given inside `with strategy.scope():`, or their values would "
+            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Make "
+            "the model and the metrics that `compile` is given inside `with strategy.scope():`, or their values would "
             "differ between processes."
         )
 

@@ -58,7 +58,7 @@ def weights_are_identical_to_the_last_bit():
     model = make()
     fit(model)
     assert equal_on_all_ranks(model.get_weights())
-    assert equal_on_all_ranks([w for w in model.optimizer.variables])
+    assert equal_on_all_ranks(model.optimizer.variables)
 
 
 @check

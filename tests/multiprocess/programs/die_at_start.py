@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
-from tfdist.comm import mpi
+from tfdist.comm import segments
 
 POINT = os.environ.get("TEST_POINT", "")
 if os.environ.get("TEST_POINT_RANK", "") not in ("", str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])):
@@ -36,7 +37,7 @@ def before(owner, name, act):
 def kill_server():
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True)
     for pid in found.stdout.split():
-        if b"tfdist.cluster.server" in open(f"/proc/{pid}/cmdline", "rb").read():
+        if b"tfdist.cluster.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(int(pid), signal.SIGKILL)
 
 
@@ -49,7 +50,7 @@ elif POINT == "in_mpi_init":
 elif POINT == "server_in_mpi_init":
     before(ProcessManager, "_answer", kill_server)
 elif POINT == "after_mpi_init":
-    before(mpi, "unlink_segments", die)
+    before(segments, "unlink_own", die)
 
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
 print("JOINED", joined.rank, flush=True)
