@@ -69,4 +69,3 @@ def at_start(cores: list[int] | None) -> Callable[[], None]:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     return prepare
-

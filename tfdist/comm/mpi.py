@@ -153,4 +153,3 @@ def finalize(mpi: Any) -> None:
         mpi.Finalize()
     else:
         ctypes.CDLL(path).MPI_Finalize()
-

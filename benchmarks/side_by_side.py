@@ -1,0 +1,94 @@
+"""Starting a measurement as several processes, and reading what rank 0 found."""
+
+import argparse
+import importlib.util
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+
+MARK = "MEASURED "
+
+
+def report(found):
+    """Called by the measured process, on rank 0."""
+    print(MARK + json.dumps(found), flush=True)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def installed(module):
+    return importlib.util.find_spec(module) is not None
+
+
+def measure(command, size=1, env=None, way="plain", cores=None):
+    """Runs a command, on one core a process, and returns what it reported.
+
+    Args:
+        command: Python script and arguments.
+        size: number of processes.
+        env: more environment variables; a function of the rank, or a mapping.
+        way: "plain" starts each process with its rank and size as arguments; "tfdist" and "mpiexec" by a launcher.
+        cores: whether each process is pinned to a core; by default where there are enough.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    pinned = cores if cores is not None else size <= len(available)
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **(env or {})}
+    binary = os.path.dirname(sys.executable)
+    if way == "tfdist":
+        commands = [[sys.executable, "-m", "tfdist.cli", "run", "-n", str(size), *command]]
+    elif way == "mpiexec":
+        commands = [[f"{binary}/mpiexec", "-n", str(size), sys.executable, *command]]
+    else:
+        port = str(free_port())
+        commands = [[sys.executable, *command, str(rank), str(size), port] for rank in range(size)]
+    popens = []
+    for rank, one in enumerate(commands):
+        core = {available[rank]} if pinned and way == "plain" else set(available)
+        popens.append(
+            subprocess.Popen(
+                one,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda core=core: os.sched_setaffinity(0, core),
+            )
+        )
+    outputs = [popen.communicate(timeout=600) for popen in popens]
+    for popen, (out, err) in zip(popens, outputs, strict=True):
+        if popen.returncode:
+            raise RuntimeError(f"{popen.args} exited with code {popen.returncode}\n{out}\n{err}")
+    lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1][len(MARK) :])
+
+
+def table(rows, columns, title):
+    """Prints rows (name, values by column) under each other."""
+    print(f"\n{title}")
+    width = max(len(name) for name, _ in rows)
+    print(" " * width, *(f"{column:>12}" for column in columns))
+    for name, values in rows:
+        cells = [f"{values[column]:>12.2f}" if column in values else f"{'—':>12}" for column in columns]
+        print(f"{name:<{width}}", *cells)
+
+
+def median_and_spread(values):
+    return statistics.median(values), min(values), max(values)
+
+
+def parser(text):
+    made = argparse.ArgumentParser(description=text)
+    made.add_argument("--json", metavar="FILE", help="also write the figures there")
+    return made
+
+
+def save(path, found):
+    if path:
+        with open(path, "w") as file:
+            json.dump(found, file, indent=2)
