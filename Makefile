@@ -5,7 +5,9 @@ VENV ?= .venv
 EXTRAS ?= cpu,test
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+OLDEST := .venv-oldest
+
+.PHONY: demo test test-oldest lint docs clean
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +21,15 @@ demo: $(VENV)/installed  ## Train a small CNN on two processes
 test: $(VENV)/installed  ## Run all tests
 	$(BIN)/python -m pytest
 
+$(OLDEST)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[cpu,test]' 'tensorflow-cpu==2.18.*' 'keras==3.10.*'
+	touch $@
+
+test-oldest: $(OLDEST)/installed  ## A smoke test on the oldest TensorFlow and Keras that are supported
+	$(OLDEST)/bin/python -m pytest tests/multiprocess/smoke.py
+
 lint: $(VENV)/installed  ## Check style and types
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),dev]'
 	$(BIN)/ruff check .
@@ -30,4 +41,4 @@ docs: $(VENV)/installed  ## Build the site into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist docs/_build *.egg-info

@@ -279,6 +279,23 @@ for name, settings in OPTIMIZERS.items():
 
 
 @case
+def clipping_that_does_nothing():
+    return fitted(mlp(lambda: keras.optimizers.SGD(0.1, clipnorm=1e6)))
+
+
+@case
+def clipping():
+    # Keras clips before the sum: not what one process does, but alike on all ranks.
+    model = mlp(lambda: keras.optimizers.SGD(0.1, global_clipnorm=1e-3))
+    before = numbers(model)["weights"]
+    model.fit(X, Y, batch_size=32, epochs=1, shuffle=False, verbose=0)
+    after = numbers(model)["weights"]
+    moved = max(np.abs(np.subtract(a, b)).max() for a, b in zip(after, before, strict=True))
+    assert 0 < moved < 0.1 * 7 * 1e-3 * strategy.num_replicas_in_sync, moved
+    return {"ranks_only": after}
+
+
+@case
 def weight_decay_and_ema():
     def optimizer():
         return keras.optimizers.Adam(weight_decay=0.02, use_ema=True, ema_overwrite_frequency=3)

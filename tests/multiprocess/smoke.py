@@ -1,0 +1,29 @@
+"""A small part of the suite, for other versions of TensorFlow and Keras: `make test-oldest` runs it."""
+
+import pytest
+
+from tests.multiprocess.test_equal_mathematics import check, worlds
+
+NAMES = (
+    "arrays_with_a_partial_batch",
+    "fewer_samples_than_workers",
+    "prediction",
+    "generator",
+    "several_inputs_and_outputs",
+    "steps_per_execution",
+    "optimizer_Adam",
+    "gradient_accumulation",
+    "loss_scale_optimizer",
+    "embedding",
+    "synchronized_batch_normalization",
+    "stateful_metrics",
+    "hand_written_loop",
+)
+
+__all__ = ["worlds"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes(name, worlds):
+    (one,), two = worlds(1, 1, ",".join(NAMES)), worlds(2, 1, ",".join(NAMES))
+    check(name, two, one)
