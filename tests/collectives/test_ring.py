@@ -42,6 +42,19 @@ def test_segments(monkeypatch):
         assert (buffer == expected).all()
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_source_is_only_read(size):
+    sources = integers(size, 101, np.float32)
+    kept = [source.copy() for source in sources]
+    results = [np.full(101, np.nan, np.float32) for _ in range(size)]
+    for source in sources:
+        source.flags.writeable = False
+    simulate(size, lambda rank: ring.all_reduce(results[rank], source=sources[rank]))
+    for rank in range(size):
+        assert (results[rank] == np.sum(kept, axis=0)).all()
+        assert (sources[rank] == kept[rank]).all()
+
+
 def test_result_is_identical_on_all_ranks():
     generator = np.random.default_rng(1)
     buffers = [generator.normal(size=999).astype(np.float32) for _ in range(5)]

@@ -14,6 +14,11 @@ def test_bucket_is_closed_when_full():
     assert [bucket.members for bucket in planned] == [(0, 1), (2, 3), (4,)]
 
 
+def test_large_tensor_travels_alone():
+    planned = buckets.plan([10, 500, 10], [F32] * 3, limit=1000, alone=500)
+    assert [bucket.members for bucket in planned] == [(1,), (0, 2)]
+
+
 def test_dtypes_do_not_mix():
     planned = buckets.plan([10, 10, 10, 10], [F32, F64, F32, F64], limit=100)
     assert planned == [buckets.Bucket((0, 2), F32), buckets.Bucket((1, 3), F64)]

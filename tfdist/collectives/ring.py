@@ -13,32 +13,35 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
-from tfdist.comm.communicator import Communicator
+from tfdist.comm.communicator import Communicator, Request
 
 SEGMENT_BYTES = 1 << 20
 """Bytes on the way at once: small enough that what arrives is still in the cache when it is added."""
 
 
-def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add) -> Plan:
-    """Replaces every rank's buffer by the combination of all of them.
+def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
+    """Combines the buffers of all ranks, into every one of them.
 
     Args:
-        buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten.
+        buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten by the result.
         combine: a commutative and associative NumPy ufunc of two arguments.
+        source: what this rank gives, like ``buffer``, and only read; by default what the buffer holds.
 
     Returns:
         A plan for the engine. Its result is None.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        chunks = [buffer[part] for part in partition(buffer.size, comm.size)]
+        given = buffer if source is None else source
+        parts = partition(buffer.size, comm.size)
+        chunks, own = [buffer[part] for part in parts], [given[part] for part in parts]
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         segment = max(1, SEGMENT_BYTES // buffer.itemsize)
         landing = np.empty((2, min(segment, chunks[0].size)), buffer.dtype)
         for step in range(comm.size - 1):
-            outgoing = chunks[(comm.rank - step) % comm.size]
-            incoming = chunks[(comm.rank - step - 1) % comm.size]
-            yield from _pass_on_and_add(comm, tag, right, left, outgoing, incoming, landing, combine)
+            outgoing = (chunks if step else own)[(comm.rank - step) % comm.size]
+            place = (comm.rank - step - 1) % comm.size
+            yield from _pass_on_and_add(comm, tag, right, left, outgoing, own[place], chunks[place], landing, combine)
         for step in range(comm.size - 1):
             outgoing = chunks[(comm.rank + 1 - step) % comm.size]
             incoming = chunks[(comm.rank - step) % comm.size]
@@ -53,7 +56,8 @@ def _pass_on_and_add(
     right: int,
     left: int,
     outgoing: np.ndarray,
-    incoming: np.ndarray,
+    own: np.ndarray,
+    target: np.ndarray,
     landing: np.ndarray,
     combine: np.ufunc,
 ) -> Schedule:
@@ -62,16 +66,17 @@ def _pass_on_and_add(
     if length == 0:
         return
     sends = [comm.send(outgoing[at : at + length], right, tag) for at in range(0, outgoing.size, length)]
-    starts = range(0, incoming.size, length)
-    receives = [
-        comm.receive(landing[turn % 2, : incoming[at : at + length].size], left, tag)
-        for turn, at in enumerate(starts[:2])
-    ]
-    for turn, at in enumerate(starts):
-        target = incoming[at : at + length]
+    segments = [slice(at, min(at + length, target.size)) for at in range(0, target.size, length)]
+
+    def receive(turn: int) -> Request:
+        segment = segments[turn]
+        return comm.receive(landing[turn % 2, : segment.stop - segment.start], left, tag)
+
+    receives = [receive(turn) for turn in range(len(segments[:2]))]
+    for turn, segment in enumerate(segments):
         yield (receives[turn],)
-        combine(target, landing[turn % 2, : target.size], out=target)
-        if turn + 2 < len(starts):
-            following = incoming[starts[turn + 2] : starts[turn + 2] + length]
-            receives.append(comm.receive(landing[turn % 2, : following.size], left, tag))
+        arrived = landing[turn % 2, : segment.stop - segment.start]
+        combine(own[segment], arrived, out=target[segment])
+        if turn + 2 < len(segments):
+            receives.append(receive(turn + 2))
     yield sends

@@ -212,6 +212,21 @@ class Bridge:
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
+        if len(arrays) == 1 and contributes:
+            (array,) = arrays  # read where it is; the sum goes into a buffer of its own
+            views = [self._pool.take(array.nbytes).view(array.dtype).reshape(array.shape)]
+            plan = ring.all_reduce(views[0].reshape(-1), source=array.reshape(-1))
+        else:
+            buffer, views = self._packed(arrays, contributes)
+            plan = ring.all_reduce(buffer)
+        handle = next(self._handles)
+        pending = self._engine.post(key, plan, blocking=blocking, overlaps=overlaps)
+        with self._lock:
+            self._posted[handle] = (pending, views)
+        return handle
+
+    def _packed(self, arrays: Sequence[np.ndarray], contributes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        """One flat array that holds all of these, and the view of each in it; zeros if they do not count."""
         starts, total = buckets.offsets([array.nbytes for array in arrays])
         buffer = self._pool.take(total)
         views = []
@@ -223,12 +238,7 @@ class Bridge:
             view[...] = array if contributes else 0
             views.append(view)
         buffer[end:] = 0
-        plan = ring.all_reduce(buffer.view(arrays[0].dtype))
-        handle = next(self._handles)
-        pending = self._engine.post(key, plan, blocking=blocking, overlaps=overlaps)
-        with self._lock:
-            self._posted[handle] = (pending, views)
-        return handle
+        return buffer.view(arrays[0].dtype), views
 
     def _collect(self, handle: tf.Tensor | int) -> list[tf.Tensor]:
         with self._lock:

@@ -10,7 +10,10 @@ import numpy as np
 from tfdist.engine.buffers import ALIGNMENT
 
 BUCKET_BYTES = 16 << 20
-"""A bucket is closed when it holds this much. A larger tensor has a bucket of its own."""
+"""A bucket is closed when it holds this much."""
+
+ALONE_BYTES = 1 << 20
+"""A tensor of at least this size travels alone: it needs no copy then, which costs more than another collective."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,16 @@ class Bucket:
     dtype: np.dtype
 
 
-def plan(sizes: Sequence[int], dtypes: Sequence[np.dtype], limit: int = BUCKET_BYTES) -> list[Bucket]:
+def plan(
+    sizes: Sequence[int], dtypes: Sequence[np.dtype], limit: int = BUCKET_BYTES, alone: int = ALONE_BYTES
+) -> list[Bucket]:
     """Distributes tensors over buckets, in their order.
 
     Args:
         sizes: bytes of each tensor.
         dtypes: of each tensor.
         limit: bytes after which a bucket is closed.
+        alone: bytes from which on a tensor has a bucket of its own.
 
     Returns:
         Buckets, in the order in which their last member comes.
@@ -41,6 +47,9 @@ def plan(sizes: Sequence[int], dtypes: Sequence[np.dtype], limit: int = BUCKET_B
     open_members: dict[np.dtype, list[int]] = {}
     open_bytes: dict[np.dtype, int] = {}
     for position, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True)):
+        if size >= alone:
+            closed.append(Bucket((position,), dtype))
+            continue
         members = open_members.setdefault(dtype, [])
         members.append(position)
         open_bytes[dtype] = open_bytes.get(dtype, 0) + size
