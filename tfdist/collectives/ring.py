@@ -10,6 +10,8 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
@@ -36,18 +38,40 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
         parts = partition(buffer.size, comm.size)
         chunks, own = [buffer[part] for part in parts], [given[part] for part in parts]
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        segment = max(1, SEGMENT_BYTES // buffer.itemsize)
-        landing = np.empty((2, min(segment, chunks[0].size)), buffer.dtype)
-        for step in range(comm.size - 1):
-            outgoing = (chunks if step else own)[(comm.rank - step) % comm.size]
-            place = (comm.rank - step - 1) % comm.size
-            yield from _pass_on_and_add(comm, tag, right, left, outgoing, own[place], chunks[place], landing, combine)
+        yield from reduce_scatter_steps(comm, tag, own, chunks, combine)
         for step in range(comm.size - 1):
             outgoing = chunks[(comm.rank + 1 - step) % comm.size]
             incoming = chunks[(comm.rank - step) % comm.size]
             yield (comm.receive(incoming, left, tag), comm.send(outgoing, right, tag))
 
     return schedule
+
+
+def reduce_scatter_steps(
+    comm: Communicator,
+    tag: int,
+    own: Sequence[np.ndarray],
+    chunks: Sequence[np.ndarray],
+    combine: np.ufunc,
+    shift: int = 0,
+) -> Schedule:
+    """The first half of the ring: leaves rank r with the combination of chunk r + 1 + ``shift``.
+
+    Args:
+        comm: moves the bytes.
+        tag: of the collective.
+        own: what this rank gives, cut into a chunk per rank; only read.
+        chunks: where the combinations come to lie, cut in the same way; may be ``own``.
+        combine: a commutative and associative NumPy ufunc of two arguments.
+        shift: which chunk is left.
+    """
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    segment = max(1, SEGMENT_BYTES // chunks[0].itemsize)
+    landing = np.empty((2, min(segment, chunks[0].size)), chunks[0].dtype)
+    for step in range(comm.size - 1):
+        outgoing = (chunks if step else own)[(comm.rank + shift - step) % comm.size]
+        place = (comm.rank + shift - step - 1) % comm.size
+        yield from _pass_on_and_add(comm, tag, right, left, outgoing, own[place], chunks[place], landing, combine)
 
 
 def _pass_on_and_add(

@@ -3,7 +3,7 @@
 Three rules, each of which was seen to matter:
 
 - The input is never written: a constant, a variable's buffer or a gradient that two variables share may lie
-  behind it. It is read where it is, and copied once, into a bucket from a pool.
+  behind it. It is read where it lies; the sum goes into a buffer from a pool.
 - The result is handed to TensorFlow where it lies (DLPack), and its memory returns to the pool when TensorFlow
   has dropped it.
 - TensorFlow runs the host calls of a graph in the order in which they were traced. So all posts are traced

@@ -1,0 +1,30 @@
+"""All-to-all: every rank has something for every other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.comm.communicator import Communicator
+
+
+def all_to_all(given: Sequence[np.ndarray], taken: Sequence[np.ndarray]) -> Plan:
+    """Sends ``given[k]`` to rank k and fills ``taken[k]`` with what rank k gives, in P-1 pairwise exchanges.
+
+    Args:
+        given: one contiguous one-dimensional array per rank; only read.
+        taken: one per rank, of the sizes that the others give; overwritten.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        taken[comm.rank][...] = given[comm.rank]
+        for step in range(1, comm.size):
+            target, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+            yield (comm.receive(taken[source], source, tag), comm.send(given[target], target, tag))
+
+    return schedule

@@ -1,0 +1,39 @@
+"""How algorithms that need a power of two run on any number of processes.
+
+With P = 2^k + r processes, the first 2r fold into r: each even one gives its vector to its odd neighbour, sits out,
+and gets the result back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tfdist.collectives.schedule import Schedule
+from tfdist.comm.communicator import Communicator
+
+Core = Callable[[int, int, Callable[[int], int]], Schedule]
+"""The algorithm among 2^k: called with the place of this rank, 2^k, and what finds the rank of a place."""
+
+
+def folded(comm: Communicator, tag: int, buffer: np.ndarray, combine: np.ufunc, core: Core) -> Schedule:
+    """Runs ``core`` on the largest power of two, with all ranks' vectors in it."""
+    size = 1 << (comm.size.bit_length() - 1)
+    extra = comm.size - size
+    paired = comm.rank < 2 * extra
+
+    def rank_of(place: int) -> int:
+        return 2 * place + 1 if place < extra else place + extra
+
+    if paired and comm.rank % 2 == 0:
+        yield (comm.send(buffer, comm.rank + 1, tag),)
+        yield (comm.receive(buffer, comm.rank + 1, tag),)
+        return
+    if paired:
+        landing = np.empty_like(buffer)
+        yield (comm.receive(landing, comm.rank - 1, tag),)
+        combine(buffer, landing, out=buffer)
+    yield from core(comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
+    if paired:
+        yield (comm.send(buffer, comm.rank - 1, tag),)
