@@ -65,7 +65,7 @@ _lock = threading.Lock()
 
 
 def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    """Joins the world, once per process; later calls return the same one.
+    """Joins the world, once per process; later calls return the same one. A world of one is nothing to join.
 
     Args:
         cluster: who takes part; None to learn it from a launcher, or to be alone.
@@ -75,30 +75,19 @@ def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
         TfdistError: the others did not come, or refused this process; MPI is not to be had.
     """
     global _world, _members
-    if cluster is not None and cluster.outside:
+    alone = launcher.size() == 1 if cluster is None else cluster.outside or cluster.size == 1
+    if alone:
         return World()
     with _lock:
         if _world is not None and _members != cluster:
             raise ClusterSpecError(
-                f"this process is a member of another cluster already ({_members}); a process joins one job in its "
-                f"life. Got {cluster}."
+                f"this process has joined a job already ({_members or 'of an MPI launcher'}), and joins one in its "
+                f"life; got {cluster}."
             )
         if _world is None:
-            _world, _members = _join(cluster, timeouts), cluster
+            _world = _join_launched(timeouts) if cluster is None else _join_cluster(cluster, timeouts)
+            _members = cluster
         return _world
-
-
-def current() -> World | None:
-    """The world that this process has joined, if it has."""
-    return _world
-
-
-def _join(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    if cluster is None and launcher.size() > 1:
-        return _join_launched(timeouts)
-    if cluster is None or cluster.size == 1:
-        return World()
-    return _join_cluster(cluster, timeouts)
 
 
 def _claims(rank: int, digest: str) -> dict[str, Any]:

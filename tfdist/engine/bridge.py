@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import ring
+from tfdist.collectives.algorithms import AllReduce
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.broadcast import broadcast
 from tfdist.engine import buckets
@@ -37,10 +38,12 @@ class Bridge:
 
     Args:
         engine: moves the bytes; None in a world of one, where every collective is its own result.
+        all_reduce: the algorithm that sums.
     """
 
-    def __init__(self, engine: Engine | None) -> None:
+    def __init__(self, engine: Engine | None, all_reduce: AllReduce = ring.all_reduce) -> None:
         self._alone = engine is None
+        self._all_reduce = all_reduce
         self._engine: Engine = engine  # type: ignore[assignment]
         self._pool = BufferPool()
         self._posted: dict[int, tuple[Pending, list[np.ndarray]]] = {}
@@ -215,10 +218,10 @@ class Bridge:
         if len(arrays) == 1 and contributes:
             (array,) = arrays  # read where it is; the sum goes into a buffer of its own
             views = [self._pool.take(array.nbytes).view(array.dtype).reshape(array.shape)]
-            plan = ring.all_reduce(views[0].reshape(-1), source=array.reshape(-1))
+            plan = self._all_reduce(views[0].reshape(-1), source=array.reshape(-1))
         else:
             buffer, views = self._packed(arrays, contributes)
-            plan = ring.all_reduce(buffer)
+            plan = self._all_reduce(buffer)
         handle = next(self._handles)
         pending = self._engine.post(key, plan, blocking=blocking, overlaps=overlaps)
         with self._lock:
@@ -266,7 +269,7 @@ class Bridge:
         dense = self._pool.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
         dense[...] = 0
         np.add.at(dense, places, rows)
-        self._engine.run(f"{key}: dense", ring.all_reduce(dense.reshape(-1)))
+        self._engine.run(f"{key}: dense", self._all_reduce(dense.reshape(-1)))
         return _to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery, world  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
@@ -49,8 +50,12 @@ class AllReduceStrategy(tf.distribute.Strategy):
         devices: this process's devices, such as ``["GPU:0", "GPU:1"]``; the same number on every process. By
             default the GPUs, shared out among the processes of a machine by local rank; the CPU when there is none.
         timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+        algorithm: how processes sum: ``"ring"``, which sends the fewest bytes; ``"butterfly"`` or ``"tree"``, which
+            send the fewest messages; ``"reduce_scatter_gather"``, which sends few of both where the number of
+            processes is a power of two; or ``"naive"``.
 
     Raises:
+        MismatchError: processes have different numbers of devices, or different algorithms.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster with this task in it.
         RendezvousError: not all tasks came, or this one was refused.
         MPIUnavailableError: no MPI library can be loaded.
@@ -64,7 +69,9 @@ class AllReduceStrategy(tf.distribute.Strategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
+        algorithm: str = "ring",
     ) -> None:
+        algorithms.named(algorithm)
         cluster = discovery.discover(cluster_resolver)
         joined = world.join(cluster, timeouts or Timeouts.from_environment())
         chosen = list(devices) if devices is not None else default_devices(joined.local_rank, joined.local_size)
@@ -72,7 +79,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
         self._cluster_resolver = cluster_resolver
-        super().__init__(AllReduceExtended(self, joined, chosen))
+        super().__init__(AllReduceExtended(self, joined, chosen, algorithm))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.world import World
+from tfdist.collectives import algorithms
 from tfdist.engine.bridge import Bridge
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
@@ -18,6 +19,7 @@ from tfdist.strategies.sample_counts import SampleCounts, batch_size
 
 log = logging.getLogger("tfdist")
 
+_strategies = itertools.count()
 _variables = itertools.count()
 
 
@@ -28,13 +30,19 @@ class AllReduceExtended(private.MirroredExtended):
         strategy: the strategy that this is the inner half of.
         world: the processes.
         devices: this process's.
+        algorithm: the name of the all-reduce between processes.
+
+    Raises:
+        MismatchError: another process has another number of devices, or another algorithm.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, world: World, devices: list[str]) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, world: World, devices: list[str], algorithm: str) -> None:
         super().__init__(strategy, devices=devices)
         self.world = world
         self.sample_counts = SampleCounts()
-        self.bridge = Bridge(world.engine)
+        self.bridge = Bridge(world.engine, algorithms.named(algorithm))
+        settings = f"{len(devices)} device(s) and the algorithm {algorithm}"
+        self.bridge.broadcast(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
         self._local_only = 0
         self.is_reading_for_all = False
         own: Any = self._cross_device_ops  # type: ignore[has-type]
