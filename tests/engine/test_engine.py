@@ -131,3 +131,22 @@ def test_counts():
         engine.run("a", ring.all_reduce(np.ones(3)))
     engine.run("b", ring.all_reduce(np.ones(3)))
     assert engine.counts() == {"0": 3, "1": 1}
+
+
+def test_key_that_two_threads_use_first_is_asked_for_once(engines):
+    made, control = engines
+    asked = []
+    answer = control.request
+    control.request = lambda kind, timeout, key, **fields: (asked.append(key), answer(kind, timeout, key))[1]
+    gate = threading.Barrier(4)
+
+    def number():
+        gate.wait()
+        made[0]._number("new", "", False)
+
+    threads = [threading.Thread(target=number) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert asked == ["new"]

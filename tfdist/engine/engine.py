@@ -73,7 +73,7 @@ class Engine:
         self._timeouts = timeouts
         self._tags = tags
         self._numbers: dict[str, int] = {}
-        self._agreeing = threading.Lock()
+        self._agreeing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._calls: defaultdict[int, int] = defaultdict(int)
         self._lock = threading.Lock()
         self._active: list[Pending] = []
@@ -177,15 +177,17 @@ class Engine:
         return pending
 
     def _number(self, key: str, signature: str, blocking: bool) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            if self._control is None:
-                raise ValueError(f"the key {key!r} is unknown, and there is nobody to agree on it with")
-            answer = self._control.request(
-                "agree", self._timeouts.collective, key=key, signature=signature, blocking=blocking
-            )
-            number = self._numbers[key] = answer["number"]
-        return number
+        if (number := self._numbers.get(key)) is not None:
+            return number
+        if self._control is None:
+            raise ValueError(f"the key {key!r} is unknown, and there is nobody to agree on it with")
+        with self._agreeing[key]:  # a key that two threads use for the first time is asked for once
+            if key not in self._numbers:
+                answer = self._control.request(
+                    "agree", self._timeouts.collective, key=key, signature=signature, blocking=blocking
+                )
+                self._numbers[key] = answer["number"]
+            return self._numbers[key]
 
     # Making progress.
 

@@ -28,12 +28,17 @@ def install(replace: Callable[..., None], of_model: Callable[[Any], AllReduceExt
     replace(keras.Model, "load_weights", lambda original: _read_for_all(original, of_model))
     for owner in (keras.models, keras.saving):
         replace(owner, "load_model", _after_the_chief)
-        replace(owner, "save_model", lambda original: _saved_by_method)
+        replace(owner, "save_model", lambda original: _saved_by_method(original, of_model))
     saving_api.load_model = keras.saving.load_model
 
 
-def _saved_by_method(model: Any, *args: Any, **kwargs: Any) -> Any:
-    return model.save(*args, **kwargs)
+def _saved_by_method(
+    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None]
+) -> Callable[..., Any]:
+    def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(model, *args, **kwargs) if of_model(model) is None else model.save(*args, **kwargs)
+
+    return save_model
 
 
 def _written_once(
