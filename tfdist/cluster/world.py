@@ -121,6 +121,8 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
         control.request("barrier", name="initialized")
         control.when_failed(None)
     except BaseException:
+        if control.failure is not None:
+            launcher.tell("a victim")
         control.close()
         if server:
             server.close(timeout=0.0)
@@ -183,6 +185,7 @@ def _say_who_can_join(address: str) -> None:
 
 def _die_in_initialization(error: TfdistError) -> None:
     """Ends the process from outside `MPI_Init`, which waits for a lost peer forever and cannot be interrupted."""
+    launcher.tell("a victim")
     print(f"tfdist: lost during MPI's initialization: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
