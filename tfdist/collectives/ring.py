@@ -15,10 +15,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
+from tfdist.comm.buffers import BufferPool
 from tfdist.comm.communicator import Communicator, Request
 
-SEGMENT_BYTES = 1 << 20
-"""Bytes on the way at once: small enough that what arrives is still in the cache when it is added."""
+SEGMENT_BYTES = 4 << 20
+"""Bytes on the way at once: few enough that what arrives is still in the cache when it is added, and enough that
+processes which share cores need not take turns too often."""
+
+_scratch = BufferPool()
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
@@ -67,7 +71,8 @@ def reduce_scatter_steps(
     """
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     segment = max(1, SEGMENT_BYTES // chunks[0].itemsize)
-    landing = np.empty((2, min(segment, chunks[0].size)), chunks[0].dtype)
+    length = min(segment, chunks[0].size)
+    landing = _scratch.take(2 * length * chunks[0].itemsize).view(chunks[0].dtype).reshape(2, length)
     for step in range(comm.size - 1):
         outgoing = (chunks if step else own)[(comm.rank + shift - step) % comm.size]
         place = (comm.rank + shift - step - 1) % comm.size

@@ -25,9 +25,9 @@ from tfdist.collectives import ring
 from tfdist.collectives.algorithms import AllReduce
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.broadcast import broadcast
+from tfdist.comm.buffers import BufferPool
 from tfdist.engine import buckets
 from tfdist.engine.buckets import Bucket
-from tfdist.engine.buffers import BufferPool
 from tfdist.engine.engine import Engine, Pending, describe
 
 _DLPACK_KINDS = "fiuc"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist.engine.buffers import ALIGNMENT
+from tfdist.comm.buffers import ALIGNMENT
 
 BUCKET_BYTES = 16 << 20
 """A bucket is closed when it holds this much."""

@@ -26,7 +26,7 @@ from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Communicator, Request
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
-_SPIN_SECONDS = 400e-6
+_SPIN_SECONDS = 2e-3
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 1e-3
 _EXPLANATION_SECONDS = 3.0

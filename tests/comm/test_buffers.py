@@ -2,7 +2,7 @@ import gc
 
 import numpy as np
 
-from tfdist.engine.buffers import ALIGNMENT, BufferPool
+from tfdist.comm.buffers import ALIGNMENT, BufferPool
 
 
 def test_buffers_are_aligned_and_of_the_size_asked_for():
