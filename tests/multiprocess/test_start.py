@@ -179,6 +179,7 @@ def test_chief_that_never_comes():
         (end,) = processes.wait(30)
     assert end.code == 1
     assert "Missing: the chief" in end.output
+    assert end.output.splitlines()[-1].startswith("tfdist.errors.RendezvousError"), end.output
 
 
 def joining(configs, settings=None, deadline=60):
@@ -213,6 +214,7 @@ def test_task_without_the_secret_is_refused_and_the_job_goes_on(secret):
         ended = processes.wait(30)
         assert [end.code for end in ended] == [0, 1], processes.outputs()
         assert "right" not in processes.outputs().replace("is right", "")
+        assert ended[1].output.splitlines()[-1].startswith("tfdist.errors.RendezvousError"), ended[1].output
 
 
 def test_without_a_secret_it_is_said_who_could_join():
@@ -272,6 +274,7 @@ def test_random_bytes_at_the_rendezvous_change_nothing():
             b'{"claims": 3}\n',
             b'{"claims": {}}\n',
             b"[]\n",
+            b"[" * 8000 + b"\n",
         ):
             _send("127.0.0.1", ports[0], noise)
         with harness.started(JOIN, 1, None, configs[1:]) as other:

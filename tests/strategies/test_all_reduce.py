@@ -59,3 +59,4 @@ def test_models_of_other_strategies_are_left_alone():
         assert model.predict(np.ones((7, 4)), verbose=0).shape == (7, 2)
         assert len(model.evaluate(np.ones((7, 4)), np.ones((7, 2)), verbose=0)) == 2
         assert np.isfinite(model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)))).all()
+        assert "loss" in model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)), None, None, True)

@@ -59,7 +59,7 @@ class Control:
         self._sending = threading.Lock()
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._socket: socket.socket
+        self._socket: socket.socket | None = None
 
     # Getting in.
 
@@ -163,6 +163,8 @@ class Control:
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message that has no answer. What cannot be sent is lost: the listening thread says why."""
+        if self._socket is None:
+            return
         try:
             with self._sending:
                 self._socket.sendall(wire.encode(message))
@@ -205,18 +207,20 @@ class Control:
     def close(self) -> None:
         """Closes the connection."""
         self._closing = True
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        if self._thread and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-        self._socket.close()
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            if self._thread and self._thread is not threading.current_thread():
+                self._thread.join(5.0)
+            self._socket.close()
         self._interrupts.close()
 
     # Listening.
 
     def _listen(self) -> None:
+        assert self._socket is not None
         selector = selectors.DefaultSelector()
         selector.register(self._socket, selectors.EVENT_READ)
         if self._interrupts.active:
@@ -276,8 +280,9 @@ class Control:
         elif kind == "missing":
             with self._arrived:
                 self._missing = message["tasks"]
+            waiting = f"; still waiting for {', '.join(self._missing)}" if self._missing else ""
             for who in message["refused"][self._refusals_told :]:
-                log.warning("tfdist: refused %s; still waiting for %s", who, ", ".join(self._missing))
+                log.warning("tfdist: refused %s%s", who, waiting)
             self._refusals_told = len(message["refused"])
         elif kind == "left":
             self.names[message["rank"]] = message["name"]

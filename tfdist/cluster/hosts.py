@@ -33,6 +33,19 @@ def local_place(hosts: Sequence[str], rank: int) -> tuple[int, int]:
     return neighbours.index(rank), len(neighbours)
 
 
+def outside_address() -> str:
+    """This machine's address on the interface that leads to others.
+
+    A connected UDP socket tells it without sending anything; the machine's own name often means the loopback.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+            return probe.getsockname()[0]
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")

@@ -16,6 +16,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,6 @@ class Agreement:
     number: int
     signatures: dict[int, str] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
-    blocking: set[int] = field(default_factory=set)
 
 
 class Server:
@@ -89,11 +89,13 @@ class Server:
         self._values: dict[str, str] = {}
         self._barriers: dict[str, dict[int, int]] = {}
         self._agreements: dict[str, Agreement] = {}
+        self._stuck: dict[int, str] = {}
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
         begun = time.time()
-        server = await asyncio.start_server(self._session, sock=listener, limit=wire.MAX_LINE)
+        # The limit bounds what is buffered for someone who has not proven anything.
+        server = await asyncio.start_server(self._session, sock=listener, limit=wire.MAX_HANDSHAKE_LINE)
         watch = asyncio.create_task(self._watch())
         chief = asyncio.create_task(self._chief_lives())
         await self.over.wait()
@@ -110,26 +112,24 @@ class Server:
     async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             member = await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_SECONDS)
-        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
+        except Exception:
             member = None  # noise: whoever it was has not said anything that deserves an answer
         if member is None:
             writer.close()
             return
         try:
-            while line := await reader.readline():
+            async for line in _lines(reader):
                 member.last_seen = time.monotonic()
                 self._heard(member, wire.decode(line))
-        except (OSError, ValueError):
-            pass
-        self._gone(member)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # a message that no task of this version sends; without its connection the task counts as lost
+        finally:
+            self._gone(member)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member | None:
         challenge = wire.nonce()
         writer.write(wire.encode({"tfdist": wire.PROTOCOL, "nonce": challenge}))
-        line = await reader.readline()
-        if len(line) > wire.MAX_HANDSHAKE_LINE:
-            return None
-        hello = wire.decode(line)
+        hello = wire.decode(await reader.readline())
         claims, nonces = hello.get("claims"), (challenge, str(hello.get("nonce")))
         if not isinstance(claims, dict):
             return None
@@ -304,7 +304,7 @@ class Server:
         arrived[member.rank] = request
         if len(arrived) == self.size:
             for rank, number in self._barriers.pop(name).items():
-                self.members[rank].send({"re": number})
+                self._answer(rank, {"re": number})
 
     def _agree(self, member: Member, message: dict[str, Any]) -> None:
         key, signature = message["key"], message["signature"]
@@ -321,20 +321,25 @@ class Server:
         agreement.signatures[member.rank] = signature
         agreement.asked[member.rank] = message["id"]
         if message.get("blocking"):
-            agreement.blocking.add(member.rank)
-        if len(agreement.asked) == self.size:
-            for rank, request in agreement.asked.items():
-                self.members[rank].send({"re": request, "number": agreement.number})
-            agreement.asked.clear()
-            agreement.blocking.clear()
-        else:
+            self._stuck[member.rank] = key
+        if len(agreement.asked) < self.size:
             self._check_deadlock()
+            return
+        for rank, request in agreement.asked.items():
+            self._answer(rank, {"re": request, "number": agreement.number})
+            if self._stuck.get(rank) == key:
+                del self._stuck[rank]
+        agreement.asked.clear()
+        agreement.signatures.clear()
+
+    def _answer(self, rank: int, message: dict[str, Any]) -> None:
+        if member := self.members.get(rank):
+            member.send(message)
 
     def _check_deadlock(self) -> None:
         """Fails when every rank stands still, waiting for the others to join a collective of its own."""
-        stuck = {rank: key for key, agreement in self._agreements.items() for rank in agreement.blocking}
-        if len(stuck) == self.size:
-            different = "; ".join(f"rank {rank} waits in {key}" for rank, key in sorted(stuck.items()))
+        if len(self._stuck) == self.size:
+            different = "; ".join(f"rank {rank} waits in {key}" for rank, key in sorted(self._stuck.items()))
             self._fail(
                 None,
                 f"ranks take part in different collectives: {different}. "
@@ -349,6 +354,17 @@ class Server:
         else:
             counts = message.get("counts", {})
             self._tell_all({"type": "left", "rank": member.rank, "name": self._name(member), "counts": counts})
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a task that was let in, which may be longer than those of a stranger."""
+    pending = b""
+    while chunk := await reader.read(1 << 16):
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(pending) > wire.MAX_LINE:
+            raise ValueError("a line without an end")
 
 
 def main() -> None:

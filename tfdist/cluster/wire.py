@@ -16,7 +16,7 @@ from typing import Any
 PROTOCOL = 1
 """Raised whenever the messages change, so that unlike versions part with a clear message."""
 
-MAX_LINE = 1 << 20
+MAX_LINE = 1 << 24
 """Bytes in a message at most. Longer ones end the connection."""
 
 MAX_HANDSHAKE_LINE = 1 << 13

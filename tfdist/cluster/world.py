@@ -25,7 +25,7 @@ from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.comm import mpi, segments
 from tfdist.engine.engine import Engine
-from tfdist.errors import ClusterSpecError, TfdistError
+from tfdist.errors import ClusterSpecError, RendezvousError, TfdistError
 
 log = logging.getLogger("tfdist")
 
@@ -120,12 +120,14 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
         mpi.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, len(set(where)) == 1)
         control.request("barrier", name="initialized")
         control.when_failed(None)
-    except BaseException:
+    except BaseException as error:
         if control.failure is not None:
             launcher.tell("a victim")
+        else:
+            control.leave(f"{type(error).__name__}: {error}"[:1000], {})
         control.close()
         if server:
-            server.close(timeout=0.0)
+            server.close()
         raise
     segments.unlink_own()
     return _world_of(module, control, where, timeouts, server, manager)
@@ -145,13 +147,18 @@ def _join_launched(timeouts: Timeouts) -> World:
     one_host = len(set(where)) == 1
     server, meeting = None, None
     if comm.rank == 0:
-        host = "127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname())
-        listener = rendezvous.listen(f"{host}:0")
-        secret = os.urandom(16).hex().encode()
-        meeting = (f"{host}:{listener.getsockname()[1]}", secret)
-        names = [f"rank {rank}" for rank in range(comm.size)]
-        server = rendezvous.ServerProcess(listener, names, "launched", secret, timeouts)
+        try:
+            listener = rendezvous.listen("127.0.0.1:0" if one_host else "0.0.0.0:0")
+            secret = os.urandom(16).hex().encode()
+            host = "127.0.0.1" if one_host else hosts.outside_address()
+            meeting = (f"{host}:{listener.getsockname()[1]}", secret)
+            names = [f"rank {rank}" for rank in range(comm.size)]
+            server = rendezvous.ServerProcess(listener, names, "launched", secret, timeouts)
+        except (OSError, TfdistError) as error:
+            meeting = (f"rank 0 could not open the rendezvous: {error}", b"")
     address, secret = comm.bcast(meeting)
+    if not secret:
+        raise RendezvousError(address)
     control = Control(address, _claims(comm.rank, "launched"), secret, timeouts)
     control.join()
     segments.unlink_own()
@@ -170,7 +177,7 @@ def _world_of(
     engine = Engine(communicator, control, timeouts, communicator.tags)
     local_rank, local_size = hosts.local_place(where, communicator.rank)
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
-    atexit.register(_leave, world, module, server, manager)
+    atexit.register(_leave, world, module, server, manager, _Watchdog())
     return world
 
 
@@ -190,7 +197,26 @@ def _die_in_initialization(error: TfdistError) -> None:
     os._exit(1)
 
 
-def _leave(world: World, module: Any, server: rendezvous.ServerProcess | None, manager: ProcessManager | None) -> None:
+class _Watchdog:
+    """Ends the process if `MPI_Finalize` does not; a thread made in time, as none can be at the end."""
+
+    def __init__(self) -> None:
+        self.begin, self.done = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, name="tfdist-watchdog", daemon=True).start()
+
+    def _watch(self) -> None:
+        self.begin.wait()
+        if not self.done.wait(_FINALIZE_SECONDS):
+            os._exit(1)
+
+
+def _leave(
+    world: World,
+    module: Any,
+    server: rendezvous.ServerProcess | None,
+    manager: ProcessManager | None,
+    watchdog: _Watchdog,
+) -> None:
     """At the end of the process: says farewell, lets the others finish with it, and takes MPI down."""
     control, engine = world.control, world.engine
     assert control is not None
@@ -205,11 +231,9 @@ def _leave(world: World, module: Any, server: rendezvous.ServerProcess | None, m
         failed = not _await_others(world)
     engine.close()
     if not failed:
-        watchdog = threading.Timer(_FINALIZE_SECONDS, os._exit, [1])
-        watchdog.daemon = True
-        watchdog.start()
+        watchdog.begin.set()
         mpi.finalize(module)
-        watchdog.cancel()
+        watchdog.done.set()
     if manager:
         manager.release()
     control.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import defaultdict
+from collections import deque
 
 import numpy as np
 
@@ -22,16 +21,15 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)
-        self._lock = threading.Lock()
+        # No lock: memory may come back while the garbage collector runs in the middle of `take`.
+        self._free: dict[int, deque[np.ndarray]] = {}
 
     def take(self, nbytes: int) -> np.ndarray:
         """An aligned array of ``nbytes`` bytes, uninitialized, whose views keep it from being used again."""
         room = max(_SMALLEST, -(-nbytes // _SMALLEST) * _SMALLEST)
-        with self._lock:
-            free = self._free[room]
-            raw = free.pop() if free else None
-        if raw is None:
+        try:
+            raw = self._free.setdefault(room, deque()).pop()
+        except IndexError:
             raw = np.empty(room + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         # NumPy lets every slice refer to the array made here, because its own base is no array; so this one
@@ -41,5 +39,4 @@ class BufferPool:
         return lease
 
     def _give_back(self, room: int, raw: np.ndarray) -> None:
-        with self._lock:
-            self._free[room].append(raw)
+        self._free[room].append(raw)

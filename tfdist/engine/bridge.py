@@ -57,7 +57,8 @@ class Bridge:
         Args:
             tensors: dense, of any numeric dtype; those with one position have one shape on all processes. In the
                 order in which they become available, for the earliest start.
-            contributes: boolean scalar; a process where it is false adds zeros, whatever its tensors hold.
+            contributes: boolean scalar, false where a process has no samples: what a mean over none of them made
+                infinite or undefined then counts as zero.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -80,9 +81,10 @@ class Bridge:
 
     def _sum_eagerly(self, plan: list[Bucket], tensors: Sequence[tf.Tensor], contributes: bool) -> list[tf.Tensor]:
         posted = []
-        for bucket in plan:
+        for place, bucket in enumerate(plan):
             arrays = [np.asarray(tensors[member]) for member in bucket.members]
-            posted.append(self._post_sum(f"eager sum of {describe(arrays)}", arrays, contributes, blocking=True))
+            key = f"eager sum #{place} of {describe(arrays)}"
+            posted.append(self._post_sum(key, arrays, contributes, blocking=True))
         return [output for handle in posted for output in self._collect(handle)]
 
     def _sum_in_graph(
@@ -193,11 +195,9 @@ class Bridge:
         if self._alone:
             return tensor
         array = np.asarray(tensor)
-        buffer = self._pool.take(array.nbytes)
-        view = buffer.view(array.dtype).reshape(array.shape)
-        view[...] = array
-        self._engine.run(key, broadcast(buffer, root), signature)
-        return _to_tensor(view)
+        value = np.array(array)
+        self._engine.run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
+        return _to_tensor(value)
 
     # On the host.
 
@@ -215,12 +215,14 @@ class Bridge:
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
-        if len(arrays) == 1 and contributes:
+        if not contributes:
+            arrays = [_finite_or_zero(array) for array in arrays]
+        if len(arrays) == 1:
             (array,) = arrays  # read where it is; the sum goes into a buffer of its own
             views = [self._pool.take(array.nbytes).view(array.dtype).reshape(array.shape)]
             plan = self._all_reduce(views[0].reshape(-1), source=array.reshape(-1))
         else:
-            buffer, views = self._packed(arrays, contributes)
+            buffer, views = self._packed(arrays)
             plan = self._all_reduce(buffer)
         handle = next(self._handles)
         pending = self._engine.post(key, plan, blocking=blocking, overlaps=overlaps)
@@ -228,8 +230,8 @@ class Bridge:
             self._posted[handle] = (pending, views)
         return handle
 
-    def _packed(self, arrays: Sequence[np.ndarray], contributes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        """One flat array that holds all of these, and the view of each in it; zeros if they do not count."""
+    def _packed(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """One flat array that holds all of these, and the view of each in it."""
         starts, total = buckets.offsets([array.nbytes for array in arrays])
         buffer = self._pool.take(total)
         views = []
@@ -238,7 +240,7 @@ class Bridge:
             buffer[end:start] = 0
             end = start + array.nbytes
             view = buffer[start:end].view(array.dtype).reshape(array.shape)
-            view[...] = array if contributes else 0
+            view[...] = array
             views.append(view)
         buffer[end:] = 0
         return buffer.view(arrays[0].dtype), views
@@ -271,6 +273,12 @@ class Bridge:
         np.add.at(dense, places, rows)
         self._engine.run(f"{key}: dense", self._all_reduce(dense.reshape(-1)))
         return _to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
+
+
+def _finite_or_zero(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind in "biu":
+        return array
+    return np.where(np.isfinite(array), array, np.zeros((), array.dtype))
 
 
 def _plan(tensors: Sequence[tf.Tensor]) -> list[Bucket]:

@@ -104,8 +104,9 @@ class Engine:
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
+        pending = self._post(key, plan, signature, blocking=True)
         with self._waiting():
-            return self._wait(self._post(key, plan, signature, blocking=True))
+            return self._wait(pending)
 
     def post(self, key: str, plan: Plan, signature: str = "", blocking: bool = False, overlaps: bool = True) -> Pending:
         """Begins a collective and returns at once.
@@ -163,6 +164,7 @@ class Engine:
         if self._failure:
             raise self._failure
         number = self._number(key, signature, blocking)
+        self._make_room(number)
         with self._lock:
             call = self._calls[number]
             self._calls[number] += 1
@@ -175,6 +177,19 @@ class Engine:
             except Exception as error:
                 raise self._broken(error) from error
         return pending
+
+    def _make_room(self, number: int) -> None:
+        """Waits until a call of this key has a tag that none of those under way uses."""
+        with self._lock:
+            following = self._calls[number]
+            same_tag = [
+                pending
+                for pending in self._active
+                if pending.number == number and pending.call <= following - _CALLS_IN_FLIGHT
+            ]
+        for pending in same_tag:
+            with self._waiting():
+                self._wait(pending)
 
     def _number(self, key: str, signature: str, blocking: bool) -> int:
         if (number := self._numbers.get(key)) is not None:

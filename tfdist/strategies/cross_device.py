@@ -39,6 +39,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         """See `tf.distribute.CrossDeviceOps`. The pairs' order is taken for that of the forward pass."""
+        value_destination_pairs = [(self._without_samples_zero(v), d) for v, d in value_destination_pairs]
         if self._processes == 1:
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
@@ -49,6 +50,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             private.simple_broadcast(total, destinations, always_mirrored=True)
             for total, (_, destinations) in zip(sums, value_destination_pairs, strict=True)
         ]
+
+    def _without_samples_zero(self, value: Any) -> Any:
+        """Where one of several devices has no samples, what a mean over none of them spoilt counts as zero."""
+        samples = self._counts.of_replicas()
+        if len(samples) <= 1 or len(samples) != len(value.values):
+            return value
+        return private.PerReplica([_spoilt_as_zero(v, n) for v, n in zip(value.values, samples, strict=True)])
 
     def _sum_locally(self, value: Any) -> Any:
         """Over this process's devices, to the first of them."""
@@ -85,6 +93,15 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         )
         gathered = self._bridge.all_gather(local, axis)
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+
+
+def _spoilt_as_zero(value: Any, samples: tf.Tensor) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_spoilt_as_zero(value.values, samples), value.indices, value.dense_shape)
+    if not value.dtype.is_floating:
+        return value
+    with tf.device(value.device):
+        return tf.where(tf.logical_or(samples > 0, tf.math.is_finite(value)), value, tf.zeros_like(value))
 
 
 def _divide(total: Any, count: int) -> Any:

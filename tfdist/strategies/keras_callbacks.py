@@ -128,11 +128,14 @@ def average_local_state(model: Any, extended: AllReduceExtended) -> None:
     Keras keeps the moving averages of BatchNormalization apart on every replica. Before they are used or saved
     they become equal: the mean over all replicas that have a finite value (one that has seen no sample has none).
     """
-    variables = [
-        variable
-        for variable in model.non_trainable_variables
+    # Frozen weights are not among them: they were made trainable, and nothing changes them.
+    kept_apart = {
+        id(variable): variable
+        for layer in model._flatten_layers()
+        for variable in layer._non_trainable_variables
         if variable.dtype.startswith(("float", "bfloat")) and variable.synchronization != "on_read"
-    ]
+    }
+    variables = list(kept_apart.values())
     if not variables:
         return
     sums = []
@@ -143,7 +146,9 @@ def average_local_state(model: Any, extended: AllReduceExtended) -> None:
         sums.append(tf.add_n([tf.cast(known, tf.float64) for known in finite]))
     sums = extended.bridge.all_reduce_sum(sums)
     for variable, total, count in zip(variables, sums[::2], sums[1::2], strict=True):
-        variable.assign(tf.cast(total / count, variable.dtype))
+        own = tf.cast(_replica_values(variable.value)[0], tf.float64)
+        mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), own)
+        variable.assign(tf.cast(mean, variable.dtype))
 
 
 def _replica_values(variable: Any) -> list[tf.Tensor]:

@@ -22,9 +22,9 @@ def install(replace: Callable[..., None], of_model: Callable[[Any], AllReduceExt
         replace: puts one function in the place of another.
         of_model: finds a model's strategy.
     """
-    replace(keras.Model, "save", lambda original: _written_once(original, of_model, "filepath"))
-    replace(keras.Model, "save_weights", lambda original: _written_once(original, of_model, "filepath"))
-    replace(keras.Model, "export", lambda original: _written_once(original, of_model, None))
+    replace(keras.Model, "save", lambda original: _written_once(original, of_model, whole=True))
+    replace(keras.Model, "save_weights", lambda original: _written_once(original, of_model, whole=True))
+    replace(keras.Model, "export", lambda original: _written_once(original, of_model, whole=False))
     replace(keras.Model, "load_weights", lambda original: _read_for_all(original, of_model))
     for owner in (keras.models, keras.saving):
         replace(owner, "load_model", _after_the_chief)
@@ -42,7 +42,7 @@ def _saved_by_method(
 
 
 def _written_once(
-    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None], path_name: str | None
+    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None], whole: bool
 ) -> Callable[..., Any]:
     """The chief writes, without the other ranks; a file appears whole, under its name, or not at all."""
 
@@ -53,9 +53,9 @@ def _written_once(
         if not extended.world.is_chief:
             return None
         with extended.local_only():
-            path = Path(os.fspath(filepath)) if isinstance(filepath, (str, os.PathLike)) else None
-            if path_name is None or path is None or "://" in str(filepath) or path.is_dir() or not path.suffix:
+            if not whole or not _is_one_new_file(filepath, args, kwargs):
                 return original(self, filepath, *args, **kwargs)
+            path = Path(filepath)
             partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
             try:
                 result = original(self, str(partial), *args, **kwargs)
@@ -65,6 +65,15 @@ def _written_once(
             return result
 
     return method
+
+
+def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a save makes one local file, which may be written under another name first."""
+    if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
+        return False
+    path = Path(filepath)
+    asks_first = path.exists() and not (args[0] if args else kwargs.get("overwrite", True))
+    return path.suffix in (".keras", ".h5") and not kwargs.get("max_shard_size") and len(args) < 2 and not asks_first
 
 
 def _read_for_all(

@@ -16,6 +16,7 @@ Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one 
 | shuffling | processes that shuffle differently train on some samples twice and on others never |
 | callbacks | one process writes; all stop at the same epoch; local state is averaged |
 | ``save``, ``load_weights`` | one process writes, whole files only; one reads for all |
+| `predict_on_batch` | every process brings its own rows |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +37,7 @@ from keras.src.backend.tensorflow import trainer as trainer_module
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
+from keras.src.trainers import compile_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfdist.strategies import keras_callbacks, keras_saving
@@ -58,9 +61,11 @@ def install() -> None:
     _replace(trainer, "evaluate", _with_averaged_state)
     for name in ("train_on_batch", "test_on_batch"):
         _replace(trainer, name, _with_global_logs)
+    _replace(trainer, "predict_on_batch", _of_own_rows)
     _replace(trainer, "_make_function", _with_sample_counts)
     _replace(trainer, "make_predict_function", _without_xla)
     _replace(trainer, "_maybe_symbolic_build", _built_from_the_spec)
+    _replace(compile_utils.CompileLoss, "call", _with_trackers_weighed)
     _replace(loss_module, "scale_loss_for_distribution", _weighed)
     _replace(loss_module, "unscale_loss_for_distribution", _unweighed)
     _replace(trainer_module, "reduce_per_replica", _gathered)
@@ -117,7 +122,10 @@ def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         args, callbacks = _take_callbacks(args, kwargs)
         kwargs["callbacks"] = keras_callbacks.adapt(callbacks, extended)
-        return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            py_dataset_adapter.random.release()
 
     return fit
 
@@ -147,14 +155,31 @@ def _with_averaged_state(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """`train_on_batch` and `test_on_batch` return the metrics over all processes, as after an epoch."""
 
-    def method(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if of_model(self) is None:
-            return original(self, *args, return_dict=return_dict, **kwargs)
-        original(self, *args, return_dict=True, **kwargs)
+            return original(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        return_dict = call.arguments.get("return_dict", False)
+        call.arguments["return_dict"] = True
+        original(*call.args, **call.kwargs)
         logs = tree.map_structure(lambda value: np.asarray(value).tolist(), self.get_metrics_result())
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     return method
+
+
+def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`predict_on_batch` is of the rows that this process brings, and of no others."""
+
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        if of_model(self) is None:
+            return original(self, x)
+        outputs = self.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
+        return tree.map_structure(trainer_module.convert_to_np_if_not_ragged, outputs)
+
+    return predict_on_batch
 
 
 # A step.
@@ -169,8 +194,7 @@ def _with_sample_counts(original: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(step_function)
         def counted_step(data: Any) -> Any:
-            samples = batch_size(data)
-            with counts.replica(private.local_replica_id(), samples), _trackers_weighed(self, samples):
+            with counts.replica(private.local_replica_id(), batch_size(data)):
                 return step_function(data)
 
         _check_scope(self)
@@ -199,20 +223,28 @@ def _check_scope(model: Any) -> None:
         )
 
 
-@contextlib.contextmanager
-def _trackers_weighed(model: Any, samples: tf.Tensor) -> Iterator[None]:
+def _with_trackers_weighed(original: Callable[..., Any]) -> Callable[..., Any]:
     """The losses of a model's several outputs are averaged over samples, as the loss is.
 
     Keras weighs them by the batch's static size, which is unknown where batches are dealt out.
     """
-    trackers = model._compile_loss.metrics if getattr(model, "_compile_loss", None) is not None else []
-    for tracker in trackers:
-        tracker.update_state = functools.partial(_update_weighed, type(tracker).update_state, tracker, samples)
-    try:
-        yield
-    finally:
-        for tracker in trackers:
-            del tracker.update_state
+
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        extended = _current()
+        if extended is None or not extended.sample_counts.active:
+            return original(self, y_true, y_pred, sample_weight)
+        if not self.built:
+            self.build(y_true, y_pred)
+        samples = extended.sample_counts.own()
+        for tracker in self.metrics:
+            tracker.update_state = functools.partial(_update_weighed, type(tracker).update_state, tracker, samples)
+        try:
+            return original(self, y_true, y_pred, sample_weight)
+        finally:
+            for tracker in self.metrics:
+                del tracker.update_state
+
+    return call
 
 
 def _update_weighed(update: Any, tracker: Any, samples: tf.Tensor, values: Any, sample_weight: Any = None) -> Any:
@@ -287,7 +319,7 @@ class _OptimizerOps:
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         extended = _current()
         replica = tf.distribute.get_replica_context()
-        if extended is None or replica is None or not extended._use_merge_call():
+        if extended is None or replica is None or len(extended.worker_devices) == 1:
             return self._ops.cond(pred, true_fn, false_fn)
 
         def take(strategy: Any, pred: Any, branches: Any) -> None:
@@ -430,6 +462,9 @@ class _AgreedShuffle:
 
     def seed(self, seed: int) -> None:
         self._generator = random.Random(seed)
+
+    def release(self) -> None:
+        self._generator = random
 
     def shuffle(self, items: list[Any]) -> None:
         self._generator.shuffle(items)

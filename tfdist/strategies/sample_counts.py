@@ -62,22 +62,30 @@ class SampleCounts:
         """Whether the calling thread is inside `replica`."""
         return getattr(self._own, "samples", None) is not None
 
+    def own(self) -> tf.Tensor:
+        """How many samples the calling replica has in this step, an int64 scalar."""
+        return self._own.samples
+
     def own_is_empty(self) -> tf.Tensor:
         """Whether the calling replica has no samples in this step, a boolean scalar."""
         return tf.equal(self._own.samples, 0)
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """A mean over this replica's samples times its share of all samples: what the sum over replicas needs."""
-        return value * self._ratio(self._own.samples, self._own.total, value.dtype)
+        return self._scaled(value, self._own.samples, self._own.total)
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """The inverse of `weigh`; zero for a replica that has no samples."""
-        return value * self._ratio(self._own.total, self._own.samples, value.dtype)
+        return self._scaled(value, self._own.total, self._own.samples)
 
-    @staticmethod
-    def _ratio(dividend: tf.Tensor, divisor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    def _scaled(self, value: tf.Tensor, dividend: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
         ratio = tf.math.divide_no_nan(tf.cast(dividend, tf.float64), tf.cast(divisor, tf.float64))
-        return tf.cast(ratio, dtype)
+        # A mean over no samples may be undefined, and is still nothing.
+        return tf.where(self.own_is_empty(), tf.zeros_like(value), value * tf.cast(ratio, value.dtype))
+
+    def of_replicas(self) -> list[tf.Tensor]:
+        """The samples of each local replica, int64 scalars; none outside of counted steps."""
+        return [self._replicas[replica] for replica in sorted(self._replicas)]
 
     def process_contributes(self) -> tf.Tensor | None:
         """Whether any local replica has samples, a boolean scalar; None outside of counted steps."""

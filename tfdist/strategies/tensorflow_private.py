@@ -129,7 +129,7 @@ def count_replicas_with(strategy_type: type, counter: Callable[[Any, list[Any]],
 
 
 def _count(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
-    counter = _counters.get(type(strategy))
+    counter = next((_counters[kind] for kind in type(strategy).__mro__ if kind in _counters), None)
     if counter is None:
         return _original_count(strategy, input_workers, optional_list)
     return counter(strategy, [optional for optionals in optional_list for optional in optionals])

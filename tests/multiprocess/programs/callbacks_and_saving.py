@@ -197,6 +197,24 @@ def weights_that_only_the_chief_has():
 
 
 @check
+def what_is_saved_in_several_files_or_not_over_others():
+    model = make()
+    fit(model, epochs=1)
+    if chief:
+        model.save_weights(folder / "sharded.weights.json", max_shard_size=1e-6)
+        names = [path.name for path in folder.iterdir() if "sharded" in path.name]
+        assert len(names) > 2, names
+        assert all(name.startswith("sharded") for name in names), names
+        kept = folder / "kept.keras"
+        kept.write_text("mine")
+        try:
+            model.save(kept, overwrite=False)  # asks, and nobody answers
+        except EOFError:
+            pass
+        assert kept.read_text() == "mine"
+
+
+@check
 def nan_stops_all():
     model = make("sgd")
     poisoned = X.copy()

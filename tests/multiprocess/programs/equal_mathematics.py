@@ -645,6 +645,70 @@ def values_from_function():
     return {}
 
 
+@case
+def subclass_of_the_strategy_counts_samples():
+    class Own(tfdist.AllReduceStrategy):
+        pass
+
+    own = Own(devices=["CPU:0"])
+    with own.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return fitted(model, X[:33], Y[:33])
+
+
+@case
+def many_equal_tensors_eagerly():
+    # More calls of one shape than there are tags for one key, each in several segments.
+    values = [tf.fill([1 << 20], float(index)) for index in range(6)]
+    sums = strategy.extended.bridge.all_reduce_sum(values)
+    for index, total in enumerate(sums):
+        assert bool(tf.reduce_all(total == index * strategy.size)), index
+    return {}
+
+
+class MeanPenalty(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(inputs**2))
+        return inputs
+
+
+@spread
+def added_loss_that_is_undefined_without_samples():
+    return fitted(mlp(layers=[MeanPenalty()]), X[:33], Y[:33])
+
+
+@spread
+def several_outputs_without_samples():
+    with strategy.scope():
+        inputs = keras.Input((64,))
+        model = keras.Model(inputs, [keras.layers.Dense(3, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)])
+        model.compile("sgd", ["mse", "mae"])
+    return fitted(model, X[:33], [X[:33, :3], X[:33, 3:4]])
+
+
+@case
+def predict_on_batch_is_of_own_rows():
+    model = mlp()
+    own = model.predict_on_batch(X[: 5 + strategy.rank])
+    assert own.shape == (5 + strategy.rank, 10)
+    np.testing.assert_allclose(own, model(X[: 5 + strategy.rank]))
+    return {}
+
+
+@case
+def non_trainable_weights_keep_infinities():
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    mean = model.layers[0].moving_mean
+    mean.assign(np.where(np.arange(64) == 3, -np.inf, np.arange(64) / 7))
+    model.evaluate(X[:8], Y[:8], verbose=0)
+    assert np.isneginf(mean.numpy()[3])
+    np.testing.assert_array_equal(np.delete(mean.numpy(), 3), np.delete(np.arange(64) / 7, 3))
+    return {}
+
+
 # Lower precision.
 
 
@@ -669,6 +733,15 @@ def mixed_float16():
         model = mlp("sgd")
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         return {"low": fitted(model)}
+    finally:
+        keras.config.set_dtype_policy("float64")
+
+
+@case
+def mixed_float16_without_samples():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return {"low": fitted(mlp("sgd"), X[:33], Y[:33])}
     finally:
         keras.config.set_dtype_policy("float64")
 
