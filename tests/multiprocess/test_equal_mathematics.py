@@ -5,6 +5,7 @@ Each world is launched once and runs all of its cases; every case is then one te
 
 import json
 import re
+import zlib
 from functools import cache
 
 import numpy as np
@@ -35,7 +36,7 @@ def worlds(tmp_path_factory):
     root = tmp_path_factory.mktemp("worlds")
 
     def launch(size, devices, cases):
-        return world(size, devices, cases, root / f"{size}x{devices}-{cases}")
+        return world(size, devices, cases, root / f"{size}x{devices}-{zlib.crc32(cases.encode()):x}")
 
     return launch
 
