@@ -91,14 +91,19 @@ def test_killed_rank(script):
     assert "was killed by SIGKILL" in ended.stderr
 
 
-def test_victims_are_not_blamed(script):
-    """Rank 0 fails first, and says that it does so because of another."""
+def test_victims_are_not_blamed(script, tmp_path):
+    """Rank 0 ends first, and says that it does so because of another; rank 1 ends when rank 0 is gone."""
     path = script(
-        RANK + "if rank == 0:\n    os.write(int(os.environ['TFDIST_REPORT_FD']), b'a victim'); sys.exit(1)\n"
-        "time.sleep(1); sys.exit(5)"
+        RANK + f"import pathlib\nmark = pathlib.Path({str(tmp_path)!r}, 'mark')\n"
+        "if rank == 0:\n"
+        "    os.write(int(os.environ['TFDIST_REPORT_FD']), b'a victim')\n"
+        "    pathlib.Path(str(mark) + '.new').write_text(str(os.getpid())); os.rename(str(mark) + '.new', mark)\n"
+        "    sys.exit(1)\n"
+        "while not mark.exists() or pathlib.Path('/proc', mark.read_text()).exists(): time.sleep(0.01)\n"
+        "sys.exit(5)"
     )
     ended = tfdist("run", "-n", "2", path)
-    assert ended.returncode == 5
+    assert ended.returncode == 5, ended.stderr
     assert "rank 1" in ended.stderr
 
 

@@ -31,3 +31,12 @@ def test_death_in_the_middle(name):
             assert "ERROR PeerLostError rank 1, worker 1" in ended[rank].output, processes.outputs()
             assert noticed_after(ended[rank].output, killed) < NOTICE_SECONDS
     harness.assert_nothing_left()
+
+
+def test_ranks_that_call_different_collectives():
+    with harness.started(PROGRAM, 2, {"TEST_DIFFERENT": "1"}) as processes:
+        for end in processes.wait(30):
+            assert end.code == 1, processes.outputs()
+            assert "MismatchError: ranks take part in different collectives" in end.output, processes.outputs()
+            assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in end.output, processes.outputs()
+    harness.assert_nothing_left()

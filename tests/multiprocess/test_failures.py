@@ -93,6 +93,16 @@ def test_ranks_that_build_different_models():
             assert "kernel" in end.output, processes.outputs()
 
 
+def test_ranks_with_different_settings():
+    per_rank = [{"TEST_ALGORITHM": "ring"}, {"TEST_ALGORITHM": "tree"}]
+    with harness.started(TRAIN, 2, per_rank=per_rank) as processes:
+        for end in processes.wait(60):
+            assert end.code == 1, processes.outputs()
+            assert "MismatchError: ranks differ in the settings of strategy 0" in end.output, processes.outputs()
+            assert "the algorithm ring" in end.output, processes.outputs()
+            assert "the algorithm tree" in end.output, processes.outputs()
+
+
 def test_interrupt_of_one_rank_ends_all():
     with harness.started(TRAIN, 2, {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000"}) as processes:
         processes.await_output(0, "READY")

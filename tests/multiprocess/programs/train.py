@@ -17,7 +17,7 @@ RANK, STEP = int(os.environ.get("TEST_RANK", "1")), int(os.environ.get("TEST_STE
 DO = os.environ.get("TEST_DO", "")
 EPOCHS = int(os.environ.get("TEST_EPOCHS", "3"))
 
-strategy = tfdist.AllReduceStrategy()
+strategy = tfdist.AllReduceStrategy(algorithm=os.environ.get("TEST_ALGORITHM", "ring"))
 print("JOINED", strategy.rank, flush=True)
 with strategy.scope():
     units = 4 + (strategy.rank if DO == "differ" else 0)
