@@ -34,6 +34,19 @@ def rates(make, barrier):
     return found
 
 
+def step_in_graph(strategy, vector):
+    import tensorflow as tf
+
+    @tf.function
+    def step():
+        def replica():
+            return tf.distribute.get_replica_context().all_reduce("SUM", vector.read_value())
+
+        return strategy.run(replica)
+
+    return step
+
+
 def measure_tfdist():
     import numpy as np
     import tensorflow as tf
@@ -48,16 +61,7 @@ def measure_tfdist():
         engine.run("barrier", ring.all_reduce(np.zeros(strategy.size)))
 
     def in_graph(elements):
-        vector = tf.Variable(tf.ones([elements]))
-
-        @tf.function
-        def step():
-            def replica():
-                return tf.distribute.get_replica_context().all_reduce("SUM", vector.read_value())
-
-            return strategy.run(replica)
-
-        return step
+        return step_in_graph(strategy, tf.Variable(tf.ones([elements])))
 
     def bare(elements):
         buffer = np.zeros(elements, np.float32)
@@ -79,15 +83,7 @@ def measure_tensorflow(rank, size, port):
 
     def in_graph(elements):
         with strategy.scope():
-            vector = tf.Variable(tf.ones([elements]))
-
-        @tf.function
-        def step():
-            def replica():
-                return tf.distribute.get_replica_context().all_reduce("SUM", vector.read_value())
-
-            return strategy.run(replica)
-
+            step = step_in_graph(strategy, tf.Variable(tf.ones([elements])))
         return lambda: step().numpy()[0]
 
     found = rates(in_graph, lambda: None)
