@@ -14,6 +14,7 @@ from tfdist._version import __version__
 if TYPE_CHECKING:
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
+        CalibrationError,
         ClusterSpecError,
         CollectiveTimeoutError,
         MismatchError,
@@ -23,12 +24,31 @@ if TYPE_CHECKING:
         TensorFlowMissingError,
         TfdistError,
     )
+    from tfdist.functional import (
+        Group,
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        broadcast_variables,
+        init,
+        is_initialized,
+        join,
+        local_rank,
+        local_size,
+        rank,
+        reduce_scatter,
+        size,
+    )
     from tfdist.strategies.all_reduce import AllReduceStrategy
 
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
+    "CalibrationError": "tfdist.errors",
     "ClusterSpecError": "tfdist.errors",
     "CollectiveTimeoutError": "tfdist.errors",
+    "Group": "tfdist.functional",
     "MPIUnavailableError": "tfdist.errors",
     "MismatchError": "tfdist.errors",
     "PeerLostError": "tfdist.errors",
@@ -36,12 +56,28 @@ _HOMES = {
     "TensorFlowMissingError": "tfdist.errors",
     "TfdistError": "tfdist.errors",
     "Timeouts": "tfdist.cluster.settings",
+    "all_gather": "tfdist.functional",
+    "all_reduce": "tfdist.functional",
+    "all_to_all": "tfdist.functional",
+    "barrier": "tfdist.functional",
+    "broadcast": "tfdist.functional",
+    "broadcast_variables": "tfdist.functional",
+    "init": "tfdist.functional",
+    "is_initialized": "tfdist.functional",
+    "join": "tfdist.functional",
+    "local_rank": "tfdist.functional",
+    "local_size": "tfdist.functional",
+    "rank": "tfdist.functional",
+    "reduce_scatter": "tfdist.functional",
+    "size": "tfdist.functional",
 }
 
 __all__ = [
     "AllReduceStrategy",
+    "CalibrationError",
     "ClusterSpecError",
     "CollectiveTimeoutError",
+    "Group",
     "MPIUnavailableError",
     "MismatchError",
     "PeerLostError",
@@ -50,6 +86,20 @@ __all__ = [
     "TfdistError",
     "Timeouts",
     "__version__",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_variables",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "rank",
+    "reduce_scatter",
+    "size",
 ]
 
 

@@ -31,5 +31,9 @@ class MismatchError(TfdistError):
     """Ranks took part in one collective with different variables, shapes or dtypes."""
 
 
+class CalibrationError(TfdistError, ValueError):
+    """A calibration file is damaged, or was made on another machine or for another job."""
+
+
 class CollectiveTimeoutError(TfdistError, TimeoutError):
     """A collective did not complete before its deadline."""

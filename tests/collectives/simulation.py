@@ -3,9 +3,12 @@
 from tfdist.comm.local import LocalWorld
 
 
-def simulate(size, plan_of):
-    """Runs ``plan_of(rank)`` on every rank of a world of threads; returns the results and the communicators."""
-    world = LocalWorld(size)
+def simulate(size, plan_of, **world):
+    """Runs ``plan_of(rank)`` on every rank of a world of threads; returns the results and the communicators.
+
+    Further arguments are those of `LocalWorld`.
+    """
+    world = LocalWorld(size, **world)
     communicators = [world.communicator(rank) for rank in range(size)]
     schedules = [plan_of(rank)(communicators[rank], 0) for rank in range(size)]
     waiting = dict.fromkeys(range(size), ())

@@ -16,8 +16,9 @@ def test_reduce_scatter(size, length):
     generator = np.random.default_rng(0)
     buffers = [generator.integers(0, 9, length).astype(np.float64) for _ in range(size)]
     expected = np.sum(buffers, axis=0)
-    results, communicators = simulate(size, lambda rank: reduce_scatter(buffers[rank]))
-    for rank, part in enumerate(partition(length, size)):
+    parts = partition(length, size)
+    results, communicators = simulate(size, lambda rank: reduce_scatter([buffers[rank][part] for part in parts]))
+    for rank, part in enumerate(parts):
         assert (results[rank] == expected[part]).all()
     assert sum(communicator.bytes_sent for communicator in communicators) == 8 * length * (size - 1)
 

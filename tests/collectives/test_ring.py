@@ -33,11 +33,10 @@ def test_dtypes(dtype):
         assert (buffer.astype("complex128") == expected).all()
 
 
-def test_segments(monkeypatch):
-    monkeypatch.setattr(ring, "SEGMENT_BYTES", 64)
+def test_segments():
     buffers = integers(4, 1003, np.float64)
     expected = np.sum(buffers, axis=0)
-    simulate(4, lambda rank: ring.all_reduce(buffers[rank]))
+    simulate(4, lambda rank: ring.all_reduce(buffers[rank]), segment_bytes=64)
     for buffer in buffers:
         assert (buffer == expected).all()
 

@@ -9,6 +9,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
+from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError
 
 
@@ -18,10 +19,16 @@ class Agreeing:
     numbers: dict[str, int]
 
     def __init__(self):
-        self.numbers, self.failure, self.departed, self.names = {}, None, {}, {}
+        self.numbers, self.failure, self.departed, self.names, self.joined = {}, None, {}, {}, {}
         self.lock = threading.Lock()
 
-    def request(self, kind, timeout, key, **fields):
+    def attend(self, listener):
+        pass
+
+    def send(self, message):
+        pass
+
+    def request(self, kind, timeout, late, key, **fields):
         assert kind == "agree"
         with self.lock:
             return {"number": self.numbers.setdefault(key, len(self.numbers))}
@@ -137,12 +144,12 @@ def test_key_that_two_threads_use_first_is_asked_for_once(engines):
     made, control = engines
     asked = []
     answer = control.request
-    control.request = lambda kind, timeout, key, **fields: (asked.append(key), answer(kind, timeout, key))[1]
+    control.request = lambda *arguments, key, **fields: (asked.append(key), answer(*arguments, key=key))[1]
     gate = threading.Barrier(4)
 
     def number():
         gate.wait()
-        made[0]._number("new", "", False)
+        made[0]._number(Pending("new"), "", False)
 
     threads = [threading.Thread(target=number) for _ in range(4)]
     for thread in threads:

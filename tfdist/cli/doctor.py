@@ -22,7 +22,7 @@ from tfdist._version import __version__
 from tfdist.cluster import discovery, launcher, world
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
-from tfdist.comm import mpi
+from tfdist.comm import mpi_library
 from tfdist.errors import TfdistError
 
 _CONNECT_SECONDS = 3.0
@@ -131,11 +131,11 @@ def _versions() -> Iterator[Finding]:
 
 def _mpi() -> Iterator[Finding]:
     try:
-        module = mpi.load()
+        module = mpi_library.load()
     except TfdistError as error:
         yield Finding(Level.PROBLEM, "MPI", str(error))
         return
-    version, path = mpi.library(module)
+    version, path = mpi_library.library(module)
     if version.startswith("MPICH"):
         yield Finding(Level.OK, "MPI", f"{version}, from {path}")
     else:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist.cluster import wire
 from tfdist.cluster.interrupts import InterruptWatch
@@ -21,6 +21,31 @@ log = logging.getLogger("tfdist")
 
 _RETRY_SECONDS = 0.1
 _PROGRESS_SECONDS = 10.0
+_LATE_SECONDS = 1.0
+
+
+class RequestTimeoutError(RendezvousError):
+    """The rendezvous server did not answer in time: other tasks did not ask, or it is cut off."""
+
+
+class Listener(Protocol):
+    """What hears, on the control connection's thread, of other ranks' collectives: the engine."""
+
+    def state(self) -> dict[str, Any]:
+        """What this rank has under way."""
+        ...
+
+    def rank_joined(self) -> None:
+        """Another rank has no more data; it is in `Control.joined`."""
+        ...
+
+    def all_joined(self, last: int) -> None:
+        """No rank has more data; ``last`` was the last to say so."""
+        ...
+
+    def invited(self, call: dict[str, Any]) -> None:
+        """This rank, which has joined, is to stand in for itself in a collective."""
+        ...
 
 
 class Control:
@@ -37,6 +62,7 @@ class Control:
         failure: why the job cannot go on, as soon as it is known.
         departed: by rank, how many calls of each collective a task had made when it ended.
         names: by rank, what a task that ended is called.
+        joined: by rank, how many calls of each collective a rank had made when it joined (`Engine.join`).
     """
 
     def __init__(self, address: str, claims: dict[str, Any], secret: bytes, timeouts: Timeouts) -> None:
@@ -45,6 +71,7 @@ class Control:
         self.failure: TfdistError | None = None
         self.departed: dict[int, dict[str, int]] = {}
         self.names: dict[int, str] = {}
+        self.joined: dict[int, dict[str, int]] = {}
         self._claims = claims
         self._secret = secret
         self._timeouts = timeouts
@@ -55,6 +82,7 @@ class Control:
         self._started: list[dict[str, Any]] | None = None
         self._missing: list[str] = []
         self._refusals_told = 0
+        self._listener: Listener | None = None
         self._on_failure: Callable[[TfdistError], None] | None = None
         self._sending = threading.Lock()
         self._closing = False
@@ -171,27 +199,40 @@ class Control:
         except OSError:
             pass
 
-    def request(self, kind: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+    def request(
+        self,
+        kind: str,
+        timeout: float | None = None,
+        late: Callable[[float], None] | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
         """Sends a question and waits for its answer.
 
         Args:
             kind: one of the server's questions.
             timeout: seconds; the start's deadline by default.
+            late: called about every second while there is no answer, with the seconds so far.
             **fields: what the question holds.
 
         Raises:
-            TfdistError: the job failed, or nobody answered in time.
+            RequestTimeoutError: nobody answered in time.
+            TfdistError: the job failed.
         """
         number = next(self._numbers)
         self.send({"type": kind, "id": number, **fields})
         timeout = timeout or self._timeouts.start
-        with self._arrived:
-            self._arrived.wait_for(lambda: number in self._replies or self.failure is not None, timeout)
-            if number in self._replies:
-                return self._replies.pop(number)
-        if self.failure:
-            raise self.failure
-        raise RendezvousError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
+        begin = time.monotonic()
+        while (waited := time.monotonic() - begin) < timeout:
+            with self._arrived:
+                step = min(_LATE_SECONDS, timeout - waited)
+                self._arrived.wait_for(lambda: number in self._replies or self.failure is not None, step)
+                if number in self._replies:
+                    return self._replies.pop(number)
+            if self.failure:
+                raise self.failure
+            if late:
+                late(time.monotonic() - begin)
+        raise RequestTimeoutError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
 
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
         """Calls back, on the listening thread, when the job fails; at once if it has. None ends that."""
@@ -199,6 +240,10 @@ class Control:
             self._on_failure = callback
         if callback and self.failure:
             callback(self.failure)
+
+    def attend(self, listener: Listener | None) -> None:
+        """Whom the listening thread tells what the server asks and says about collectives."""
+        self._listener = listener
 
     def leave(self, failed: str | None, counts: dict[str, int]) -> None:
         """Says farewell: how this task ended, and how far it came in each collective."""
@@ -289,6 +334,25 @@ class Control:
             self.departed[message["rank"]] = message["counts"]
         elif kind == "failed":
             self._fail(self._error(message))
+        elif kind == "stall":
+            log.warning("tfdist: %s", message["why"])
+        else:
+            self._heard_of_collectives(message)
+
+    def _heard_of_collectives(self, message: dict[str, Any]) -> None:
+        kind, listener = message.get("type"), self._listener
+        if kind == "report" and listener:
+            self.send({"type": "state", **listener.state()})
+        elif kind == "joined":
+            self.joined[message["rank"]] = message["counts"]
+            if listener:
+                listener.rank_joined()
+        elif kind == "all joined":
+            self.joined = {}
+            if listener:
+                listener.all_joined(message["last"])
+        elif kind == "invited" and listener:
+            listener.invited(message)
 
     def _error(self, message: dict[str, Any]) -> TfdistError:
         if message["kind"] == "mismatch":

@@ -2,7 +2,7 @@
 
 It lets tasks in, tells all of them to start once all are there, and then keeps watch: a connection that the
 kernel closes is a task that died, a silent one a task that is stopped or cut off. Beside that it holds the few
-small things that tasks must agree on (MPI's business cards, the numbers of collectives). It is a process of its
+small things that tasks must agree on (MPI's business cards; `tfdist.cluster.coordination`). It is a process of its
 own because MPI can hold a whole Python process still while it starts.
 
 Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket, the job's description comes as one
@@ -17,13 +17,16 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster import wire
+from tfdist.cluster.coordination import Coordination
 from tfdist.comm import segments
 
 HANDSHAKE_SECONDS = 10.0
+ANSWER_SECONDS = 2.0
+"""For the ranks to tell what they have under way, when one has waited long."""
 LINGER_SECONDS = 10.0
 
 
@@ -66,15 +69,6 @@ class Member:
             self.writer.write(wire.encode(message))
 
 
-@dataclass
-class Agreement:
-    """A collective's name, on its way to a number that all ranks know it by."""
-
-    number: int
-    signatures: dict[int, str] = field(default_factory=dict)
-    asked: dict[int, int] = field(default_factory=dict)
-
-
 class Server:
     """One job's rendezvous."""
 
@@ -88,8 +82,10 @@ class Server:
         self.over = asyncio.Event()
         self._values: dict[str, str] = {}
         self._barriers: dict[str, dict[int, int]] = {}
-        self._agreements: dict[str, Agreement] = {}
-        self._stuck: dict[int, str] = {}
+        self._coordination = Coordination(
+            self.size, self._name_of, self._answer, lambda why: self._fail(None, why, kind="mismatch")
+        )
+        self._explaining = False
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
@@ -267,6 +263,10 @@ class Server:
             f"process {claims.get('pid')} on {claims.get('hostname')},"
         )
 
+    def _name_of(self, rank: int) -> str:
+        member = self.members.get(rank)
+        return self._name(member) if member else f"rank {rank}, {self.job.tasks[rank]},"
+
     def _fail(self, rank: int | None, why: str, kind: str = "lost") -> None:
         """Tells everyone that the job cannot go on. The first cause is the one that counts."""
         if self.failure is None:
@@ -288,10 +288,12 @@ class Server:
             self._get(member, message["key"], message["id"])
         elif kind == "barrier":
             self._barrier(member, message["name"], message["id"])
-        elif kind == "agree":
-            self._agree(member, message)
+        elif kind == "stalled":
+            self._explain(float(message["seconds"]))
         elif kind == "leave":
             self._leave(member, message)
+        else:
+            self._coordination.heard(member.rank, message)
 
     def _put(self, key: str, value: str) -> None:
         self._values[key] = value
@@ -306,46 +308,20 @@ class Server:
             for rank, number in self._barriers.pop(name).items():
                 self._answer(rank, {"re": number})
 
-    def _agree(self, member: Member, message: dict[str, Any]) -> None:
-        key, signature = message["key"], message["signature"]
-        agreement = self._agreements.setdefault(key, Agreement(len(self._agreements)))
-        for rank, other in agreement.signatures.items():
-            if other != signature:
-                self._fail(
-                    None,
-                    f"ranks differ in {key}: rank {rank} has {other}, rank {member.rank} has {signature}. "
-                    "Every rank must build the same model and take the same steps.",
-                    kind="mismatch",
-                )
-                return
-        agreement.signatures[member.rank] = signature
-        agreement.asked[member.rank] = message["id"]
-        if message.get("blocking"):
-            self._stuck[member.rank] = key
-        if len(agreement.asked) < self.size:
-            self._check_deadlock()
-            return
-        for rank, request in agreement.asked.items():
-            self._answer(rank, {"re": request, "number": agreement.number})
-            if self._stuck.get(rank) == key:
-                del self._stuck[rank]
-        agreement.asked.clear()
-        agreement.signatures.clear()
+    def _explain(self, seconds: float) -> None:
+        """Finds out, and tells everyone, why ranks wait; once for all who ask at about the same time."""
+        if not self._explaining:
+            self._explaining = True
+            self._coordination.ask()
+            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._tell_explanation, seconds)
+
+    def _tell_explanation(self, seconds: float) -> None:
+        self._explaining = False
+        self._tell_all({"type": "stall", "why": self._coordination.explanation(seconds)})
 
     def _answer(self, rank: int, message: dict[str, Any]) -> None:
         if member := self.members.get(rank):
             member.send(message)
-
-    def _check_deadlock(self) -> None:
-        """Fails when every rank stands still, waiting for the others to join a collective of its own."""
-        if len(self._stuck) == self.size:
-            different = "; ".join(f"rank {rank} waits in {key}" for rank, key in sorted(self._stuck.items()))
-            self._fail(
-                None,
-                f"ranks take part in different collectives: {different}. "
-                "Every rank must call the same collectives in the same order.",
-                kind="mismatch",
-            )
 
     def _leave(self, member: Member, message: dict[str, Any]) -> None:
         member.left = True

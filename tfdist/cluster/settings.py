@@ -13,19 +13,21 @@ from tfdist.errors import ClusterSpecError
 class Timeouts:
     """How long to wait for other tasks, in seconds. No wait is without an end.
 
-    Each default can be set in the environment: ``TFDIST_START_TIMEOUT``, ``TFDIST_HEARTBEAT_TIMEOUT`` and
-    ``TFDIST_COLLECTIVE_TIMEOUT``.
+    Each default can be set in the environment: ``TFDIST_START_TIMEOUT``, ``TFDIST_HEARTBEAT_TIMEOUT``,
+    ``TFDIST_COLLECTIVE_TIMEOUT`` and ``TFDIST_STALL_TIMEOUT``.
 
     Attributes:
         start: for all tasks to come to the rendezvous.
         heartbeat: without a sign of life from a task before it counts as lost (a stopped process, a cut
             link; a process that dies is noticed at once).
         collective: for the ranks that are alive to take part in a collective.
+        stall: in a collective before every rank's log says who is missing from what; nothing fails yet.
     """
 
     start: float = 300.0
     heartbeat: float = 60.0
     collective: float = 1800.0
+    stall: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

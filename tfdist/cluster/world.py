@@ -23,7 +23,8 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
-from tfdist.comm import mpi, segments
+from tfdist.comm import mpi_library, segments
+from tfdist.comm.mpi import MPICommunicator
 from tfdist.engine.engine import Engine
 from tfdist.errors import ClusterSpecError, RendezvousError, TfdistError
 
@@ -102,7 +103,7 @@ def _claims(rank: int, digest: str) -> dict[str, Any]:
 
 
 def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
-    module = mpi.load()  # before anyone is kept waiting
+    module = mpi_library.load()  # before anyone is kept waiting
     address = cluster.tasks[0].address
     secret = read_secret()
     server = None
@@ -117,8 +118,9 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
         where = [member["host"] for member in members]
         manager = ProcessManager(control, cluster.size)
         control.when_failed(_die_in_initialization)
-        mpi.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, len(set(where)) == 1)
+        mpi_library.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, len(set(where)) == 1)
         control.request("barrier", name="initialized")
+        communicator = MPICommunicator(module.COMM_WORLD)
         control.when_failed(None)
     except BaseException as error:
         if control.failure is not None:
@@ -130,20 +132,21 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
             server.close()
         raise
     segments.unlink_own()
-    return _world_of(module, control, where, timeouts, server, manager)
+    return _world_of(module, communicator, control, where, timeouts, server, manager)
 
 
 def _join_launched(timeouts: Timeouts) -> World:
-    module = mpi.load()
-    mpi.initialize_from_launcher(module)
+    module = mpi_library.load()
+    mpi_library.initialize_from_launcher(module)
     comm = module.COMM_WORLD
     if comm.size == 1:
         raise TfdistError(
             f"the launcher started {launcher.size()} processes, but each sees an MPI world of one: the MPI library "
-            f"that was loaded ({mpi.library(module)[0]}) is not the launcher's. Use the mpiexec that came with it, "
-            "or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
+            f"that was loaded ({mpi_library.library(module)[0]}) is not the launcher's. Use the mpiexec that came with "
+            "it, or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
         )
     where = comm.allgather(hosts.host_id())
+    communicator = MPICommunicator(comm)
     one_host = len(set(where)) == 1
     server, meeting = None, None
     if comm.rank == 0:
@@ -162,18 +165,18 @@ def _join_launched(timeouts: Timeouts) -> World:
     control = Control(address, _claims(comm.rank, "launched"), secret, timeouts)
     control.join()
     segments.unlink_own()
-    return _world_of(module, control, where, timeouts, server, None)
+    return _world_of(module, communicator, control, where, timeouts, server, None)
 
 
 def _world_of(
     module: Any,
+    communicator: MPICommunicator,
     control: Control,
     where: list[str],
     timeouts: Timeouts,
     server: rendezvous.ServerProcess | None,
     manager: ProcessManager | None,
 ) -> World:
-    communicator = mpi.MPICommunicator(module.COMM_WORLD)
     engine = Engine(communicator, control, timeouts, communicator.tags)
     local_rank, local_size = hosts.local_place(where, communicator.rank)
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
@@ -232,7 +235,7 @@ def _leave(
     engine.close()
     if not failed:
         watchdog.begin.set()
-        mpi.finalize(module)
+        mpi_library.finalize(module)
         watchdog.done.set()
     if manager:
         manager.release()

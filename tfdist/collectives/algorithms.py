@@ -6,8 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from tfdist.collectives import butterfly, naive, reduce_scatter_gather, ring, tree
-from tfdist.collectives.schedule import Plan
+from tfdist.collectives import butterfly, hierarchical, library, naive, reduce_scatter_gather, ring, tree
+from tfdist.collectives.cost import TYPICAL, Calibration, cheapest
+from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.comm.communicator import Communicator
 
 
 class AllReduce(Protocol):
@@ -24,15 +26,37 @@ ALGORITHMS: dict[str, AllReduce] = {
     "tree": tree.all_reduce,
     "butterfly": butterfly.all_reduce,
     "reduce_scatter_gather": reduce_scatter_gather.all_reduce,
+    "hierarchical": hierarchical.all_reduce,
+    "mpi": library.all_reduce,
 }
 
+AUTO = "auto"
+"""The name of the choice among them by the cost model, for every vector by its size."""
 
-def named(name: str) -> AllReduce:
+
+def named(name: str, calibration: Calibration | None = None) -> AllReduce:
     """The algorithm of that name.
+
+    Args:
+        name: of an algorithm, or ``"auto"``.
+        calibration: by which ``"auto"`` chooses, the same on all ranks; typical figures by default.
 
     Raises:
         ValueError: there is none.
     """
+    if name == AUTO:
+        return _choosing(calibration or TYPICAL)
     if name not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}")
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)} or {AUTO}; got {name!r}")
     return ALGORITHMS[name]
+
+
+def _choosing(calibration: Calibration) -> AllReduce:
+    def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
+        def schedule(comm: Communicator, tag: int) -> Schedule:
+            chosen = ALGORITHMS[cheapest(comm.hosts, buffer.nbytes, calibration)]
+            yield from chosen(buffer, combine, source)(comm, tag)
+
+        return schedule
+
+    return all_reduce

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfdist.collectives import ring
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Communicator
 
@@ -22,11 +23,7 @@ def all_gather(parts: Sequence[np.ndarray]) -> Plan:
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        for step in range(comm.size - 1):
-            outgoing = parts[(comm.rank - step) % comm.size]
-            incoming = parts[(comm.rank - step - 1) % comm.size]
-            yield (comm.receive(incoming, left, tag), comm.send(outgoing, right, tag))
+        yield from ring.all_gather_steps(comm, tag, parts)
 
     return schedule
 

@@ -31,9 +31,7 @@ def folded(comm: Communicator, tag: int, buffer: np.ndarray, combine: np.ufunc, 
         yield (comm.receive(buffer, comm.rank + 1, tag),)
         return
     if paired:
-        landing = np.empty_like(buffer)
-        yield (comm.receive(landing, comm.rank - 1, tag),)
-        combine(buffer, landing, out=buffer)
+        yield (comm.receive_combined(buffer, buffer, combine, comm.rank - 1, tag),)
     yield from core(comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
     if paired:
         yield (comm.send(buffer, comm.rank - 1, tag),)

@@ -5,27 +5,27 @@ P-1 steps and γm(P-1)/P bytes per process: the first half of the ring all-reduc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tfdist.collectives import ring
-from tfdist.collectives.schedule import Plan, Schedule, partition
+from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Communicator
 
 
-def reduce_scatter(buffer: np.ndarray, combine: np.ufunc = np.add) -> Plan:
-    """Combines the buffers of all ranks, and leaves on each one part of the result.
+def reduce_scatter(parts: Sequence[np.ndarray], combine: np.ufunc = np.add) -> Plan:
+    """Combines the parts of all ranks, and leaves on each one of them.
 
     Args:
-        buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten.
+        parts: one one-dimensional contiguous array per rank, of any lengths, the same on all ranks; overwritten.
         combine: a commutative and associative NumPy ufunc of two arguments.
 
     Returns:
-        A plan for the engine. Its result is this rank's part, a view of the buffer: the rank-th of
-        `tfdist.collectives.schedule.partition`.
+        A plan for the engine. Its result is this rank's part, combined.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        parts = [buffer[part] for part in partition(buffer.size, comm.size)]
         # The ring leaves rank r with the part that it is handed last; shifted by one, that is part r.
         yield from ring.reduce_scatter_steps(comm, tag, parts, parts, combine, shift=-1)
         return parts[comm.rank]

@@ -31,16 +31,14 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
                 return buffer[parts[first].start : parts[end - 1].stop]
 
             first, end, distance = 0, size, size // 2
-            landing = np.empty(-(-buffer.size // 2) + size, buffer.dtype)
             while distance:
                 middle = (first + end) // 2
                 upper = bool(place & distance)
                 kept = (middle, end) if upper else (first, middle)
                 given = (first, middle) if upper else (middle, end)
                 partner = rank_of(place ^ distance)
-                arriving = landing[: span(*kept).size]
-                yield (comm.receive(arriving, partner, tag), comm.send(span(*given), partner, tag))
-                combine(span(*kept), arriving, out=span(*kept))
+                own = span(*kept)
+                yield (comm.receive_combined(own, own, combine, partner, tag), comm.send(span(*given), partner, tag))
                 (first, end), distance = kept, distance // 2
             distance = 1
             while distance < size:

@@ -10,19 +10,16 @@ References:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
-from tfdist.comm.buffers import BufferPool
 from tfdist.comm.communicator import Communicator, Request
 
-SEGMENT_BYTES = 4 << 20
-"""Bytes on the way at once: few enough that what arrives is still in the cache when it is added, and enough that
-processes which share cores need not take turns too often."""
-
-_scratch = BufferPool()
+IN_FLIGHT = 2
+"""Segments of a step under way at once: one is added while the next is on its way."""
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
@@ -39,14 +36,12 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         given = buffer if source is None else source
+        if comm.size == 1:
+            np.copyto(buffer, given)
         parts = partition(buffer.size, comm.size)
         chunks, own = [buffer[part] for part in parts], [given[part] for part in parts]
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         yield from reduce_scatter_steps(comm, tag, own, chunks, combine)
-        for step in range(comm.size - 1):
-            outgoing = chunks[(comm.rank + 1 - step) % comm.size]
-            incoming = chunks[(comm.rank - step) % comm.size]
-            yield (comm.receive(incoming, left, tag), comm.send(outgoing, right, tag))
+        yield from all_gather_steps(comm, tag, chunks, shift=1)
 
     return schedule
 
@@ -69,43 +64,50 @@ def reduce_scatter_steps(
         combine: a commutative and associative NumPy ufunc of two arguments.
         shift: which chunk is left.
     """
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    segment = max(1, SEGMENT_BYTES // chunks[0].itemsize)
-    length = min(segment, chunks[0].size)
-    landing = _scratch.take(2 * length * chunks[0].itemsize).view(chunks[0].dtype).reshape(2, length)
     for step in range(comm.size - 1):
         outgoing = (chunks if step else own)[(comm.rank + shift - step) % comm.size]
         place = (comm.rank + shift - step - 1) % comm.size
-        yield from _pass_on_and_add(comm, tag, right, left, outgoing, own[place], chunks[place], landing, combine)
+        yield from _pass_on(comm, tag, outgoing, chunks[place], own[place], combine)
 
 
-def _pass_on_and_add(
+def all_gather_steps(comm: Communicator, tag: int, chunks: Sequence[np.ndarray], shift: int = 0) -> Schedule:
+    """The second half of the ring: fills in, on every rank, the chunks of all the others.
+
+    Args:
+        comm: moves the bytes.
+        tag: of the collective.
+        chunks: one a rank, of any lengths, the same on all ranks.
+        shift: rank r begins with chunk r + ``shift``.
+    """
+    for step in range(comm.size - 1):
+        outgoing = chunks[(comm.rank + shift - step) % comm.size]
+        yield from _pass_on(comm, tag, outgoing, chunks[(comm.rank + shift - step - 1) % comm.size])
+
+
+def _pass_on(
     comm: Communicator,
     tag: int,
-    right: int,
-    left: int,
     outgoing: np.ndarray,
-    own: np.ndarray,
     target: np.ndarray,
-    landing: np.ndarray,
-    combine: np.ufunc,
+    own: np.ndarray | None = None,
+    combine: np.ufunc = np.add,
 ) -> Schedule:
-    """One step of the reduce-scatter, in segments: one is added while the next is on its way."""
-    length = landing.shape[1]
-    if length == 0:
-        return
-    sends = [comm.send(outgoing[at : at + length], right, tag) for at in range(0, outgoing.size, length)]
-    segments = [slice(at, min(at + length, target.size)) for at in range(0, target.size, length)]
-
-    def receive(turn: int) -> Request:
-        segment = segments[turn]
-        return comm.receive(landing[turn % 2, : segment.stop - segment.start], left, tag)
-
-    receives = [receive(turn) for turn in range(len(segments[:2]))]
-    for turn, segment in enumerate(segments):
-        yield (receives[turn],)
-        arrived = landing[turn % 2, : segment.stop - segment.start]
-        combine(own[segment], arrived, out=target[segment])
-        if turn + 2 < len(segments):
-            receives.append(receive(turn + 2))
-    yield sends
+    """One step, in segments: to the right neighbour, and from the left one; combined with ``own`` where given."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    length = max(1, comm.segment_bytes // target.itemsize)
+    under_way: deque[list[Request]] = deque()
+    for start in range(0, max(outgoing.size, target.size), length):
+        segment = slice(start, start + length)
+        transfers = []
+        if start < target.size:
+            if own is None:
+                transfers.append(comm.receive(target[segment], left, tag))
+            else:
+                transfers.append(comm.receive_combined(own[segment], target[segment], combine, left, tag))
+        if start < outgoing.size:
+            transfers.append(comm.send(outgoing[segment], right, tag))
+        under_way.append(transfers)
+        if len(under_way) == IN_FLIGHT:
+            yield under_way.popleft()
+    while under_way:
+        yield under_way.popleft()

@@ -31,15 +31,13 @@ def reduce(buffer: np.ndarray, combine: np.ufunc = np.add) -> Plan:
     """Combines the buffers of all ranks into rank 0's, in ⌈log₂ P⌉ steps; the others' are left half combined."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        landing = np.empty_like(buffer)
         reach = 1
         while reach < comm.size:
             if comm.rank & reach:
                 yield (comm.send(buffer, comm.rank - reach, tag),)
                 return
             if comm.rank + reach < comm.size:
-                yield (comm.receive(landing, comm.rank + reach, tag),)
-                combine(buffer, landing, out=buffer)
+                yield (comm.receive_combined(buffer, buffer, combine, comm.rank + reach, tag),)
             reach *= 2
 
     return schedule

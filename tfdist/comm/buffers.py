@@ -30,13 +30,16 @@ class BufferPool:
         try:
             raw = self._free.setdefault(room, deque()).pop()
         except IndexError:
-            raw = np.empty(room + ALIGNMENT, np.uint8)
+            raw = self._allocate(room + ALIGNMENT)
         start = -raw.ctypes.data % ALIGNMENT
         # NumPy lets every slice refer to the array made here, because its own base is no array; so this one
         # lives as long as the last view.
         lease = np.frombuffer(memoryview(raw.data)[start : start + nbytes], np.uint8)
         weakref.finalize(lease, self._give_back, room, raw).atexit = False
         return lease
+
+    def _allocate(self, nbytes: int) -> np.ndarray:
+        return np.empty(nbytes, np.uint8)
 
     def _give_back(self, room: int, raw: np.ndarray) -> None:
         self._free[room].append(raw)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,9 @@ Channel = tuple[int, int, int]
 
 
 class _Transfer:
-    def __init__(self, buffer: np.ndarray) -> None:
+    def __init__(self, buffer: np.ndarray, then: Callable[[], Any] | None = None) -> None:
         self.buffer = buffer
+        self.then = then
         self.done = False
 
 
@@ -23,10 +25,14 @@ class LocalWorld:
 
     Args:
         size: number of ranks.
+        hosts: by rank, the number of the machine that it is to be on; one for all by default.
+        segment_bytes: as of `tfdist.comm.communicator.Communicator`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, hosts: Sequence[int] | None = None, segment_bytes: int = 1 << 20) -> None:
         self.size = size
+        self.hosts = tuple(hosts) if hosts is not None else (0,) * size
+        self.segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._sent: dict[Channel, deque[_Transfer]] = defaultdict(deque)
         self._awaited: dict[Channel, deque[_Transfer]] = defaultdict(deque)
@@ -44,6 +50,8 @@ class LocalWorld:
             partner = other[channel].popleft()
             source, target = (transfer, partner) if sending else (partner, transfer)
             target.buffer[...] = source.buffer
+            if target.then:
+                target.then()
             source.done = target.done = True
 
 
@@ -59,6 +67,8 @@ class LocalCommunicator:
         self._world = world
         self.rank = rank
         self.size = world.size
+        self.hosts = world.hosts
+        self.segment_bytes = world.segment_bytes
         self.messages_sent = 0
         self.bytes_sent = 0
         self.tags = 1 << 28
@@ -77,9 +87,22 @@ class LocalCommunicator:
         self._world._match((source, self.rank, tag), transfer, sending=False)
         return transfer
 
+    def receive_combined(
+        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
+    ) -> _Transfer:
+        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        landing = np.empty_like(own)
+        transfer = _Transfer(landing, lambda: combine(own, landing, out=target))
+        self._world._match((source, self.rank, tag), transfer, sending=False)
+        return transfer
+
     def completed(self, requests: Sequence[_Transfer]) -> bool:
         """Whether all of these transfers have completed."""
         return all(request.done for request in requests)
 
     def progress(self) -> None:
         """Nothing is ever buffered."""
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Memory like any other."""
+        return np.empty(nbytes, np.uint8)

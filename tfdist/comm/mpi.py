@@ -1,23 +1,40 @@
-"""Moving bytes with MPI, through mpi4py; and bringing an MPI library up, with or without a launcher."""
+"""Moving bytes with MPI, through mpi4py; large ones within a machine by reading each other's memory.
+
+A large transfer between two processes of a machine is a message that tells where the bytes lie, one copy (or one
+addition) by the receiver, and a message back that they may be overwritten. MPI itself copies them twice.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import itertools
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfdist.errors import MPIUnavailableError
+from tfdist.comm.buffers import BufferPool
+from tfdist.comm.library import LibraryCollectives
+from tfdist.comm.shared import Arena, Neighbour, Place
+from tfdist.errors import MismatchError
 
 TAGS = 1 << 15
 """Tags that every MPI library provides (MPI_TAG_UB is at least 32767); most provide far more."""
 
+LENT_BYTES = 128 << 10
+"""From this size on, bytes within a machine are read where they lie. Below, MPI's two copies cost less than the
+messages about them."""
+
+_SEGMENT_BYTES = 4 << 20
+_SEGMENT_BYTES_ON_A_LINE = 1 << 20
+
+_NOTHING = np.zeros(0, np.uint8)
+
 
 class MPICommunicator:
-    """A `Communicator` over MPI's COMM_WORLD.
+    """A `Communicator` over an MPI communicator.
+
+    Making one is collective: every rank makes its own at the same time.
 
     Args:
         comm: an mpi4py communicator, used by nobody else.
@@ -27,129 +44,181 @@ class MPICommunicator:
         from mpi4py import MPI
 
         self._comm = comm
+        self._returns = comm.Dup()
         self._byte = MPI.BYTE
-        self._test_all = MPI.Request.Testall
+        self._status = MPI.Status()
+        self._error = MPI.Exception
+        self._truncated = MPI.ERR_TRUNCATE
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self.tags: int = comm.Get_attr(MPI.TAG_UB) or TAGS
         self.messages_sent = 0
         self.bytes_sent = 0
-        self.tags: int = comm.Get_attr(MPI.TAG_UB) or TAGS
+        self.hosts = _hosts(comm, MPI.COMM_TYPE_SHARED)
+        self.segment_bytes = _SEGMENT_BYTES if len(set(self.hosts)) == 1 else _SEGMENT_BYTES_ON_A_LINE
+        self._library = LibraryCollectives(comm)
+        self._loans = itertools.count()
+        self._pool = BufferPool()
+        self._neighbours = self._meet_neighbours()
 
-    def send(self, buffer: np.ndarray, destination: int, tag: int) -> Any:
+    def _meet_neighbours(self) -> dict[int, Neighbour]:
+        """Opens the memory of the other processes of this machine; of all of them, or else of none."""
+        arena = Arena() if hasattr(os, "memfd_create") else None
+        invitations = self._comm.allgather(arena and arena.invitation())
+        others = [r for r in range(self.size) if r != self.rank and self.hosts[r] == self.hosts[self.rank]]
+        try:
+            found = {other: Neighbour(invitations[other]) for other in others}
+        except (OSError, TypeError):
+            found = {}
+        open_to = self._comm.allgather(len(found) == len(others))
+        if not all(open_to[other] for other in (self.rank, *others)) or arena is None:
+            return {}
+        self._arena = self._pool = arena
+        return found
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Memory that the neighbours can read."""
+        return self._pool.take(nbytes)
+
+    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
         """Starts to send the whole buffer to ``destination``."""
         self.messages_sent += 1
         self.bytes_sent += buffer.nbytes
-        return self._comm.Isend([buffer.view(np.uint8), self._byte], destination, tag)
+        if buffer.nbytes >= LENT_BYTES and destination in self._neighbours:
+            return self._lend(buffer, destination, tag)
+        return _Transfer(self, self._comm.Isend([buffer.view(np.uint8), self._byte], destination, tag), buffer)
 
-    def receive(self, buffer: np.ndarray, source: int, tag: int) -> Any:
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _Transfer:
         """Starts to fill the whole buffer from ``source``."""
-        return self._comm.Irecv([buffer.view(np.uint8), self._byte], source, tag)
+        if buffer.nbytes >= LENT_BYTES and source in self._neighbours:
+            return self._borrow(buffer.nbytes, source, tag, lambda lent: np.copyto(buffer, lent.view(buffer.dtype)))
+        return self._receive(buffer, source, tag)
+
+    def receive_combined(
+        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
+    ) -> _Transfer:
+        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        if own.nbytes >= LENT_BYTES and source in self._neighbours:
+            return self._borrow(own.nbytes, source, tag, lambda lent: combine(own, lent.view(own.dtype), out=target))
+        landing = _scratch.take(own.nbytes).view(own.dtype)
+        return self._receive(landing, source, tag, lambda: combine(own, landing, out=target))
+
+    def library_all_reduce(self, buffer: np.ndarray, combine: np.ufunc, tag: int) -> Any:
+        """Starts the MPI library's own all-reduce, in place."""
+        return self._library.all_reduce(buffer, combine, tag)
 
     def completed(self, requests: Sequence[Any]) -> bool:
         """Whether all of these transfers have completed."""
-        return self._test_all(list(requests))
+        done = True
+        for request in requests:  # each of them: what one waits for may be that another is driven on
+            done = request.completed() and done
+        return done
 
     def progress(self) -> None:
         """Lets MPI push out what it has buffered."""
         self._comm.Iprobe()
 
+    def _receive(self, buffer: np.ndarray, source: int, tag: int, then: Callable[[], Any] | None = None) -> _Transfer:
+        request = self._comm.Irecv([buffer.view(np.uint8), self._byte], source, tag)
+        return _Transfer(self, request, buffer, (source, buffer.nbytes), then)
 
-def load() -> Any:
-    """Imports `mpi4py.MPI` without initializing MPI.
+    def _lend(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+        place = self._arena.find(buffer)
+        if place is None:
+            copy = self._arena.take(buffer.nbytes).view(buffer.dtype)
+            np.copyto(copy, buffer)
+            buffer, place = copy, self._arena.find(copy)
+        assert place is not None
+        loan = next(self._loans) % self.tags
+        returned = self._returns.Irecv([_NOTHING, self._byte], destination, loan)
+        notice = np.array([*place, buffer.nbytes, loan], np.int64)
+        self._comm.Isend([notice, self._byte], destination, tag).Free()
+        return _Transfer(self, returned, (notice, buffer))
 
-    Raises:
-        MPIUnavailableError: mpi4py is not installed or finds no MPI library.
-    """
-    try:
-        import mpi4py
+    def _borrow(self, nbytes: int, source: int, tag: int, use: Callable[[np.ndarray], Any]) -> _Transfer:
+        notice = np.empty(5, np.int64)
 
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise MPIUnavailableError(
-            f"no MPI library could be loaded ({_first_line(error)}). `pip install mpich` brings one; to use the "
-            "cluster's own, load its module first or point MPI4PY_MPIABI / LD_LIBRARY_PATH to it. "
-            "`tfdist doctor` shows what is found."
-        ) from None
-    return MPI
+        def arrived() -> None:
+            *place, lent_bytes, loan = notice.tolist()
+            if lent_bytes != nbytes:
+                raise self.differs(source, nbytes, lent_bytes)
+            use(self._neighbours[source].view(Place(*place), nbytes))
+            self._returns.Isend([_NOTHING, self._byte], source, loan).Free()
 
+        return self._receive(notice.view(np.uint8), source, tag, arrived)
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def library(mpi: Any) -> tuple[str, str]:
-    """The name and version of the loaded MPI library, and the file it was loaded from."""
-    first_line = mpi.Get_library_version().rstrip("\x00").strip().partition("\n")[0]
-    return " ".join(first_line.replace("Version:", "").split()), _library_path()
-
-
-def _library_path() -> str:
-    """Where the loaded libmpi lies; the extension module itself when it cannot be told (no /proc)."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = {line.split()[-1] for line in maps}
-    except OSError:
-        paths = set()
-    for path in sorted(paths):
-        name = os.path.basename(path)
-        if name.startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
-            return path
-    return sys.modules["mpi4py.MPI"].__file__ or "unknown"
+    def differs(self, source: int, expected: int, came: int | None) -> MismatchError:
+        """What to say when a rank sends another number of bytes than this one expects."""
+        return MismatchError(
+            f"rank {self.rank} expected {expected} bytes from rank {source}, which sent "
+            f"{'more' if came is None else came}: the ranks passed data of different shapes or dtypes. "
+            "Pass the same on every rank."
+        )
 
 
-def initialize_from_launcher(mpi: Any) -> None:
-    """`MPI_Init` under mpiexec or srun, which tell MPI who takes part."""
-    if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
-
-
-def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, one_host: bool) -> None:
-    """`MPI_Init` of MPICH with a process manager behind a socket, and no launcher.
-
-    The call goes through ctypes because mpi4py would hold the GIL during it, and with it the threads that
-    answer MPI and that notice when a peer has died.
+class _Transfer:
+    """A message under way, and what is to be done when it has arrived.
 
     Args:
-        mpi: `mpi4py.MPI`, not initialized.
-        fd: where the process manager listens.
-        rank: of this process.
-        size: number of processes.
-        one_host: whether all processes run on this machine; MPI then stays off its outside interfaces.
-
-    Raises:
-        MPIUnavailableError: the library is not MPICH, or fails to initialize.
+        communicator: whose it is.
+        request: mpi4py's.
+        buffer: what must live until then.
+        expected: from whom how many bytes must come; None if it is not for this side to judge.
+        then: done on arrival, once.
     """
-    version, path = library(mpi)
-    if not version.startswith("MPICH"):
-        raise MPIUnavailableError(
-            f"started from TF_CONFIG, tfdist brings up MPICH (or a library with its PMI-1 interface) itself; loaded "
-            f"is {version} from {path}. Start the script with that library's mpiexec or with srun instead, or "
-            "`pip install mpich`."
-        )
-    os.environ.update(PMI_FD=str(fd), PMI_RANK=str(rank), PMI_SIZE=str(size))
-    if one_host:
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")
-        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
-    try:
-        provided = ctypes.c_int()
-        code = ctypes.CDLL(path).MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
-    finally:
-        for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE"):  # not for this process's own children
-            os.environ.pop(name, None)
-    if code != 0:
-        raise MPIUnavailableError(f"MPI_Init_thread of {version} from {path} failed with code {code}")
-    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
+
+    __slots__ = ("_buffer", "_communicator", "_expected", "_request", "_then")
+
+    def __init__(
+        self,
+        communicator: MPICommunicator,
+        request: Any,
+        buffer: Any,
+        expected: tuple[int, int] | None = None,
+        then: Callable[[], Any] | None = None,
+    ) -> None:
+        self._communicator = communicator
+        self._request = request
+        self._buffer = buffer
+        self._expected = expected
+        self._then = then
+
+    def completed(self) -> bool:
+        if self._request is None:
+            return True
+        if self._expected is None:
+            if not self._request.Test():
+                return False
+        elif not self._arrived(*self._expected):
+            return False
+        self._request = None
+        if self._then is not None:
+            self._then()
+        self._buffer = self._then = None
+        return True
+
+    def _arrived(self, source: int, nbytes: int) -> bool:
+        comm = self._communicator
+        try:
+            if not self._request.Test(comm._status):
+                return False
+        except comm._error as error:
+            if error.Get_error_class() == comm._truncated:
+                raise comm.differs(source, nbytes, None) from None
+            raise
+        came = comm._status.Get_count(comm._byte)
+        if came != nbytes:
+            raise comm.differs(source, nbytes, came)
+        return True
 
 
-_THREAD_MULTIPLE = 3  # MPICH's value; only MPICH comes here
+_scratch = BufferPool()
 
 
-def finalize(mpi: Any) -> None:
-    """`MPI_Finalize`, with the GIL free while it waits for the other processes."""
-    path = _library_path()
-    if path.endswith(".so") and "mpi4py" in path:
-        mpi.Finalize()
-    else:
-        ctypes.CDLL(path).MPI_Finalize()
+def _hosts(comm: Any, shared: int) -> tuple[int, ...]:
+    """By rank, the number of its machine, as MPI sees machines."""
+    neighbours = comm.Split_type(shared)
+    first = comm.allgather(neighbours.bcast(comm.Get_rank()))
+    neighbours.Free()
+    numbers = {rank: number for number, rank in enumerate(sorted(set(first)))}
+    return tuple(numbers[rank] for rank in first)

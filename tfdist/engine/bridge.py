@@ -12,53 +12,79 @@ Three rules, each of which was seen to matter:
 
 from __future__ import annotations
 
+import functools
 import itertools
-import re
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives import ring
-from tfdist.collectives.algorithms import AllReduce
+from tfdist.collectives import algorithms
 from tfdist.collectives.all_gather import all_gather_rows
-from tfdist.collectives.broadcast import broadcast
-from tfdist.comm.buffers import BufferPool
-from tfdist.engine import buckets
+from tfdist.collectives.cost import Calibration
+from tfdist.engine import buckets, joining
 from tfdist.engine.buckets import Bucket
-from tfdist.engine.engine import Engine, Pending, describe
+from tfdist.engine.engine import Engine, describe
+from tfdist.engine.pending import Pending
+from tfdist.engine.tensors import call_site, to_tensor
 
-_DLPACK_KINDS = "fiuc"
+
+class _Sum:
+    """What a bucket is asked for: how it is combined, what it holds in words, and the tensors in it."""
+
+    def __init__(self, combine: np.ufunc, contents: str, tensors: Sequence[tf.Tensor]) -> None:
+        self.combine = combine
+        self.contents = contents
+        self.tensors = tensors
+        self.verb = "sum" if combine is np.add else combine.__name__
 
 
 class Bridge:
-    """Collectives on TensorFlow tensors.
+    """All-reduces of TensorFlow tensors; `tfdist.engine.exchange` has the other collectives.
 
     Args:
         engine: moves the bytes; None in a world of one, where every collective is its own result.
-        all_reduce: the algorithm that sums.
+        algorithm: the name of the all-reduce.
+        calibration: by which ``"auto"`` chooses.
+        members: the ranks that take part; None if all do.
     """
 
-    def __init__(self, engine: Engine | None, all_reduce: AllReduce = ring.all_reduce) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        algorithm: str = "ring",
+        calibration: Calibration | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
         self._alone = engine is None
-        self._all_reduce = all_reduce
+        self._algorithm = algorithm
+        self._all_reduce = algorithms.named(algorithm, calibration)
+        self._members = members
+        self._group = f" in group {list(members)}" if members is not None else ""
         self._engine: Engine = engine  # type: ignore[assignment]
-        self._pool = BufferPool()
         self._posted: dict[int, tuple[Pending, list[np.ndarray]]] = {}
         self._handles = itertools.count()
         self._lock = threading.Lock()
 
     @tf.autograph.experimental.do_not_convert
-    def all_reduce_sum(self, tensors: Sequence[tf.Tensor], contributes: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """Sums each tensor over all processes.
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        contributes: tf.Tensor | None = None,
+        combine: np.ufunc = np.add,
+        names: Sequence[str] | None = None,
+    ) -> list[tf.Tensor]:
+        """Sums each tensor over all processes, or combines them otherwise.
 
         Args:
             tensors: dense, of any numeric dtype; those with one position have one shape on all processes. In the
                 order in which they become available, for the earliest start.
             contributes: boolean scalar, false where a process has no samples: what a mean over none of them made
                 infinite or undefined then counts as zero.
+            combine: a commutative and associative NumPy ufunc of two arguments.
+            names: of the tensors, for messages.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -70,81 +96,52 @@ class Bridge:
             return tensors
         if contributes is None:
             contributes = tf.constant(True)
+        names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         plan = _plan(tensors)
         order = [member for bucket in plan for member in bucket.members]
+        jobs = [
+            _Sum(combine, ", ".join(names[member] for member in bucket.members), [tensors[m] for m in bucket.members])
+            for bucket in plan
+        ]
         if tf.executing_eagerly():
-            outputs = self._sum_eagerly(plan, tensors, bool(contributes))
+            outputs = self._sum_eagerly(jobs, bool(contributes))
         else:
-            outputs = self._sum_in_graph(plan, tensors, contributes)
+            outputs = self._sum_in_graph(jobs, contributes)
         results = dict(zip(order, outputs, strict=True))
         return [results[place] for place in range(len(tensors))]
 
-    def _sum_eagerly(self, plan: list[Bucket], tensors: Sequence[tf.Tensor], contributes: bool) -> list[tf.Tensor]:
+    def _sum_eagerly(self, jobs: list[_Sum], contributes: bool) -> list[tf.Tensor]:
         posted = []
-        for place, bucket in enumerate(plan):
-            arrays = [np.asarray(tensors[member]) for member in bucket.members]
-            key = f"eager sum #{place} of {describe(arrays)}"
-            posted.append(self._post_sum(key, arrays, contributes, blocking=True))
-        return [output for handle in posted for output in self._collect(handle)]
+        for place, job in enumerate(jobs):
+            arrays = [np.asarray(tensor) for tensor in job.tensors]
+            key = f"eager {job.verb} #{place} of {describe(arrays)}{self._group}"
+            posted.append(self._post_sum(key, job, arrays, contributes, blocking=True))
+        return [output for handle in posted for output in self._collect(handle, blocking=True)]
 
-    def _sum_in_graph(
-        self, plan: list[Bucket], tensors: Sequence[tf.Tensor], contributes: tf.Tensor
-    ) -> list[tf.Tensor]:
+    def _sum_in_graph(self, jobs: list[_Sum], contributes: tf.Tensor) -> list[tf.Tensor]:
         """Posts every bucket but the last; one last host call posts that one and waits for all."""
         handles = []
-        for bucket in plan[:-1]:
-            members = [tensors[member] for member in bucket.members]
-            post = self._poster(call_site(f"sum of {len(members)} {bucket.dtype}"))
-            handles.append(tf.py_function(post, [contributes, *members], tf.int64, name="tfdist_post"))
-        last = [tensors[member] for member in plan[-1].members]
-        key = call_site(f"sum of {len(last)} {plan[-1].dtype}")
-        expected = [tensors[member] for bucket in plan for member in bucket.members]
+        for job in jobs[:-1]:
+            post = self._poster(self._site(job), job)
+            handles.append(tf.py_function(post, [contributes, *job.tensors], tf.int64, name="tfdist_post"))
+        last = jobs[-1]
+        key = self._site(last)
+        expected = [tensor for job in jobs for tensor in job.tensors]
 
         def finish(contributes: tf.Tensor, *inputs: tf.Tensor) -> list[tf.Tensor]:
-            arrays = [np.asarray(tensor) for tensor in inputs[: len(last)]]
-            final = self._post_sum(key, arrays, bool(contributes), overlaps=False)
-            return [output for handle in (*inputs[len(last) :], final) for output in self._collect(handle)]
+            arrays = [np.asarray(tensor) for tensor in inputs[: len(last.tensors)]]
+            final = self._post_sum(key, last, arrays, bool(contributes), overlaps=False)
+            return [output for handle in (*inputs[len(last.tensors) :], final) for output in self._collect(handle)]
 
         outputs = tf.py_function(
-            finish, [contributes, *last, *handles], [tensor.dtype for tensor in expected], name="tfdist_finish"
+            finish, [contributes, *last.tensors, *handles], [tensor.dtype for tensor in expected], name="tfdist_finish"
         )
         for output, tensor in zip(outputs, expected, strict=True):
             output.set_shape(tensor.shape)
         return outputs
 
-    @tf.autograph.experimental.do_not_convert
-    def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
-        """Concatenates a tensor over all processes, in the order of the ranks.
-
-        Args:
-            tensor: dense and at least one-dimensional; all dimensions but ``axis`` are the same on all processes.
-            axis: along which it is concatenated.
-
-        Returns:
-            The concatenation, on every process.
-        """
-        tensor = tf.convert_to_tensor(tensor)
-        if tensor.shape.rank == 0:
-            raise ValueError("all_gather needs tensors of at least one dimension; got a scalar")
-        if self._alone:
-            return tensor
-        axis = axis % tensor.shape.rank
-        order = [axis, *(other for other in range(tensor.shape.rank) if other != axis)]
-        rows = tf.transpose(tensor, order) if axis else tensor
-        if tf.executing_eagerly():
-            array = np.ascontiguousarray(rows)
-            key = f"eager gather of {array.dtype} (*, {', '.join(map(str, array.shape[1:]))})"
-            gathered = self._host_gather(key, array)
-        else:
-            key = call_site(f"gather of {rows.dtype.name}")
-            gathered = tf.py_function(
-                lambda value: self._host_gather(key, np.ascontiguousarray(value)),
-                [rows],
-                rows.dtype,
-                name="tfdist_gather",
-            )
-            gathered.set_shape([None, *rows.shape[1:]])
-        return tf.transpose(gathered, np.argsort(order)) if axis else gathered
+    def _site(self, job: _Sum) -> str:
+        return call_site(f"{job.verb} of {len(job.tensors)} {job.tensors[0].dtype.name}{self._group}")
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce_slices(self, slices: tf.IndexedSlices, contributes: tf.Tensor | None = None) -> tf.IndexedSlices:
@@ -162,10 +159,10 @@ class Bridge:
         """
         if self._alone:
             return slices
-        dense_shape = slices.dense_shape
-        if dense_shape is None:
+        if slices.dense_shape is None:
             raise ValueError("all_reduce_slices needs the dense shape of the IndexedSlices")
-        key = f"slices of {slices.values.dtype.name}"
+        slices, dense_shape = _as_tensors(slices)
+        key = f"slices of {slices.values.dtype.name}{self._group}"
         if contributes is None:
             contributes = tf.constant(True)
         operands = [contributes, slices.values, slices.indices, dense_shape]
@@ -183,49 +180,46 @@ class Bridge:
             indices.set_shape([None])
         return tf.IndexedSlices(values, indices, dense_shape)
 
-    def broadcast(self, tensor: tf.Tensor, key: str, signature: str, root: int = 0) -> tf.Tensor:
-        """The root's tensor, on every process; eagerly only.
-
-        Args:
-            tensor: of one shape and dtype on all processes.
-            key: names this one broadcast.
-            signature: compared over the processes before anything is sent.
-            root: the rank whose tensor counts.
-        """
-        if self._alone:
-            return tensor
-        array = np.asarray(tensor)
-        value = np.array(array)
-        self._engine.run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
-        return _to_tensor(value)
-
     # On the host.
 
-    def _poster(self, key: str) -> Callable[..., np.int64]:
+    def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
         def post(contributes: tf.Tensor, *tensors: tf.Tensor) -> np.int64:
-            return np.int64(self._post_sum(key, [np.asarray(tensor) for tensor in tensors], bool(contributes)))
+            return np.int64(self._post_sum(key, job, [np.asarray(tensor) for tensor in tensors], bool(contributes)))
 
         return post
 
     def _post_sum(
         self,
         key: str,
+        job: _Sum,
         arrays: Sequence[np.ndarray],
         contributes: bool,
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
+        ready = time.monotonic()
         if not contributes:
             arrays = [_finite_or_zero(array) for array in arrays]
         if len(arrays) == 1:
             (array,) = arrays  # read where it is; the sum goes into a buffer of its own
-            views = [self._pool.take(array.nbytes).view(array.dtype).reshape(array.shape)]
-            plan = self._all_reduce(views[0].reshape(-1), source=array.reshape(-1))
+            buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
+            views = [buffer.reshape(array.shape)]
+            plan = self._all_reduce(buffer, job.combine, source=array.reshape(-1))
         else:
             buffer, views = self._packed(arrays)
-            plan = self._all_reduce(buffer)
+            plan = self._all_reduce(buffer, job.combine)
         handle = next(self._handles)
-        pending = self._engine.post(key, plan, blocking=blocking, overlaps=overlaps)
+        pending = self._engine.post(
+            key,
+            plan,
+            describe(arrays),
+            blocking=blocking,
+            overlaps=overlaps,
+            members=self._members,
+            contents=job.contents,
+            stand_in=joining.sum_of(buffer.size, buffer.dtype, self._algorithm) if job.combine is np.add else None,
+            ready=ready,
+        )
         with self._lock:
             self._posted[handle] = (pending, views)
         return handle
@@ -233,7 +227,7 @@ class Bridge:
     def _packed(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
         """One flat array that holds all of these, and the view of each in it."""
         starts, total = buckets.offsets([array.nbytes for array in arrays])
-        buffer = self._pool.take(total)
+        buffer = self._engine.communicator.take(total)
         views = []
         end = 0
         for array, start in zip(arrays, starts, strict=True):
@@ -245,15 +239,11 @@ class Bridge:
         buffer[end:] = 0
         return buffer.view(arrays[0].dtype), views
 
-    def _collect(self, handle: tf.Tensor | int) -> list[tf.Tensor]:
+    def _collect(self, handle: tf.Tensor | int, blocking: bool = False) -> list[tf.Tensor]:
         with self._lock:
             pending, views = self._posted.pop(int(handle))
-        self._engine.wait(pending)
-        return [_to_tensor(view) for view in views]
-
-    def _host_gather(self, key: str, rows: np.ndarray) -> tf.Tensor:
-        gathered, _ = self._engine.run(key, all_gather_rows(rows))
-        return _to_tensor(gathered)
+        self._engine.wait(pending, blocking)
+        return [to_tensor(view) for view in views]
 
     def _host_slices(
         self, key: str, contributes: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, dense_shape: tf.Tensor
@@ -262,17 +252,25 @@ class Bridge:
         shape = tuple(int(size) for size in np.asarray(dense_shape))
         if not bool(contributes):
             rows, places = rows[:0], places[:0]
-        counts, _ = self._engine.run(f"{key}: count", all_gather_rows(np.array([len(rows)], np.int64)))
+        run = functools.partial(self._engine.run, members=self._members)
+        counts, _ = run(f"{key}: count", all_gather_rows(np.array([len(rows)], np.int64)))
         row_bytes = int(np.prod(shape[1:])) * rows.dtype.itemsize
         if int(counts.sum()) * (row_bytes + places.itemsize) < 2 * shape[0] * row_bytes:
-            gathered, _ = self._engine.run(f"{key}: rows", all_gather_rows(np.ascontiguousarray(rows)))
-            all_places, _ = self._engine.run(f"{key}: indices", all_gather_rows(np.ascontiguousarray(places)))
-            return _to_tensor(gathered), _to_tensor(all_places)
-        dense = self._pool.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
+            gathered, _ = run(f"{key}: rows", all_gather_rows(np.ascontiguousarray(rows)))
+            all_places, _ = run(f"{key}: indices", all_gather_rows(np.ascontiguousarray(places)))
+            return to_tensor(gathered), to_tensor(all_places)
+        dense = self._engine.communicator.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
         dense[...] = 0
         np.add.at(dense, places, rows)
-        self._engine.run(f"{key}: dense", self._all_reduce(dense.reshape(-1)))
-        return _to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
+        run(f"{key}: dense", self._all_reduce(dense.reshape(-1)))
+        return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
+
+
+def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
+    """The slices with components that users may have given as lists, and the dense shape as int64."""
+    shape = tf.cast(slices.dense_shape, tf.int64)
+    values, indices = tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)
+    return tf.IndexedSlices(values, indices, shape), shape
 
 
 def _finite_or_zero(array: np.ndarray) -> np.ndarray:
@@ -288,46 +286,3 @@ def _plan(tensors: Sequence[tf.Tensor]) -> list[Bucket]:
         elements = tensor.shape.num_elements()
         sizes.append(buckets.BUCKET_BYTES if elements is None else elements * tensor.dtype.size)
     return buckets.plan(sizes, [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors])
-
-
-def _to_tensor(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that stands on the same memory, where DLPack allows it."""
-    if array.size == 0 or array.ctypes.data % 64:
-        return tf.convert_to_tensor(array)
-    if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    if array.dtype.itemsize == 2 and array.dtype.kind != "b":
-        bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
-        return tf.bitcast(bits, tf.as_dtype(array.dtype))
-    return tf.convert_to_tensor(array)
-
-
-def call_site(kind: str) -> str:
-    """Names a place in the graph under construction: the same on every process, and after tracing again.
-
-    The name is the path of function graphs, each with its place among its namesakes, and the place among the
-    collectives of this kind in the innermost. It holds no shapes: a process whose last batch is smaller may have
-    traced again with other ones.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    place = _count(graph, kind)
-    path = []
-    while (outer := getattr(graph, "outer_graph", None)) is not None:
-        name = re.sub(r"_+\d+$", "", graph.name)
-        path.append(f"{name}#{_place_among_namesakes(graph, outer, name)}" if hasattr(outer, "outer_graph") else name)
-        graph = outer
-    return f"{'/'.join(reversed(path))}: {kind} #{place}"
-
-
-def _count(graph: Any, kind: str) -> int:
-    if not hasattr(graph, "_tfdist_sites"):
-        graph._tfdist_sites = {}
-    sites: dict[str, int] = graph._tfdist_sites
-    sites[kind] = sites.get(kind, -1) + 1
-    return sites[kind]
-
-
-def _place_among_namesakes(graph: Any, outer: Any, name: str) -> int:
-    if not hasattr(graph, "_tfdist_place"):
-        graph._tfdist_place = _count(outer, f"graph {name}")
-    return graph._tfdist_place

@@ -20,10 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cluster.control import Control
+from tfdist.cluster.control import Control, RequestTimeoutError
 from tfdist.cluster.settings import Timeouts
-from tfdist.collectives.schedule import Plan, Schedule
-from tfdist.comm.communicator import Communicator, Request
+from tfdist.collectives.schedule import Plan
+from tfdist.comm.communicator import Communicator
+from tfdist.comm.group import GroupCommunicator
+from tfdist.engine.joining import Attendance
+from tfdist.engine.patience import Patience
+from tfdist.engine.pending import Pending
+from tfdist.engine.statistics import Statistics
+from tfdist.engine.timeline import Timeline
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 _SPIN_SECONDS = 2e-3
@@ -34,26 +40,6 @@ _CALLS_IN_FLIGHT = 4
 """Calls of one key that can be under way at once and keep tags of their own."""
 
 
-class Pending:
-    """A collective under way.
-
-    Attributes:
-        key: of its call site.
-        call: how many calls of that key came before it.
-        done: whether it is complete, on this rank.
-        result: what it gave, once done.
-    """
-
-    def __init__(self, key: str, number: int, call: int, schedule: Schedule) -> None:
-        self.key = key
-        self.number = number
-        self.call = call
-        self.done = False
-        self.result: Any = None
-        self.schedule = schedule
-        self.requests: Sequence[Request] = ()
-
-
 class Engine:
     """The one place where a process's collectives make progress.
 
@@ -62,19 +48,26 @@ class Engine:
         control: agrees on keys, and knows when a rank is lost. None in a world of threads.
         timeouts: how long to wait.
         tags: how many message tags there are.
+
+    Attributes:
+        statistics: what has been communicated so far, and how long that took.
+        timeline: keeps what happens when; None unless asked for.
     """
 
     def __init__(
         self, communicator: Communicator, control: Control | None, timeouts: Timeouts, tags: int = 1 << 15
     ) -> None:
         self.communicator = communicator
-        self.collectives = 0
-        self._control = control
+        self.control = control
+        self.statistics = Statistics()
+        self.timeline: Timeline | None = None
         self._timeouts = timeouts
         self._tags = tags
         self._numbers: dict[str, int] = {}
         self._agreeing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._asking: list[Pending] = []
         self._calls: defaultdict[int, int] = defaultdict(int)
+        self._groups: dict[tuple[int, ...], GroupCommunicator] = {}
         self._lock = threading.Lock()
         self._active: list[Pending] = []
         self._failure: TfdistError | None = None
@@ -82,6 +75,9 @@ class Engine:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._attendance = Attendance(self)
+        if control is not None:
+            control.attend(self._attendance)
 
     @property
     def rank(self) -> int:
@@ -98,31 +94,56 @@ class Engine:
         """Why no collective can complete any more, if that is so."""
         return self._failure
 
-    def run(self, key: str, plan: Plan, signature: str = "") -> Any:
+    def run(
+        self,
+        key: str,
+        plan: Plan,
+        signature: str = "",
+        *,
+        members: tuple[int, ...] | None = None,
+        contents: str = "",
+        stand_in: dict[str, Any] | None = None,
+    ) -> Any:
         """Runs a collective to its end, from ordinary (eager) code; see `post` and `wait`.
 
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        pending = self._post(key, plan, signature, blocking=True)
+        pending = self._post(Pending(key, members, contents, stand_in), plan, signature, blocking=True)
         with self._waiting():
-            return self._wait(pending)
+            return self._wait(pending, blocking=True)
 
-    def post(self, key: str, plan: Plan, signature: str = "", blocking: bool = False, overlaps: bool = True) -> Pending:
+    def post(
+        self,
+        key: str,
+        plan: Plan,
+        signature: str = "",
+        *,
+        blocking: bool = False,
+        overlaps: bool = True,
+        members: tuple[int, ...] | None = None,
+        contents: str = "",
+        stand_in: dict[str, Any] | None = None,
+        ready: float | None = None,
+    ) -> Pending:
         """Begins a collective and returns at once.
 
         Args:
-            key: names the call site; the same on every rank.
+            key: names the call site; the same on every rank, and another one for other members.
             plan: what to do, with buffers that stay untouched until it is done.
             signature: what must be equal on all ranks (shapes, dtypes); compared when the key is new.
             blocking: whether this process does nothing else until all ranks know the key; lets the rendezvous
                 server tell a deadlock from a delay.
             overlaps: whether it should move although nobody waits yet; false where the wait follows at once.
+            members: the ranks that take part, in the order of the group; all by default.
+            contents: what it carries, in words, for messages.
+            stand_in: how a rank without data may take part; see `tfdist.engine.joining`.
+            ready: when the data were there, on `time.monotonic`; now by default.
 
         Raises:
             TfdistError: as `run`.
         """
-        pending = self._post(key, plan, signature, blocking)
+        pending = self._post(Pending(key, members, contents, stand_in, ready), plan, signature, blocking)
         if not overlaps:
             return pending
         with self._work:
@@ -132,18 +153,26 @@ class Engine:
             self._work.notify()
         return pending
 
-    def wait(self, pending: Pending) -> Any:
+    def wait(self, pending: Pending, blocking: bool = False) -> Any:
         """Waits for a collective to complete and returns its result.
+
+        Args:
+            pending: what `post` returned.
+            blocking: whether this process does nothing else meanwhile.
 
         Raises:
             TfdistError: as `run`.
         """
         with self._waiting():
-            return self._wait(pending)
+            return self._wait(pending, blocking)
 
-    def counts(self) -> dict[str, int]:
-        """How many calls this rank has begun, by the key's number: what a leaving task tells the others."""
-        return {str(number): calls for number, calls in self._calls.items()}
+    def join(self) -> int:
+        """Takes part, without data, in what the other ranks do, until all have joined; returns the last to do so.
+
+        Raises:
+            TfdistError: as `run`.
+        """
+        return self._attendance.join()
 
     def fail(self, error: TfdistError) -> None:
         """Makes every wait, now and later, raise the error."""
@@ -158,25 +187,54 @@ class Engine:
         if self._thread:
             self._thread.join(5.0)
 
+    # What others are told.
+
+    def counts(self) -> dict[str, int]:
+        """How many calls this rank has begun, by the key's number."""
+        return {str(number): calls for number, calls in self._calls.copy().items()}
+
+    def under_way(self) -> list[Pending]:
+        """The calls that this rank has begun and not completed, and those whose key the ranks are agreeing on."""
+        return [*self._active, *self._asking]
+
+    def state(self) -> dict[str, Any]:
+        """What this rank has under way, for the explanation of a stall."""
+        return {"under_way": [pending.describe() for pending in self.under_way()], "counts": self.counts()}
+
     # Beginning.
 
-    def _post(self, key: str, plan: Plan, signature: str, blocking: bool) -> Pending:
+    def _post(self, pending: Pending, plan: Plan, signature: str, blocking: bool) -> Pending:
         if self._failure:
             raise self._failure
-        number = self._number(key, signature, blocking)
+        number = self._number(pending, signature, blocking)
         self._make_room(number)
+        communicator = self._communicator(pending.members)
         with self._lock:
-            call = self._calls[number]
+            pending.number, pending.call = number, self._calls[number]
             self._calls[number] += 1
-            tag = (number * _CALLS_IN_FLIGHT + call % _CALLS_IN_FLIGHT) % self._tags
-            pending = Pending(key, number, call, plan(self.communicator, tag))
+            tag = (number * _CALLS_IN_FLIGHT + pending.call % _CALLS_IN_FLIGHT) % self._tags
+            pending.schedule = plan(communicator, tag)
+            if not self._active:
+                self.statistics.begin_communicating()
+            self.statistics.collectives += 1
             self._active.append(pending)
-            self.collectives += 1
+            if self.timeline:
+                self.timeline.posted(pending)
             try:
-                self._resume(pending)
+                with np.errstate(all="ignore"):
+                    self._resume(pending)
             except Exception as error:
                 raise self._broken(error) from error
+        if self.control and self.control.joined:
+            self._attendance.invite(pending.describe(), pending.stand_in)
         return pending
+
+    def _communicator(self, members: tuple[int, ...] | None) -> Communicator:
+        if members is None:
+            return self.communicator
+        if members not in self._groups:
+            self._groups[members] = GroupCommunicator(self.communicator, members)
+        return self._groups[members]
 
     def _make_room(self, number: int) -> None:
         """Waits until a call of this key has a tag that none of those under way uses."""
@@ -191,18 +249,65 @@ class Engine:
             with self._waiting():
                 self._wait(pending)
 
-    def _number(self, key: str, signature: str, blocking: bool) -> int:
+    def _number(self, pending: Pending, signature: str, blocking: bool) -> int:
+        key = pending.key
         if (number := self._numbers.get(key)) is not None:
             return number
-        if self._control is None:
+        if self.control is None:
             raise ValueError(f"the key {key!r} is unknown, and there is nobody to agree on it with")
         with self._agreeing[key]:  # a key that two threads use for the first time is asked for once
             if key not in self._numbers:
-                answer = self._control.request(
-                    "agree", self._timeouts.collective, key=key, signature=signature, blocking=blocking
-                )
+                self._asking.append(pending)
+                patience = self._patience(pending, blocking)
+                try:
+                    answer = self.control.request(
+                        "agree",
+                        self._timeouts.collective,
+                        patience.late,
+                        key=key,
+                        signature=signature,
+                        members=pending.members,
+                    )
+                except RequestTimeoutError:
+                    self.fail(self._late(pending))
+                    assert self._failure
+                    raise self._failure from None
+                finally:
+                    self._asking.remove(pending)
+                    patience.over()
                 self._numbers[key] = answer["number"]
             return self._numbers[key]
+
+    # For a rank that has joined.
+
+    def learn(self, key: str, number: int) -> None:
+        """Takes in a key that the other ranks have agreed on."""
+        self._numbers[key] = number
+
+    def calls_of(self, number: int) -> int:
+        """How many calls of a key this rank has begun."""
+        return self._calls[number]
+
+    def advance(self) -> bool:
+        """Drives what is under way; whether anything moved."""
+        return self._advance()
+
+    def drain(self) -> None:
+        """Waits for all that is under way."""
+        for pending in list(self._active):
+            self.wait(pending)
+
+    def check(self) -> None:
+        """Raises what makes further waiting useless.
+
+        Raises:
+            TfdistError: the job has failed.
+        """
+        if self._failure:
+            raise self._failure
+        if self.control and self.control.failure:
+            self.fail(self.control.failure)
+            raise self.control.failure
 
     # Making progress.
 
@@ -212,10 +317,11 @@ class Engine:
             return False
         try:
             moved = False
-            for pending in list(self._active):
-                if self.communicator.completed(pending.requests):
-                    moved = True
-                    self._resume(pending)
+            with np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+                for pending in list(self._active):
+                    if self.communicator.completed(pending.requests):
+                        moved = True
+                        self._resume(pending)
             return moved
         except Exception as error:
             raise self._broken(error) from error
@@ -224,25 +330,31 @@ class Engine:
 
     def _resume(self, pending: Pending) -> None:
         try:
-            with np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
-                pending.requests = next(pending.schedule)
+            pending.requests = next(pending.schedule)
         except StopIteration as stop:
             self._active.remove(pending)
             pending.result = stop.value
             pending.requests = ()
             pending.done = True
+            if not self._active:
+                self.statistics.end_communicating()
+        if self.timeline:
+            self.timeline.stepped(pending)
 
     def _broken(self, error: Exception) -> TfdistError:
         """Whose fault a broken transfer is: the rendezvous server usually knows a moment later."""
+        if isinstance(error, TfdistError):
+            self.fail(error)
+            return error
         end = time.monotonic() + _EXPLANATION_SECONDS
-        while self._control and not self._control.failure and time.monotonic() < end:
+        while self.control and not self.control.failure and time.monotonic() < end:
             time.sleep(0.01)
-        explanation = self._control.failure if self._control else None
+        explanation = self.control.failure if self.control else None
         self.fail(
             explanation
             or PeerLostError(
                 f"rank {self.rank}: a transfer broke and no rank has said why ({type(error).__name__}: {error}). "
-                "If ranks pass data of different sizes, make them equal; if a link broke, start the job again."
+                "If a link broke, start the job again."
             )
         )
         assert self._failure
@@ -251,54 +363,89 @@ class Engine:
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
         with self._work:
+            if not self._waiters:
+                self.statistics.begin_waiting()
             self._waiters += 1
         try:
             yield
         finally:
             with self._work:
                 self._waiters -= 1
+                if not self._waiters:
+                    self.statistics.end_waiting()
                 if self._active:
                     self._work.notify()
 
-    def _wait(self, pending: Pending) -> Any:
+    def _wait(self, pending: Pending, blocking: bool = False) -> Any:
+        if self.timeline:
+            with self.timeline.waiting(pending):
+                return self._poll(pending, blocking)
+        return self._poll(pending, blocking)
+
+    def _poll(self, pending: Pending, blocking: bool) -> Any:
         begin = time.monotonic()
         spin_until, nap = time.perf_counter() + _SPIN_SECONDS, _SHORTEST_NAP
-        while not pending.done:
-            if self._advance():
-                spin_until, nap = time.perf_counter() + _SPIN_SECONDS, _SHORTEST_NAP
-            elif time.perf_counter() < spin_until:
-                os.sched_yield()
-            else:
-                self._check(pending, begin)
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
+        patience: Patience | None = None
+        try:
+            while not pending.done:
+                if self._advance():
+                    spin_until, nap = time.perf_counter() + _SPIN_SECONDS, _SHORTEST_NAP
+                elif time.perf_counter() < spin_until:
+                    os.sched_yield()
+                else:
+                    patience = patience or self._patience(pending, blocking)
+                    self._check(pending, time.monotonic() - begin, patience)
+                    time.sleep(nap)
+                    nap = min(2 * nap, _LONGEST_NAP)
+        finally:
+            if patience:
+                patience.over()
         return pending.result
 
-    def _check(self, pending: Pending, begin: float) -> None:
-        if self._failure:
-            raise self._failure
-        control = self._control
+    def _patience(self, pending: Pending, blocking: bool) -> Patience:
+        return Patience(self.control, pending, blocking, self._timeouts.stall, self.counts)
+
+    def _check(self, pending: Pending, seconds: float, patience: Patience) -> None:
+        self.check()
+        control = self.control
         if control is None:
             return
-        if control.failure:
-            self.fail(control.failure)
-            raise control.failure
         for rank, counts in list(control.departed.items()):
-            if counts.get(str(pending.number), 0) <= pending.call:
-                error = PeerLostError(
-                    f"rank {self.rank} waits in {pending.key} (call {pending.call + 1}), but "
-                    f"{control.names[rank]} has ended its script without it. Every rank must take the same steps."
+            if self._lacks(pending, rank, counts):
+                self._give_up(
+                    PeerLostError(
+                        f"rank {self.rank} waits in {pending.key} (call {pending.call + 1}), but "
+                        f"{control.names[rank]} has ended its script without it. Every rank must take the same steps."
+                    )
                 )
-                self.fail(error)
-                raise error
-        if time.monotonic() - begin > self._timeouts.collective:
-            late = CollectiveTimeoutError(
-                f"rank {self.rank} waited {self._timeouts.collective:g} s in {pending.key} (call {pending.call + 1}) "
-                "for ranks that are alive but did not take part. Look at what they do; if they may take that long, "
-                "raise TFDIST_COLLECTIVE_TIMEOUT."
-            )
-            self.fail(late)
-            raise late
+        if pending.stand_in is None:
+            for rank, counts in list(control.joined.items()):
+                if self._lacks(pending, rank, counts):
+                    self._give_up(
+                        PeerLostError(
+                            f"rank {self.rank} waits in {pending.key}, but rank {rank} has joined. Sums, gathers and "
+                            "barriers go on without a rank that has joined; this does not."
+                        )
+                    )
+        patience.late(seconds)
+        if seconds > self._timeouts.collective:
+            self._give_up(self._late(pending))
+
+    def _lacks(self, pending: Pending, rank: int, counts: dict[str, int]) -> bool:
+        """Whether a rank, which has made so many calls and makes no more, is missing from this one."""
+        takes_part = pending.members is None or rank in pending.members
+        return takes_part and counts.get(str(pending.number), 0) <= pending.call
+
+    def _give_up(self, error: TfdistError) -> None:
+        self.fail(error)
+        raise error
+
+    def _late(self, pending: Pending) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"rank {self.rank} waited {self._timeouts.collective:g} s in {pending.key} (call {pending.call + 1}) "
+            "for ranks that are alive but did not take part. Look at what they do; if they may take that long, "
+            "raise TFDIST_COLLECTIVE_TIMEOUT."
+        )
 
     def _drive(self) -> None:
         """The progress thread: makes what is posted move while nobody waits."""

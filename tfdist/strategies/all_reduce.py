@@ -112,7 +112,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
             return {"collectives": 0, "messages": 0, "bytes": 0}
         communicator = engine.communicator
         return {
-            "collectives": engine.collectives,
+            "collectives": engine.statistics.collectives,
             "messages": communicator.messages_sent,
             "bytes": communicator.bytes_sent,
         }

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
+from tfdist.engine.exchange import Exchange
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.sample_counts import SampleCounts
 
@@ -17,14 +18,16 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     Args:
         bridge: reduces between processes.
+        exchange: gathers between them.
         processes: how many there are.
         local: TensorFlow's operations among this process's devices.
         counts: tells whether this process has samples in the current step.
     """
 
-    def __init__(self, bridge: Bridge, processes: int, local: Any, counts: SampleCounts) -> None:
+    def __init__(self, bridge: Bridge, exchange: Exchange, processes: int, local: Any, counts: SampleCounts) -> None:
         super().__init__()
         self._bridge = bridge
+        self._exchange = exchange
         self._processes = processes
         self._local = local
         self._counts = counts
@@ -43,7 +46,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._processes == 1:
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
-        sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs])
+        names = [getattr(destination, "name", "") or "a value" for _, destination in value_destination_pairs]
+        sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs], names)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._processes * count) for total, count in zip(sums, replicas, strict=True)]
         return [
@@ -67,14 +71,15 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
         return reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
 
-    def _sum_over_processes(self, values: Sequence[Any]) -> list[Any]:
+    def _sum_over_processes(self, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
         contributes = self._counts.process_contributes()
         sums = list(values)
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
         dense.reverse()  # the last layer's gradient is there first
-        for place, total in zip(
-            dense, self._bridge.all_reduce_sum([values[place] for place in dense], contributes), strict=True
-        ):
+        totals = self._bridge.all_reduce(
+            [values[place] for place in dense], contributes, names=[names[place] for place in dense]
+        )
+        for place, total in zip(dense, totals, strict=True):
             sums[place] = total
         for place, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
@@ -91,7 +96,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             if len(per_replica_value.values) > 1
             else (per_replica_value.values[0])
         )
-        gathered = self._bridge.all_gather(local, axis)
+        gathered = self._exchange.all_gather(local, axis)
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.world import World
-from tfdist.collectives import algorithms
+from tfdist.engine import calibration
 from tfdist.engine.bridge import Bridge
+from tfdist.engine.exchange import Exchange
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.sample_counts import SampleCounts, batch_size
@@ -40,14 +41,17 @@ class AllReduceExtended(private.MirroredExtended):
         super().__init__(strategy, devices=devices)
         self.world = world
         self.sample_counts = SampleCounts()
-        self.bridge = Bridge(world.engine, algorithms.named(algorithm))
+        self.exchange = Exchange(world.engine)
         settings = f"{len(devices)} device(s) and the algorithm {algorithm}"
-        self.bridge.broadcast(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
+        self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
+        self.bridge = Bridge(world.engine, algorithm, calibration.agreed(world.engine, algorithm))
         self._local_only = 0
         self.is_reading_for_all = False
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
-        self._cross_device_ops = ProcessCrossDeviceOps(self.bridge, world.size, local, self.sample_counts)
+        self._cross_device_ops = ProcessCrossDeviceOps(
+            self.bridge, self.exchange, world.size, local, self.sample_counts
+        )
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
@@ -111,7 +115,7 @@ class AllReduceExtended(private.MirroredExtended):
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if replica_id:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        bridge, number = self.bridge, next(_variables)
+        exchange, number = self.exchange, next(_variables)
 
         def of_the_chief() -> tf.Tensor:
             value = kwargs["initial_value"]
@@ -121,7 +125,7 @@ class AllReduceExtended(private.MirroredExtended):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
             name = kwargs.get("name") or "a variable"
-            return bridge.broadcast(
+            return exchange.broadcast_once(
                 value, f"the initial value of variable {number}", f"{name} {value.dtype.name} {value.shape}"
             )
 
@@ -167,7 +171,7 @@ class AllReduceExtended(private.MirroredExtended):
                 for optional in optionals
             ]
         )
-        counts = self.bridge.all_reduce_sum([tf.stack([filled, samples])])[0]
+        counts = self.bridge.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
         with tf.control_dependencies([self.sample_counts.set_total(counts[1])]):
             return tf.identity(counts[0])
 

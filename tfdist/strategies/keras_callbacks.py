@@ -76,7 +76,7 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
     if getattr(callback, "_tfdist_restores", False):
         return
     callback._tfdist_restores = True
-    bridge, chief = extended.bridge, extended.world.is_chief
+    exchange, chief = extended.exchange, extended.world.is_chief
     load = callback._load_model
 
     def load_for_all() -> None:
@@ -89,7 +89,7 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
                 failure = error
         model = callback.model
         status = tf.constant([0 if failure is None else 1, model._initial_epoch or 0], tf.int64)
-        status = bridge.broadcast(status, "what the backup holds", "int64 (2,)").numpy()
+        status = exchange.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
         if failure is not None:
             raise failure
         if status[0]:
@@ -119,7 +119,7 @@ def broadcast_state(model: Any, extended: AllReduceExtended) -> None:
         seen.add(id(variable))
         value = tf.convert_to_tensor(variable.value)
         key = f"the state of {variable.path} {value.dtype.name} {value.shape}"
-        variable.assign(extended.bridge.broadcast(value, key, f"{value.dtype.name} {value.shape}"))
+        variable.assign(extended.exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
 
 def average_local_state(model: Any, extended: AllReduceExtended) -> None:
@@ -144,7 +144,7 @@ def average_local_state(model: Any, extended: AllReduceExtended) -> None:
         finite = [tf.math.is_finite(part) for part in parts]
         sums.append(tf.add_n([tf.where(known, part, 0.0) for known, part in zip(finite, parts, strict=True)]))
         sums.append(tf.add_n([tf.cast(known, tf.float64) for known in finite]))
-    sums = extended.bridge.all_reduce_sum(sums)
+    sums = extended.bridge.all_reduce(sums)
     for variable, total, count in zip(variables, sums[::2], sums[1::2], strict=True):
         own = tf.cast(_replica_values(variable.value)[0], tf.float64)
         mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), own)
@@ -187,5 +187,5 @@ class StopTogether(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Asks all ranks."""
         wish = tf.constant([int(self._wish or self.model.stop_training)], tf.int32)
-        self.model.stop_training = bool(self._extended.bridge.all_reduce_sum([wish])[0][0] > 0)
+        self.model.stop_training = bool(self._extended.bridge.all_reduce([wish])[0][0] > 0)
         self._wish = False

@@ -95,7 +95,7 @@ def _read_for_all(
             except Exception as error:
                 failure = error
         failed = tf.constant([int(failure is not None)], tf.int32)
-        failed = extended.bridge.broadcast(failed, "whether the chief could load the weights", "int32 (1,)")
+        failed = extended.exchange.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
         if failure is not None:
             raise failure
         if bool(failed[0]):
@@ -112,7 +112,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(*args: Any, **kwargs: Any) -> Any:
         extended = getattr(tf.distribute.get_strategy(), "extended", None)
         if isinstance(extended, AllReduceExtended):
-            extended.bridge.all_reduce_sum([tf.constant([1], tf.int32)])
+            extended.bridge.all_reduce([tf.constant([1], tf.int32)])
         return original(*args, **kwargs)
 
     return load_model

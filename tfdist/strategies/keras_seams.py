@@ -255,7 +255,7 @@ def _counting_own(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
     """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
-        extended.sample_counts.set_total(extended.bridge.all_reduce_sum([samples])[0])
+        extended.sample_counts.set_total(extended.bridge.all_reduce([samples])[0])
         yield batch
 
 
@@ -399,14 +399,14 @@ def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = _ours(strategy)
         if extended is None or reduction != "concat":
             return original(values, strategy, reduction)
-        bridge = extended.bridge
+        exchange = extended.exchange
 
         def gather(value: Any) -> Any:
             parts = strategy.experimental_local_results(value)
             if not all(isinstance(part, tf.Tensor) for part in parts):
                 raise TypeError(f"predict gathers dense outputs; got {type(parts[0]).__name__}. Return a dense tensor.")
             # A batch was dealt out round the processes, one device of each after the other.
-            return tf.concat([bridge.all_gather(tf.stack([p]) if p.shape.rank == 0 else p) for p in parts], 0)
+            return tf.concat([exchange.all_gather(tf.stack([p]) if p.shape.rank == 0 else p) for p in parts], 0)
 
         return tree.map_structure(gather, values)
 
@@ -430,7 +430,9 @@ def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
     """Datasets that Keras makes inside are shuffled in the chief's way on every process."""
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
-    agreed = extended.bridge.broadcast(tf.constant(state), "the seed that data is shuffled with", "int64 (3,)").numpy()
+    agreed = extended.exchange.broadcast_once(
+        tf.constant(state), "the seed that data is shuffled with", "int64 (3,)"
+    ).numpy()
     py_dataset_adapter.random.seed(int(agreed[1] if agreed[0] else agreed[2]))
     if agreed[0]:
         with private.seeded(int(agreed[1])):

@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from tfdist.engine.bridge import call_site
+from tfdist.engine.tensors import call_site
 
 
 def sites_of(function, *signature):

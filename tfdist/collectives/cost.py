@@ -1,0 +1,188 @@
+"""What an all-reduce costs: the α-β-γ model of every algorithm, on two levels, and the choice of the cheapest.
+
+A message of n bytes takes α + nβ, combining n bytes takes nγ; α and β are those of the machine or those of the
+network between machines. Processes of one machine that send to other machines at the same time share its line.
+
+References:
+    Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
+    Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, 2018.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tfdist.collectives.hierarchical import by_machine
+
+Pairs = Iterable[tuple[int, int]]
+"""Who sends to whom in one step."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a message costs.
+
+    Attributes:
+        latency: α, seconds a message.
+        seconds_per_byte: β.
+    """
+
+    latency: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the machines at hand can do.
+
+    Attributes:
+        host: messages between processes of one machine.
+        network: messages between machines.
+        combine_seconds_per_byte: γ, with all processes at it.
+    """
+
+    host: Level
+    network: Level
+    combine_seconds_per_byte: float
+
+
+TYPICAL = Calibration(Level(15e-6, 1 / 5e9), Level(60e-6, 1 / 1.2e9), 1 / 8e9)
+"""Shared memory and 10 Gbit/s Ethernet: what ``"auto"`` supposes until `tfdist bench` has measured."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The costs in one world.
+
+    Attributes:
+        hosts: by rank, the number of its machine.
+        calibration: what messages and additions cost there.
+    """
+
+    hosts: tuple[int, ...]
+    calibration: Calibration
+
+    def seconds(self, algorithm: str, nbytes: int) -> float:
+        """How long an all-reduce of so many bytes takes."""
+        return _MODELS[algorithm](self, nbytes)
+
+    def bound(self, nbytes: int) -> float:
+        """No all-reduce can be faster: every machine's line, or every process, moves its least number of bytes."""
+        size, machines = len(self.hosts), len(set(self.hosts))
+        inside = 2 * nbytes * (size - 1) / size * self.calibration.host.seconds_per_byte
+        between = 2 * nbytes * (machines - 1) / machines * self.calibration.network.seconds_per_byte
+        latency = self.calibration.network.latency if machines > 1 else self.calibration.host.latency
+        return max(inside, between) + latency * math.ceil(math.log2(size)) if size > 1 else 0.0
+
+    def step(self, pairs: Pairs, nbytes: float, combined: bool = False) -> float:
+        """How long it takes that all these pairs transfer so many bytes each, and the receivers combine them."""
+        pairs = list(pairs)
+        crossing = [self.hosts[source] for source, target in pairs if self.hosts[source] != self.hosts[target]]
+        adding = nbytes * self.calibration.combine_seconds_per_byte if combined else 0.0
+        if not pairs:
+            return 0.0
+        if crossing:
+            sharing = max(map(crossing.count, set(crossing)))
+            return self.calibration.network.latency + sharing * nbytes * self._between + adding
+        return self.calibration.host.latency + nbytes * self.calibration.host.seconds_per_byte + adding
+
+    @property
+    def _between(self) -> float:
+        return self.calibration.network.seconds_per_byte
+
+
+def cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
+    """The algorithm that takes the shortest time; among equals the ring.
+
+    Args:
+        hosts: by rank, the number of its machine.
+        nbytes: of the vector.
+        calibration: what the machines can do.
+    """
+    return _cheapest(hosts, 1 << max(0, nbytes - 1).bit_length(), calibration)
+
+
+@functools.lru_cache(maxsize=4096)
+def _cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
+    model = Model(hosts, calibration)
+    candidates = [name for name in _MODELS if name != "hierarchical" or 1 < len(set(hosts)) < len(hosts)]
+    return min(candidates, key=lambda name: model.seconds(name, nbytes))
+
+
+def _ring(model: Model, nbytes: int, ranks: list[int] | None = None) -> float:
+    ranks = list(range(len(model.hosts))) if ranks is None else ranks
+    size = len(ranks)
+    pairs = [(ranks[place], ranks[(place + 1) % size]) for place in range(size)] if size > 1 else []
+    return (size - 1) * (model.step(pairs, nbytes / size, combined=True) + model.step(pairs, nbytes / size))
+
+
+def _naive(model: Model, nbytes: int) -> float:
+    size = len(model.hosts)
+    pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+    return (size - 1) * model.step(pairs, nbytes, combined=True)
+
+
+def _tree(model: Model, nbytes: int) -> float:
+    size = len(model.hosts)
+    seconds, reach = 0.0, 1
+    while reach < size:
+        up = [(rank, rank - reach) for rank in range(reach, size, 2 * reach)]
+        down = [(rank, rank + reach) for rank in range(min(reach, size - reach))]
+        seconds += model.step(up, nbytes, combined=True) + model.step(down, nbytes)
+        reach *= 2
+    return seconds
+
+
+def _butterfly(model: Model, nbytes: int) -> float:
+    return _folded(model, nbytes, lambda pairs, _: model.step(pairs, nbytes, combined=True))
+
+
+def _reduce_scatter_gather(model: Model, nbytes: int) -> float:
+    def step(pairs: Pairs, distance: int) -> float:
+        # Among 2^k places, partners at a distance of d exchange d / 2^k of the vector, there and back.
+        part = nbytes * distance / (1 << (len(model.hosts).bit_length() - 1))
+        return model.step(pairs, part, combined=True) + model.step(pairs, part)
+
+    return _folded(model, nbytes, step)
+
+
+def _folded(model: Model, nbytes: int, step: Callable[[Pairs, int], float]) -> float:
+    """As `tfdist.collectives.powers_of_two.folded`."""
+    size = 1 << (len(model.hosts).bit_length() - 1)
+    extra = len(model.hosts) - size
+    rank_of = [2 * place + 1 if place < extra else place + extra for place in range(size)]
+    outer = [(2 * pair, 2 * pair + 1) for pair in range(extra)]
+    seconds = model.step(outer, nbytes, combined=True) + model.step([(b, a) for a, b in outer], nbytes)
+    distance = 1
+    while distance < size:
+        seconds += step([(rank_of[place], rank_of[place ^ distance]) for place in range(size)], distance)
+        distance *= 2
+    return seconds
+
+
+def _hierarchical(model: Model, nbytes: int) -> float:
+    machines = by_machine(model.hosts)
+    lanes = min(map(len, machines))
+    inside = max(_ring(model, nbytes, ranks) for ranks in machines)
+    if len(machines) == 1:
+        return inside
+    lines = [(ranks[lane], following[lane]) for lane in range(lanes) for ranks, following in _neighbours(machines)]
+    part = nbytes / lanes / len(machines)
+    return inside + (len(machines) - 1) * (model.step(lines, part, combined=True) + model.step(lines, part))
+
+
+def _neighbours(machines: list[list[int]]) -> Iterable[tuple[list[int], list[int]]]:
+    return zip(machines, machines[1:] + machines[:1], strict=True)
+
+
+_MODELS: dict[str, Callable[[Model, int], float]] = {
+    "ring": _ring,
+    "naive": _naive,
+    "tree": _tree,
+    "butterfly": _butterfly,
+    "reduce_scatter_gather": _reduce_scatter_gather,
+    "hierarchical": _hierarchical,
+}

@@ -1,0 +1,63 @@
+"""Some of the ranks, as a Communicator of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.comm.communicator import Communicator, Request
+
+
+class GroupCommunicator:
+    """A `Communicator` among some ranks of another, which keeps the counts of both.
+
+    Args:
+        whole: that other one; its rank is among ``members``.
+        members: ranks of ``whole``; this communicator's ranks are their places.
+    """
+
+    def __init__(self, whole: Communicator, members: Sequence[int]) -> None:
+        self._whole = whole
+        self._members = tuple(members)
+        self.rank = self._members.index(whole.rank)
+        self.size = len(self._members)
+        self.hosts = tuple(whole.hosts[member] for member in self._members)
+        self.segment_bytes = whole.segment_bytes
+
+    @property
+    def messages_sent(self) -> int:
+        """Of the whole communicator."""
+        return self._whole.messages_sent
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of the whole communicator."""
+        return self._whole.bytes_sent
+
+    def send(self, buffer: np.ndarray, destination: int, tag: int) -> Request:
+        """Starts to send the whole buffer to ``destination``."""
+        return self._whole.send(buffer, self._members[destination], tag)
+
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
+        """Starts to fill the whole buffer from ``source``."""
+        return self._whole.receive(buffer, self._members[source], tag)
+
+    def receive_combined(
+        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
+    ) -> Request:
+        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        return self._whole.receive_combined(own, target, combine, self._members[source], tag)
+
+    def completed(self, requests: Sequence[Any]) -> bool:
+        """Whether all of these transfers have completed."""
+        return self._whole.completed(requests)
+
+    def progress(self) -> None:
+        """Drives on what may still be on its way out."""
+        self._whole.progress()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Memory that is quick to send from."""
+        return self._whole.take(nbytes)

@@ -1,0 +1,177 @@
+"""Measuring what the machines at hand can do, keeping it, and choosing by it.
+
+What `tfdist bench` measures is kept in a file per kind of job (machines, processes on each, cores), in
+``$XDG_CACHE_HOME/tfdist``, or at the path in ``TFDIST_CALIBRATION``. Rank 0's file counts for all ranks, so that all of
+them choose alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.collectives import ring
+from tfdist.collectives.algorithms import AUTO
+from tfdist.collectives.all_gather import all_gather_rows
+from tfdist.collectives.barrier import barrier
+from tfdist.collectives.cost import TYPICAL, Calibration, Level
+from tfdist.collectives.hierarchical import by_machine
+from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.comm.communicator import Communicator
+from tfdist.engine.engine import Engine
+from tfdist.errors import CalibrationError
+
+VARIABLE = "TFDIST_CALIBRATION"
+
+_LARGE_BYTES = 8 << 20
+_SMALL_REPEATS, _LARGE_REPEATS, _RUNS = 200, 5, 5
+
+
+def machine(hosts: Sequence[int]) -> dict[str, Any]:
+    """What a calibration holds for: this machine, and how the job's processes are spread.
+
+    Args:
+        hosts: by rank, the number of its machine.
+    """
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "processes per machine": [len(ranks) for ranks in by_machine(tuple(hosts))],
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def path_for(described: dict[str, Any]) -> Path:
+    """Where the calibration for a machine is kept, unless ``TFDIST_CALIBRATION`` says otherwise."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+    return cache / "tfdist" / f"calibration-{digest}.json"
+
+
+def store(calibration: Calibration, described: dict[str, Any]) -> Path:
+    """Keeps a calibration for `load`; returns where."""
+    path = path_for(described)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": described, "calibration": dataclasses.asdict(calibration)}, indent=2))
+    return path
+
+
+def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
+    """The calibration that was kept for a machine, or None.
+
+    Raises:
+        CalibrationError: the file is damaged, or was made on another machine or for another job.
+    """
+    path = path_for(described)
+    if not path.exists() and VARIABLE not in os.environ:
+        return None
+    again = f"Run `tfdist bench` as this job is run, or unset {VARIABLE}."
+    try:
+        kept = json.loads(path.read_text())
+        made_for, levels = kept["machine"], kept["calibration"]
+        calibration = Calibration(
+            Level(**levels["host"]), Level(**levels["network"]), float(levels["combine_seconds_per_byte"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"rank {rank} cannot read the calibration {path}: {error!r}. {again}") from None
+    if made_for != described:
+        differs = "; ".join(
+            f"{name}: {made_for.get(name)!r} there, {described.get(name)!r} here"
+            for name in described
+            if made_for.get(name) != described.get(name)
+        )
+        raise CalibrationError(f"the calibration {path} was not made where rank {rank} runs ({differs}). {again}")
+    return calibration
+
+
+def agreed(engine: Engine | None, algorithm: str) -> Calibration | None:
+    """Rank 0's calibration, on all ranks, where the algorithm needs one; eagerly only.
+
+    Raises:
+        CalibrationError: as `load`, on rank 0.
+    """
+    if engine is None or algorithm != AUTO:
+        return None
+    text = b""
+    if engine.rank == 0:
+        found = load(machine(engine.communicator.hosts)) or TYPICAL
+        text = json.dumps(dataclasses.asdict(found)).encode()
+    rows, _ = engine.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
+    levels = json.loads(rows.tobytes())
+    return Calibration(Level(**levels["host"]), Level(**levels["network"]), levels["combine_seconds_per_byte"])
+
+
+def measure(engine: Engine) -> Calibration:
+    """Measures latency, bandwidth and the speed of combining; on all ranks at once."""
+    machines = by_machine(engine.communicator.hosts)
+    own = next(ranks for ranks in machines if engine.rank in ranks)
+    host = _level(engine, own) if max(map(len, machines)) > 1 else TYPICAL.host
+    network = _level(engine, [ranks[0] for ranks in machines]) if len(machines) > 1 else TYPICAL.network
+    return Calibration(host, network, _slowest(engine, _combining(engine)))
+
+
+def _level(engine: Engine, circle: list[int]) -> Level:
+    """What a message around a circle of ranks costs, all of them sending at once; other ranks look on."""
+    small = _slowest(engine, _seconds(engine, circle, 8, _SMALL_REPEATS))
+    large = _slowest(engine, _seconds(engine, circle, _LARGE_BYTES, _LARGE_REPEATS))
+    return Level(small, max(large - small, 1e-12) / _LARGE_BYTES)
+
+
+def _seconds(engine: Engine, circle: list[int], nbytes: int, repeats: int) -> float:
+    outgoing, incoming = (engine.communicator.take(nbytes) for _ in range(2))
+    outgoing[...] = 0
+    best = 0.0
+    for run in range(_RUNS):
+        engine.run("calibration: barrier", barrier())
+        if engine.rank in circle and len(circle) > 1:
+            begin = time.perf_counter()
+            plan = _around(outgoing, incoming, repeats)
+            engine.run(f"calibration: {nbytes} bytes in {circle}", plan, members=tuple(circle))
+            seconds = (time.perf_counter() - begin) / repeats
+            best = seconds if run == 0 else min(best, seconds)
+    return best
+
+
+def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for _ in range(repeats):
+            yield (comm.receive(incoming, left, tag), comm.send(outgoing, right, tag))
+
+    return schedule
+
+
+def _combining(engine: Engine) -> float:
+    """Seconds a byte of adding float32, while every rank does; from memory, as gradients are."""
+    terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
+    best = float("inf")
+    for _ in range(_RUNS):
+        engine.run("calibration: barrier", barrier())
+        begin = time.perf_counter()
+        np.add(*terms, out=terms[1])
+        best = min(best, (time.perf_counter() - begin) / terms[0].nbytes)
+    return best
+
+
+def _slowest(engine: Engine, seconds: float) -> float:
+    buffer = np.array([seconds])
+    engine.run("calibration: slowest", ring.all_reduce(buffer, np.maximum))
+    return float(buffer[0])

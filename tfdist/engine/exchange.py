@@ -1,0 +1,230 @@
+"""Collectives on TensorFlow tensors that are no all-reduce: one host call each, in graphs and eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.all_gather import all_gather_rows
+from tfdist.collectives.all_to_all import all_to_all
+from tfdist.collectives.barrier import barrier
+from tfdist.collectives.broadcast import broadcast
+from tfdist.collectives.reduce_scatter import reduce_scatter
+from tfdist.collectives.schedule import Plan, partition
+from tfdist.engine import joining
+from tfdist.engine.engine import Engine
+from tfdist.engine.tensors import call_site, to_tensor
+
+HostFunction = Callable[..., "Sequence[np.ndarray]"]
+"""Called with the key and the operands as arrays."""
+
+
+class Exchange:
+    """Gathers, scatters, broadcasts and barriers.
+
+    Args:
+        engine: moves the bytes; None in a world of one, where every collective is its own result.
+        members: the ranks that take part, this one among them; None if all do.
+    """
+
+    def __init__(self, engine: Engine | None, members: tuple[int, ...] | None = None) -> None:
+        self._alone = engine is None
+        self._engine: Engine = engine  # type: ignore[assignment]
+        self._members = members
+        self._group = f" in group {list(members)}" if members is not None else ""
+
+    @tf.autograph.experimental.do_not_convert
+    def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
+        """Concatenates a tensor over all processes, in the order of the ranks.
+
+        Args:
+            tensor: dense and at least one-dimensional; all dimensions but ``axis`` are the same on all processes.
+            axis: along which it is concatenated.
+
+        Returns:
+            The concatenation, on every process.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        _check_rank("all_gather", tensor)
+        if self._alone:
+            return tensor
+        axis = axis % tensor.shape.rank
+        order = [axis, *(other for other in range(tensor.shape.rank) if other != axis)]
+        rows = tf.transpose(tensor, order) if axis else tensor
+
+        def gather(key: str, array: np.ndarray) -> list[np.ndarray]:
+            stand_in = joining.rows_of(array.shape[1:], array.dtype)
+            return [self._run(key, all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]]
+
+        (gathered,) = self._call("gather", gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
+        return tf.transpose(gathered, np.argsort(order)) if axis else gathered
+
+    @tf.autograph.experimental.do_not_convert
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """The root's tensor, on every process.
+
+        Args:
+            tensor: of one shape and dtype on all processes.
+            root: the place among the members of the process whose tensor counts.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        if self._alone:
+            return tensor
+
+        def send(key: str, array: np.ndarray) -> list[np.ndarray]:
+            return [self._broadcast(key, array, root, f"{array.dtype} {array.shape} from {root}")]
+
+        return self._call("broadcast", send, [tensor], [(tensor.dtype, tensor.shape)], alike=True)[0]
+
+    def broadcast_once(self, tensor: tf.Tensor, key: str, signature: str) -> tf.Tensor:
+        """Rank 0's tensor, on every process; eagerly only.
+
+        Args:
+            tensor: of one shape and dtype on all processes.
+            key: names this one broadcast.
+            signature: compared over the processes before anything is sent.
+        """
+        if self._alone:
+            return tensor
+        return to_tensor(self._broadcast(key, np.asarray(tensor), 0, signature))
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce_scatter(self, tensor: tf.Tensor, combine: np.ufunc = np.add, rows: tf.Tensor | None = None) -> tf.Tensor:
+        """Combines a tensor over all processes, and leaves each with some of the result's rows.
+
+        Args:
+            tensor: of one shape and dtype on all processes, at least one-dimensional.
+            combine: a commutative and associative NumPy ufunc of two arguments.
+            rows: how many rows this process gets, in the order of the ranks; by default all get the same number,
+                and the first ones one more where that does not divide.
+
+        Returns:
+            This process's rows.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        _check_rank("reduce_scatter", tensor)
+        if self._alone:
+            return tensor
+
+        def scatter(key: str, array: np.ndarray, own_rows: np.ndarray | None = None) -> list[np.ndarray]:
+            if own_rows is None:
+                shares = partition(len(array), self._size)
+            else:
+                counts, _ = self._run(f"{key}: rows", all_gather_rows(own_rows.reshape(1)))
+                ends = np.cumsum(counts)
+                shares = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+            width = int(np.prod(array.shape[1:]))
+            buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
+            buffer[...] = array.reshape(-1)
+            parts = [buffer[share.start * width : share.stop * width] for share in shares]
+            own = self._run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}")
+            return [np.array(own).reshape(-1, *array.shape[1:])]
+
+        verb = "reduce-scatter" if combine is np.add else f"reduce-scatter ({combine.__name__})"
+        operands = [tensor] if rows is None else [tensor, tf.cast(rows, tf.int64)]
+        return self._call(verb, scatter, operands, [(tensor.dtype, [None, *tensor.shape[1:]])], alike=rows is None)[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends some rows to every process, and gets some from every process.
+
+        Args:
+            tensor: dense and at least one-dimensional; all dimensions but the first are the same on all processes.
+            splits: how many rows go to each process, in the order of the ranks; they add up to all.
+
+        Returns:
+            The rows that came, in the order of the ranks, and how many came from each (int64).
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        splits = tf.cast(splits, tf.int64)
+        _check_rank("all_to_all", tensor)
+        if self._alone:
+            return tensor, splits
+
+        def exchange(key: str, array: np.ndarray, given_rows: np.ndarray) -> list[np.ndarray]:
+            if given_rows.shape != (self._size,) or given_rows.sum() != len(array) or (given_rows < 0).any():
+                raise ValueError(
+                    f"splits must hold one number of rows for each of the {self._size} ranks, {len(array)} together; "
+                    f"got {given_rows.tolist()}"
+                )
+            taken_rows = np.zeros_like(given_rows)
+            ones = range(self._size)
+            self._run(
+                f"{key}: rows",
+                all_to_all([given_rows[r : r + 1] for r in ones], [taken_rows[r : r + 1] for r in ones]),
+            )
+            result = np.empty((int(taken_rows.sum()), *array.shape[1:]), array.dtype)
+            given = np.split(np.ascontiguousarray(array), np.cumsum(given_rows)[:-1])
+            taken = np.split(result, np.cumsum(taken_rows)[:-1])
+            self._run(key, all_to_all([rows.reshape(-1) for rows in given], [rows.reshape(-1) for rows in taken]))
+            return [result, taken_rows]
+
+        shapes = [(tensor.dtype, [None, *tensor.shape[1:]]), (tf.int64, splits.shape)]
+        taken, taken_splits = self._call("all-to-all", exchange, [tensor, splits], shapes)
+        return taken, taken_splits
+
+    @tf.autograph.experimental.do_not_convert
+    def barrier(self) -> None:
+        """Waits until every process has come here."""
+        if self._alone:
+            return
+
+        def wait(key: str) -> list[np.ndarray]:
+            self._run(key, barrier(), stand_in=joining.everyone_comes())
+            return [np.zeros((), np.int64)]
+
+        self._call("barrier", wait, [], [(tf.int64, [])])
+
+    @property
+    def _size(self) -> int:
+        return self._engine.size if self._members is None else len(self._members)
+
+    def _run(self, key: str, plan: Plan, signature: str = "", stand_in: dict[str, Any] | None = None) -> Any:
+        return self._engine.run(key, plan, signature, members=self._members, stand_in=stand_in)
+
+    def _broadcast(self, key: str, array: np.ndarray, root: int, signature: str) -> np.ndarray:
+        value = np.array(array)
+        self._run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
+        return value
+
+    def _call(
+        self,
+        kind: str,
+        function: HostFunction,
+        operands: Sequence[tf.Tensor],
+        results: Sequence[tuple[tf.DType, Any]],
+        alike: bool = False,
+    ) -> list[tf.Tensor]:
+        """Calls a host function now, or from the graph under construction.
+
+        Args:
+            kind: of collective, for its key.
+            function: what to call.
+            operands: its arguments after the key.
+            results: dtype and static shape of each of its results.
+            alike: whether the first operand has one shape on all processes.
+        """
+        if tf.executing_eagerly():
+            arrays = [np.asarray(operand) for operand in operands]
+            what = "".join(
+                f" of {array.dtype} {array.shape if alike else ('*', *array.shape[1:])}" for array in arrays[:1]
+            )
+            return [to_tensor(array) for array in function(f"eager {kind}{what}{self._group}", *arrays)]
+        what = f" of {operands[0].dtype.name}" if operands else ""
+        key = call_site(f"{kind}{what}{self._group}")
+
+        def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            return [to_tensor(array) for array in function(key, *(np.asarray(tensor) for tensor in tensors))]
+
+        outputs = tf.py_function(on_host, list(operands), [dtype for dtype, _ in results], name="tfdist_exchange")
+        for output, (_, shape) in zip(outputs, results, strict=True):
+            output.set_shape(shape)
+        return outputs
+
+
+def _check_rank(name: str, tensor: tf.Tensor) -> None:
+    if tensor.shape.rank == 0:
+        raise ValueError(f"{name} needs tensors of at least one dimension; got a scalar")

@@ -1,0 +1,400 @@
+"""Collectives for loops of one's own, in the terms of Horovod: ``tfdist.init``, ``tfdist.all_reduce``, …
+
+All of them work eagerly and in graphs, on the CPU's and the GPU's tensors, and have gradients. Every rank of the group
+must call the same ones; a rank that calls another one is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import discovery, world  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.cluster.world import World  # noqa: E402
+from tfdist.collectives import algorithms  # noqa: E402
+from tfdist.engine import calibration  # noqa: E402
+from tfdist.engine.bridge import Bridge  # noqa: E402
+from tfdist.engine.exchange import Exchange  # noqa: E402
+
+_COMBINE = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+}
+
+
+class Group:
+    """Some of the processes, which take part in a collective without the others.
+
+    Args:
+        ranks: of its members, in the order that counts as theirs; the same on every one of them.
+
+    Raises:
+        ValueError: a rank does not exist, or occurs twice, or there is none.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = tuple(int(rank) for rank in ranks)
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size() for r in self.ranks):
+            raise ValueError(
+                f"a group needs different ranks from 0 to {size() - 1}, at least one; got {list(self.ranks)}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """This process's place among the members.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        if rank() not in self.ranks:
+            raise ValueError(
+                f"rank {rank()} is not in Group({list(self.ranks)}): only its members may use it. "
+                "Guard the call with `if tfdist.rank() in group.ranks:`."
+            )
+        return self.ranks.index(rank())
+
+    def __repr__(self) -> str:
+        return f"Group({list(self.ranks)})"
+
+
+class _Context:
+    """What `init` has set up."""
+
+    def __init__(self, joined: World, algorithm: str) -> None:
+        self.world = joined
+        self.algorithm = algorithm
+        self.calibration = calibration.agreed(joined.engine, algorithm)
+        self._bridges: dict[tuple[int, ...] | None, Bridge] = {}
+        self._exchanges: dict[tuple[int, ...] | None, Exchange] = {}
+
+    def bridge(self, group: Group | None) -> Bridge:
+        members = _members(group)
+        if members not in self._bridges:
+            self._bridges[members] = Bridge(self.world.engine, self.algorithm, self.calibration, members)
+        return self._bridges[members]
+
+    def exchange(self, group: Group | None) -> Exchange:
+        members = _members(group)
+        if members not in self._exchanges:
+            self._exchanges[members] = Exchange(self.world.engine, members)
+        return self._exchanges[members]
+
+
+_initialized: _Context | None = None
+
+
+def init(
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    timeouts: Timeouts | None = None,
+    algorithm: str = "ring",
+) -> None:
+    """Joins the job that this process was started in. A second call does nothing.
+
+    Call it first, and give each process its GPU by `local_rank` before TensorFlow uses one:
+    ``tf.config.set_visible_devices(gpus[tfdist.local_rank()], "GPU")``.
+
+    Args:
+        cluster_resolver: says who takes part; by default an MPI launcher, TF_CONFIG and Slurm are asked, and a
+            process that nobody told anything is a world of one.
+        timeouts: how long to wait for other processes.
+        algorithm: of `all_reduce`; see `tfdist.AllReduceStrategy`.
+
+    Raises:
+        TfdistError: the others did not come, or refused this process; MPI is not to be had.
+    """
+    global _initialized
+    algorithms.named(algorithm)
+    if _initialized is None:
+        joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
+        Exchange(joined.engine).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
+        _initialized = _Context(joined, algorithm)
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called."""
+    return _initialized is not None
+
+
+def rank() -> int:
+    """This process's rank, from 0."""
+    return _context().world.rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return _context().world.size
+
+
+def local_rank() -> int:
+    """This process's rank among those on its machine."""
+    return _context().world.local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this machine."""
+    return _context().world.local_size
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
+    """Combines values over the processes, into every one of them.
+
+    Args:
+        value: a tensor or a nested structure of tensors, which travel together; of the same shapes and dtypes on
+            every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged.
+        op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``.
+        group: the processes that take part; all by default.
+
+    Returns:
+        The same structure of results, equal to the last bit on all processes. Its gradient, for sum and mean, is the
+        sum or mean of the processes' gradients.
+    """
+    if op not in _COMBINE:
+        raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
+    bridge = _context().bridge(group)
+    results: dict[int, Any] = {}
+    dense: list[tuple[int, tf.Tensor]] = []
+    flat = tf.nest.flatten(value)
+    for place, part in enumerate(flat):
+        if isinstance(part, tf.IndexedSlices):
+            results[place] = _slices(bridge, part, op, group)
+        else:
+            dense.append((place, tf.convert_to_tensor(part)))
+    if dense:
+        places, tensors = zip(*dense, strict=True)
+        results.update(zip(places, _dense(bridge, list(tensors), op, group), strict=True))
+    return tf.nest.pack_sequence_as(value, [results[place] for place in range(len(flat))])
+
+
+def _slices(bridge: Bridge, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
+    if op not in ("sum", "mean"):
+        raise ValueError(f"IndexedSlices can be summed and averaged, not combined by {op!r}; use tf.convert_to_tensor")
+    total = bridge.all_reduce_slices(slices)
+    if op == "sum":
+        return total
+    return tf.IndexedSlices(_divided(total.values, _size(group)), total.indices, total.dense_shape)
+
+
+def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
+    @tf.custom_gradient
+    def reduced(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        outputs = bridge.all_reduce(inputs, combine=_COMBINE[op])
+        if op == "mean":
+            outputs = [_divided(output, _size(group)) for output in outputs]
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if op not in ("sum", "mean"):
+                raise ValueError(f"all_reduce has a gradient for 'sum' and 'mean', not for {op!r}")
+            return _dense(bridge, list(upstream), op, group)
+
+        return outputs, gradient
+
+    return list(reduced(*tensors))
+
+
+def _divided(total: tf.Tensor, count: int) -> tf.Tensor:
+    if total.dtype.is_integer:
+        return tf.cast(tf.truncatediv(total, tf.cast(count, total.dtype)), total.dtype)
+    return total / tf.cast(count, total.dtype)
+
+
+@tf.autograph.experimental.do_not_convert
+def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Tensor:
+    """Concatenates a tensor over the processes, in the order of their ranks.
+
+    Args:
+        tensor: at least one-dimensional; all dimensions but ``axis`` are the same on every process.
+        axis: along which it is concatenated.
+        group: the processes that take part; all by default.
+
+    Returns:
+        The concatenation, on every process. Its gradient is each process's part of the sum of all gradients.
+    """
+    exchange = _context().exchange(group)
+
+    @tf.custom_gradient
+    def gathered(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            last = part.shape.rank - 1
+            order = [axis % part.shape.rank, *(a for a in range(last + 1) if a != axis % part.shape.rank)]
+            rows = tf.transpose(upstream, order)
+            own = exchange.reduce_scatter(rows, rows=tf.shape(part, tf.int64)[axis])
+            return tf.transpose(own, np.argsort(order))
+
+        return exchange.all_gather(part, axis), gradient
+
+    return gathered(tf.convert_to_tensor(tensor))
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) -> tf.Tensor:
+    """Combines a tensor over the processes, and leaves each with its share of the result's rows.
+
+    Args:
+        tensor: at least one-dimensional, of the same shape and dtype on every process.
+        op: as of `all_reduce`.
+        group: the processes that take part; all by default.
+
+    Returns:
+        This process's rows: all get the same number, the first ones one more where that does not divide. Its
+        gradient, for sum and mean, is the concatenation of the processes' gradients (divided, for mean).
+    """
+    if op not in _COMBINE:
+        raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
+    exchange = _context().exchange(group)
+    count = _size(group)
+
+    @tf.custom_gradient
+    def scattered(whole: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        share = exchange.reduce_scatter(whole, _COMBINE[op])
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            if op not in ("sum", "mean"):
+                raise ValueError(f"reduce_scatter has a gradient for 'sum' and 'mean', not for {op!r}")
+            back = exchange.all_gather(upstream)
+            return _divided(back, count) if op == "mean" else back
+
+        return (_divided(share, count) if op == "mean" else share), gradient
+
+    return scattered(tf.convert_to_tensor(tensor))
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf.Tensor:
+    """One process's tensor, on every process.
+
+    Args:
+        tensor: of the same shape and dtype on every process.
+        root_rank: whose counts; a rank of the job, in the group.
+        group: the processes that take part; all by default.
+
+    Returns:
+        The root's tensor. Its gradient is the sum of all gradients on the root, and zero elsewhere.
+    """
+    context = _context()
+    exchange, root = context.exchange(group), _place(root_rank, group)
+
+    @tf.custom_gradient
+    def sent(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            (total,) = context.bridge(group).all_reduce([upstream])
+            return total if rank() == root_rank else tf.zeros_like(total)
+
+        return exchange.broadcast(value, root), gradient
+
+    return sent(tf.convert_to_tensor(tensor))
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Group | None = None) -> None:
+    """Gives variables the values that they have on one process.
+
+    Args:
+        variables: TensorFlow's or Keras's, of the same shapes and dtypes on every process.
+        root_rank: whose values count; a rank of the job, in the group.
+        group: the processes that take part; all by default.
+    """
+    for variable in variables:
+        variable.assign(broadcast(tf.convert_to_tensor(variable), root_rank, group))
+
+
+@tf.autograph.experimental.do_not_convert
+def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> Any:
+    """Sends some rows to every process, and gets some from every process.
+
+    Args:
+        tensor: at least one-dimensional; all dimensions but the first are the same on every process.
+        splits: how many rows go to each process, in the order of the ranks; by default equal shares.
+        group: the processes that take part; all by default.
+
+    Returns:
+        The rows that came, in the order of the ranks; with ``splits``, also how many came from each (int64). Its
+        gradient sends every row's gradient back.
+    """
+    exchange, count = _context().exchange(group), _size(group)
+    value = tf.convert_to_tensor(tensor)
+    if splits is None:
+        rows = tf.shape(value, tf.int64)[0]
+        if value.shape[0] is not None and value.shape[0] % count:
+            raise ValueError(f"without splits, the rows must divide by the {count} processes; got {value.shape[0]}")
+        given = tf.fill([count], rows // count)
+    else:
+        given = tf.cast(splits, tf.int64)
+
+    @tf.custom_gradient
+    def exchanged(rows: tf.Tensor) -> tuple[Any, Callable[..., tf.Tensor]]:
+        taken, taken_splits = exchange.all_to_all(rows, given)
+
+        def gradient(upstream: tf.Tensor, of_splits: tf.Tensor | None = None) -> tf.Tensor:
+            return exchange.all_to_all(upstream, taken_splits)[0]
+
+        return (taken, taken_splits), gradient
+
+    taken, taken_splits = exchanged(value)
+    return taken if splits is None else (taken, taken_splits)
+
+
+@tf.autograph.experimental.do_not_convert
+def barrier(group: Group | None = None) -> None:
+    """Waits until every process has come here.
+
+    Args:
+        group: the processes that take part; all by default.
+    """
+    _context().exchange(group).barrier()
+
+
+@tf.autograph.experimental.do_not_convert
+def join() -> int:
+    """Says that this process has no more data, and takes part with zeros in what the others do until all have joined.
+
+    The others' sums, gathers and barriers go on; a mean still divides by the number of all processes, as Horovod's
+    does. Only from eager code.
+
+    Returns:
+        The rank that joined last.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")
+    engine = _context().world.engine
+    return engine.join() if engine is not None else 0
+
+
+def _context() -> _Context:
+    if _initialized is None:
+        raise RuntimeError("call tfdist.init() first")
+    return _initialized
+
+
+def _members(group: Group | None) -> tuple[int, ...] | None:
+    if group is None:
+        return None
+    assert group.rank >= 0  # raises for a process that is no member
+    return group.ranks
+
+
+def _size(group: Group | None) -> int:
+    return size() if group is None else group.size
+
+
+def _place(root_rank: int, group: Group | None) -> int:
+    ranks = range(size()) if group is None else group.ranks
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank must be one of the ranks {list(ranks)}; got {root_rank}")
+    return ranks.index(root_rank)
