@@ -102,7 +102,7 @@ _initialized: _Context | None = None
 def init(
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
     timeouts: Timeouts | None = None,
-    algorithm: str = "ring",
+    algorithm: str = "auto",
 ) -> None:
     """Joins the job that this process was started in. A second call does nothing.
 

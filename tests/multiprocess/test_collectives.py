@@ -33,10 +33,46 @@ def test_death_in_the_middle(name):
     harness.assert_nothing_left()
 
 
+@pytest.mark.parametrize("cliques", ["2", "4"])
+def test_every_algorithm_on_several_machines_as_mpi_sees_them(cliques):
+    for end in harness.run(PROGRAM, 4, settings={"MPIR_CVAR_NUM_CLIQUES": cliques}):
+        assert "DONE" in end.output
+
+
+def failed_with_mismatch(settings, size=2):
+    with harness.started(PROGRAM, size, settings) as processes:
+        ended = processes.wait(30)
+        assert all(end.code == 1 for end in ended), processes.outputs()
+        outputs = processes.outputs()
+    harness.assert_nothing_left()
+    return outputs
+
+
 def test_ranks_that_call_different_collectives():
-    with harness.started(PROGRAM, 2, {"TEST_DIFFERENT": "1"}) as processes:
-        for end in processes.wait(30):
-            assert end.code == 1, processes.outputs()
-            assert "MismatchError: ranks take part in different collectives" in end.output, processes.outputs()
-            assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in end.output, processes.outputs()
+    outputs = failed_with_mismatch({"TEST_DIFFERENT": "1"})
+    assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
+    assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in outputs
+
+
+def test_ranks_that_call_different_collectives_which_both_know():
+    outputs = failed_with_mismatch({"TEST_DIFFERENT_LATER": "1"})
+    assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
+    assert "rank 0 waits in sum; rank 1 waits in other sum" in outputs
+
+
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_data_of_different_sizes(elements):
+    outputs = failed_with_mismatch({"TEST_SIZES": str(elements)})
+    assert "MismatchError: rank" in outputs, outputs
+    assert f"expected {8 * elements} bytes from rank 1, which sent" in outputs, outputs
+
+
+def test_a_rank_that_is_late_is_named_and_the_job_goes_on():
+    with harness.started(PROGRAM, 3, {"TEST_LATE": "1", "TFDIST_STALL_TIMEOUT": "1"}) as processes:
+        for rank, end in enumerate(processes.wait()):
+            assert end.code == 0, processes.outputs()
+            told = end.output
+            assert "rank 0 has posted a sum that one is late for (call 1: kernel, bias); missing: rank 1." in told
+            assert "rank 2 has posted a sum that one is late for (call 2: kernel, bias); missing: rank 1." in told
+            assert "is in no collective; it has not posted a sum that one is late for." in told, rank
     harness.assert_nothing_left()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from tfdist._version import __version__
-from tfdist.cli import doctor, run
+from tfdist.cli import bench, doctor, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
     parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for command in (run, doctor):
+    for command in (run, bench, doctor):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     return options.execute(options)

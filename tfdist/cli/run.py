@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from tfdist.cli import resources
 from tfdist.cluster import launcher
 from tfdist.comm import segments
+from tfdist.engine import timeline
 
 GRACE_SECONDS = 5.0
 """For the other processes to notice, and say in their own words, that one of them is gone."""
@@ -55,6 +56,12 @@ def add_parser(commands: Any) -> None:
         default="share",
         help="each process gets an equal share of the cores (default), or may use all of them",
     )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="record when every rank's collectives are ready, posted, under way, done and waited for; "
+        "FILE opens in https://ui.perfetto.dev",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="Python script to start")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -74,8 +81,23 @@ def execute(options: argparse.Namespace) -> int:
         return 2
     script = ["-m", options.script] if options.module else [options.script]
     command = [sys.executable, "-u", *script, *options.arguments]
-    job = Job(command, options.processes, options.cores == "share", options.output == "all")
-    return job.run()
+    path = options.timeline and os.path.abspath(options.timeline)
+    if path:
+        os.environ[timeline.VARIABLE] = path
+    code = Job(command, options.processes, options.cores == "share", options.output == "all").run()
+    if path:
+        _tell_of_timeline(path, options.processes)
+    return code
+
+
+def _tell_of_timeline(path: str, ranks: int) -> None:
+    try:
+        missing = timeline.merge(path, ranks)
+    except OSError as error:
+        print(f"tfdist run: cannot write the timeline: {error}", file=sys.stderr)
+        return
+    without = f", without rank {', '.join(map(str, missing))}, which wrote nothing" if missing else ""
+    print(f"tfdist run: timeline in {path}{without}; open it in https://ui.perfetto.dev", file=sys.stderr)
 
 
 @dataclass

@@ -175,6 +175,10 @@ class Coordination:
         self._reports.clear()
         self._tell_all({"type": "report"})
 
+    def all_have_answered(self) -> bool:
+        """Whether every rank has said what it has under way."""
+        return len(self._reports) == len(self._everyone)
+
     def explanation(self, seconds: float) -> str:
         """Who is missing from what, by what the ranks have answered.
 

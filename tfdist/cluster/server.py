@@ -85,7 +85,7 @@ class Server:
         self._coordination = Coordination(
             self.size, self._name_of, self._answer, lambda why: self._fail(None, why, kind="mismatch")
         )
-        self._explaining = False
+        self._explaining: tuple[float, asyncio.TimerHandle] | None = None
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
@@ -294,6 +294,8 @@ class Server:
             self._leave(member, message)
         else:
             self._coordination.heard(member.rank, message)
+            if kind == "state" and self._coordination.all_have_answered():
+                self._tell_explanation()
 
     def _put(self, key: str, value: str) -> None:
         self._values[key] = value
@@ -310,14 +312,17 @@ class Server:
 
     def _explain(self, seconds: float) -> None:
         """Finds out, and tells everyone, why ranks wait; once for all who ask at about the same time."""
-        if not self._explaining:
-            self._explaining = True
+        if self._explaining is None:
             self._coordination.ask()
-            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._tell_explanation, seconds)
+            loop = asyncio.get_running_loop()
+            self._explaining = seconds, loop.call_later(ANSWER_SECONDS, self._tell_explanation)
 
-    def _tell_explanation(self, seconds: float) -> None:
-        self._explaining = False
-        self._tell_all({"type": "stall", "why": self._coordination.explanation(seconds)})
+    def _tell_explanation(self) -> None:
+        if self._explaining is not None:
+            seconds, timer = self._explaining
+            timer.cancel()
+            self._explaining = None
+            self._tell_all({"type": "stall", "why": self._coordination.explanation(seconds)})
 
     def _answer(self, rank: int, message: dict[str, Any]) -> None:
         if member := self.members.get(rank):

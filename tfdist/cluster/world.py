@@ -23,8 +23,10 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
+from tfdist.collectives.clock import clock_offset
 from tfdist.comm import mpi_library, segments
 from tfdist.comm.mpi import MPICommunicator
+from tfdist.engine import timeline
 from tfdist.engine.engine import Engine
 from tfdist.errors import ClusterSpecError, RendezvousError, TfdistError
 
@@ -89,6 +91,11 @@ def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
             _world = _join_launched(timeouts) if cluster is None else _join_cluster(cluster, timeouts)
             _members = cluster
         return _world
+
+
+def current() -> World:
+    """The world that this process has joined; a world of one before."""
+    return _world or World()
 
 
 def _claims(rank: int, digest: str) -> dict[str, Any]:
@@ -179,6 +186,8 @@ def _world_of(
 ) -> World:
     engine = Engine(communicator, control, timeouts, communicator.tags)
     local_rank, local_size = hosts.local_place(where, communicator.rank)
+    if timeline.VARIABLE in os.environ:
+        engine.timeline = timeline.Timeline(communicator.rank, engine.run("the clocks", clock_offset()))
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
     atexit.register(_leave, world, module, server, manager, _Watchdog())
     return world
@@ -224,6 +233,7 @@ def _leave(
     control, engine = world.control, world.engine
     assert control is not None
     assert engine is not None
+    _write_timeline(engine)
     error = getattr(sys, "last_value", None)
     failed = control.failure is not None or engine.failure is not None or error is not None
     reason = f"{type(error).__name__}: {error}" if error is not None else None
@@ -242,6 +252,15 @@ def _leave(
     control.close()
     if server:
         server.close()
+
+
+def _write_timeline(engine: Engine) -> None:
+    path = os.environ.get(timeline.VARIABLE)
+    if path and engine.timeline:
+        try:
+            engine.timeline.write_part(path)
+        except OSError as error:
+            log.warning("tfdist: rank %d cannot write its timeline: %s", engine.rank, error)
 
 
 def _await_others(world: World) -> bool:

@@ -42,14 +42,16 @@ class Calibration:
         host: messages between processes of one machine.
         network: messages between machines.
         combine_seconds_per_byte: γ, with all processes at it.
+        call_seconds: what each collective costs a process before its first message.
     """
 
     host: Level
     network: Level
     combine_seconds_per_byte: float
+    call_seconds: float
 
 
-TYPICAL = Calibration(Level(15e-6, 1 / 5e9), Level(60e-6, 1 / 1.2e9), 1 / 8e9)
+TYPICAL = Calibration(Level(10e-6, 1 / 5e9), Level(60e-6, 1 / 1.2e9), 1 / 8e9, 20e-6)
 """Shared memory and 10 Gbit/s Ethernet: what ``"auto"`` supposes until `tfdist bench` has measured."""
 
 
@@ -67,15 +69,17 @@ class Model:
 
     def seconds(self, algorithm: str, nbytes: int) -> float:
         """How long an all-reduce of so many bytes takes."""
-        return _MODELS[algorithm](self, nbytes)
+        return self.calibration.call_seconds + _MODELS[algorithm](self, nbytes)
 
     def bound(self, nbytes: int) -> float:
         """No all-reduce can be faster: every machine's line, or every process, moves its least number of bytes."""
         size, machines = len(self.hosts), len(set(self.hosts))
+        local = min(map(self.hosts.count, self.hosts))
         inside = 2 * nbytes * (size - 1) / size * self.calibration.host.seconds_per_byte
         between = 2 * nbytes * (machines - 1) / machines * self.calibration.network.seconds_per_byte
-        latency = self.calibration.network.latency if machines > 1 else self.calibration.host.latency
-        return max(inside, between) + latency * math.ceil(math.log2(size)) if size > 1 else 0.0
+        latency = self.calibration.network.latency * math.ceil(math.log2(machines))
+        latency += self.calibration.host.latency * math.ceil(math.log2(local))
+        return max(inside, between) + latency
 
     def step(self, pairs: Pairs, nbytes: float, combined: bool = False) -> float:
         """How long it takes that all these pairs transfer so many bytes each, and the receivers combine them."""
@@ -95,7 +99,7 @@ class Model:
 
 
 def cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
-    """The algorithm that takes the shortest time; among equals the ring.
+    """The algorithm that should take the shortest time.
 
     Args:
         hosts: by rank, the number of its machine.
@@ -178,11 +182,11 @@ def _neighbours(machines: list[list[int]]) -> Iterable[tuple[list[int], list[int
     return zip(machines, machines[1:] + machines[:1], strict=True)
 
 
-_MODELS: dict[str, Callable[[Model, int], float]] = {
+_MODELS: dict[str, Callable[[Model, int], float]] = {  # among equals the first is chosen
     "ring": _ring,
-    "naive": _naive,
-    "tree": _tree,
     "butterfly": _butterfly,
     "reduce_scatter_gather": _reduce_scatter_gather,
+    "tree": _tree,
     "hierarchical": _hierarchical,
+    "naive": _naive,
 }

@@ -17,7 +17,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
     """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        vectors = list(np.empty((comm.size, buffer.size), buffer.dtype))
+        vectors = [comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(comm.size)]
         vectors[comm.rank][...] = buffer if source is None else source
         yield from all_gather(vectors)(comm, tag)
         buffer[...] = vectors[0]

@@ -87,9 +87,7 @@ def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
     try:
         kept = json.loads(path.read_text())
         made_for, levels = kept["machine"], kept["calibration"]
-        calibration = Calibration(
-            Level(**levels["host"]), Level(**levels["network"]), float(levels["combine_seconds_per_byte"])
-        )
+        calibration = _calibration(levels)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"rank {rank} cannot read the calibration {path}: {error!r}. {again}") from None
     if made_for != described:
@@ -100,6 +98,15 @@ def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
         )
         raise CalibrationError(f"the calibration {path} was not made where rank {rank} runs ({differs}). {again}")
     return calibration
+
+
+def _calibration(kept: dict[str, Any]) -> Calibration:
+    return Calibration(
+        Level(**kept["host"]),
+        Level(**kept["network"]),
+        float(kept["combine_seconds_per_byte"]),
+        float(kept["call_seconds"]),
+    )
 
 
 def agreed(engine: Engine | None, algorithm: str) -> Calibration | None:
@@ -115,8 +122,7 @@ def agreed(engine: Engine | None, algorithm: str) -> Calibration | None:
         found = load(machine(engine.communicator.hosts)) or TYPICAL
         text = json.dumps(dataclasses.asdict(found)).encode()
     rows, _ = engine.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
-    levels = json.loads(rows.tobytes())
-    return Calibration(Level(**levels["host"]), Level(**levels["network"]), levels["combine_seconds_per_byte"])
+    return _calibration(json.loads(rows.tobytes()))
 
 
 def measure(engine: Engine) -> Calibration:
@@ -125,7 +131,7 @@ def measure(engine: Engine) -> Calibration:
     own = next(ranks for ranks in machines if engine.rank in ranks)
     host = _level(engine, own) if max(map(len, machines)) > 1 else TYPICAL.host
     network = _level(engine, [ranks[0] for ranks in machines]) if len(machines) > 1 else TYPICAL.network
-    return Calibration(host, network, _slowest(engine, _combining(engine)))
+    return Calibration(host, network, _slowest(engine, _combining(engine)), _slowest(engine, _calling(engine)))
 
 
 def _level(engine: Engine, circle: list[int]) -> Level:
@@ -169,6 +175,20 @@ def _combining(engine: Engine) -> float:
         np.add(*terms, out=terms[1])
         best = min(best, (time.perf_counter() - begin) / terms[0].nbytes)
     return best
+
+
+def _calling(engine: Engine) -> float:
+    """Seconds of a collective without messages."""
+
+    def nothing(comm: Communicator, tag: int) -> Schedule:
+        return
+        yield
+
+    engine.run("calibration: nothing", nothing)
+    begin = time.perf_counter()
+    for _ in range(_SMALL_REPEATS):
+        engine.run("calibration: nothing", nothing)
+    return (time.perf_counter() - begin) / _SMALL_REPEATS
 
 
 def _slowest(engine: Engine, seconds: float) -> float:

@@ -50,12 +50,16 @@ class AllReduceStrategy(tf.distribute.Strategy):
         devices: this process's devices, such as ``["GPU:0", "GPU:1"]``; the same number on every process. By
             default the GPUs, shared out among the processes of a machine by local rank; the CPU when there is none.
         timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
-        algorithm: how processes sum: ``"ring"``, which sends the fewest bytes; ``"butterfly"`` or ``"tree"``, which
-            send the fewest messages; ``"reduce_scatter_gather"``, which sends few of both where the number of
-            processes is a power of two; or ``"naive"``.
+        algorithm: how processes sum: ``"auto"`` chooses by the cost model, for every vector by its size, with what
+            `tfdist bench` has measured, or else typical figures. By name: ``"ring"``, which sends the fewest bytes;
+            ``"butterfly"`` or ``"tree"``, which send the fewest messages; ``"reduce_scatter_gather"``, which sends few
+            of both where the number of processes is a power of two; ``"hierarchical"``, for several processes on each
+            of several machines; ``"mpi"``, the library's own; or ``"naive"``. Sums of one algorithm and number of
+            processes are equal to the last bit from run to run.
 
     Raises:
         MismatchError: processes have different numbers of devices, or different algorithms.
+        CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster with this task in it.
         RendezvousError: not all tasks came, or this one was refused.
         MPIUnavailableError: no MPI library can be loaded.
@@ -69,7 +73,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
-        algorithm: str = "ring",
+        algorithm: str = "auto",
     ) -> None:
         algorithms.named(algorithm)
         cluster = discovery.discover(cluster_resolver)

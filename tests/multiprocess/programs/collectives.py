@@ -1,8 +1,11 @@
 """Every algorithm over real MPI: sums, bit for bit; or, with TEST_ALGORITHM, the same sum until somebody dies."""
 
+import logging
 import os
+import threading
 import time
 
+import ml_dtypes
 import numpy as np
 
 import tfdist
@@ -56,9 +59,75 @@ def forever(name):
         raise
 
 
+def in_the_librarys_order():
+    """Ranks post the library's own all-reduces in orders of their own; also of what MPI has no type for."""
+    mpi, everyone = ALGORITHMS["mpi"], range(size)
+    kinds = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.complex64, np.float64]
+    for place in range(len(kinds)):  # the ranks agree on keys one after the other
+        engine.run(f"mpi {place}", mpi(np.zeros(50)))
+    buffers = [np.arange(30).astype(kind) for kind in kinds]
+    order = np.random.default_rng(rank).permutation(len(kinds))
+    pending = [engine.post(f"mpi {place}", mpi(buffers[place])) for place in order]
+    for one in pending:
+        engine.wait(one)
+    for buffer in buffers:
+        assert (buffer.astype(np.complex128) == size * np.arange(30)).all(), buffer
+    spoilt = np.array([np.nan if rank == 0 else 1.0, np.inf, rank], np.float32)
+    engine.run("mpi maximum", mpi(spoilt, np.maximum))
+    assert np.isnan(spoilt[0])
+    assert spoilt[2] == max(everyone)
+
+
+def groups():
+    """Two groups sum the same key's worth at the same time; every algorithm that can."""
+    members = tuple(r for r in range(size) if r % 2 == rank % 2)
+    for name in sorted(set(ALGORITHMS) - {"mpi"}):
+        buffer = np.full(200_000, float(rank))
+        engine.run(f"{name} in {members}", ALGORITHMS[name](buffer), members=members)
+        assert (buffer == sum(members)).all(), name
+
+
+def late():
+    """Rank 1 takes part when it is told that it is missing: once while the key is new, and once when it is known."""
+    told = threading.Semaphore(0)
+
+    class Tell(logging.Handler):
+        def emit(self, record):
+            print("LOG", record.getMessage(), flush=True)
+            told.release()
+
+    logging.getLogger("tfdist").addHandler(Tell())
+    for _ in range(2):
+        if rank == 1:
+            assert told.acquire(timeout=60)
+        engine.run("a sum that one is late for", ALGORITHMS["ring"](np.ones(10)), contents="kernel, bias")
+
+
+def different_later():
+    """Both keys are known; then ranks use different ones."""
+    for key in ("sum", "other sum"):
+        engine.run(key, ALGORITHMS["ring"](np.ones(10)))
+    engine.run("sum" if rank == 0 else "other sum", ALGORITHMS["ring"](np.ones(10)))
+
+
+def different_sizes():
+    """The same key with more elements on one rank, once the key is known."""
+    elements = int(os.environ["TEST_SIZES"])
+    engine.run("sum", ALGORITHMS["ring"](np.ones(2 * elements)))
+    engine.run("sum", ALGORITHMS["ring"](np.ones((2 + 2 * rank) * elements)))
+
+
 if os.environ.get("TEST_DIFFERENT"):
     engine.run(f"sum of rank {rank}", ALGORITHMS["ring"](np.ones(10)))
+if os.environ.get("TEST_DIFFERENT_LATER"):
+    different_later()
+if os.environ.get("TEST_SIZES"):
+    different_sizes()
+if os.environ.get("TEST_LATE"):
+    late()
 if name := os.environ.get("TEST_ALGORITHM"):
     forever(name)
 exact()
+in_the_librarys_order()
+groups()
 print("DONE", flush=True)

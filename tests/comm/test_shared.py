@@ -1,0 +1,69 @@
+"""Two processes that read each other's memory: here one that is forked and one that forks."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from tfdist.comm.shared import Arena, Invitation, Neighbour
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+
+
+def _read(connection):
+    invitation, place, nbytes = connection.recv()
+    neighbour = Neighbour(Invitation(*invitation))
+    view = neighbour.view(place, nbytes)
+    connection.send(view.tobytes())
+    connection.recv()
+    connection.send((view.tobytes(), view.flags.writeable))
+
+
+def test_another_process_sees_what_lies_there_and_what_comes_to_lie_there():
+    arena = Arena()
+    first, second = arena.take(10_000), arena.take(3 << 20)
+    second[...] = 7
+    part = second[4096 : 4096 + 1000]
+    place = arena.find(part)
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_read, args=(theirs,))
+    process.start()
+    try:
+        ours.send((tuple(arena.invitation()), place, part.nbytes))
+        assert ours.poll(60)
+        assert ours.recv() == bytes([7]) * 1000
+        part[...] = 9
+        ours.send("again")
+        assert ours.poll(60)
+        assert ours.recv() == (bytes([9]) * 1000, False)
+    finally:
+        process.join(60)
+        process.kill()
+    assert arena.find(first) is not None
+
+
+def test_memory_of_elsewhere_is_not_found():
+    arena = Arena()
+    arena.take(5000)
+    assert arena.find(np.zeros(100)) is None
+
+
+def test_memory_is_used_again_when_its_last_view_is_gone():
+    arena = Arena()
+    lease = arena.take(1 << 20)
+    place = arena.find(lease)
+    view = lease[5:10]
+    del lease
+    assert arena.find(arena.take(1 << 20)) != place
+    del view
+    assert arena.find(arena.take(1 << 20)) == place
+
+
+def test_a_process_that_is_another_one_is_not_taken_for_the_neighbour():
+    arena = Arena()
+    pid, fd, _ = arena.invitation()
+    with pytest.raises(OSError, match="another one"):
+        Neighbour(Invitation(pid, fd, b"x" * 16))
+    with pytest.raises(OSError, match="No such file"):
+        Neighbour(Invitation(pid, 10_000, b""))

@@ -1,0 +1,154 @@
+"""Keras callbacks that show what communication costs. Give them to `fit` on every process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import world  # noqa: E402
+from tfdist.collectives.all_gather import all_gather_rows  # noqa: E402
+from tfdist.collectives.clock import clock_offset  # noqa: E402
+from tfdist.engine import timeline  # noqa: E402
+
+log = logging.getLogger("tfdist")
+
+_NOTICEABLE = 0.05
+"""Share of an epoch that the others must wait for a rank before it is called the slowest."""
+
+
+class Timeline(keras.callbacks.Callback):
+    """Records, on every rank, what each collective does when, and writes it to one file on the chief.
+
+    The file opens in https://ui.perfetto.dev and chrome://tracing. Times are those of the chief's clock. From the
+    command line, `tfdist run --timeline FILE` does the same for a whole script.
+
+    Args:
+        path: of the JSON file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = str(path)
+        self._before: timeline.Timeline | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to record."""
+        engine = world.current().engine
+        if engine is not None:
+            self._before = engine.timeline
+            engine.timeline = timeline.Timeline(engine.rank, engine.run("callbacks: the clocks", clock_offset()))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Brings the ranks' records together."""
+        engine = world.current().engine
+        if engine is None or engine.timeline is None:
+            timeline.write(self._path, [])
+            return
+        recorded, engine.timeline = engine.timeline, self._before
+        own = np.frombuffer(json.dumps(recorded.events()).encode() + b"\n", np.uint8)
+        everyone, _ = engine.run("callbacks: the timelines", all_gather_rows(own))
+        if engine.rank == 0:
+            events = [event for line in everyone.tobytes().splitlines() for event in json.loads(line)]
+            timeline.write(self._path, events)
+
+
+class Communication(keras.callbacks.Callback):
+    """Reports, for every epoch, what communication cost; on the chief's log, and to TensorBoard.
+
+    Reported are MiB sent per process, the seconds in which something was under way, the share of them that was hidden
+    behind computing, and the slowest rank, for which the others waited.
+
+    Args:
+        log_dir: where TensorBoard reads; not written to by default.
+
+    Attributes:
+        history: by name, the figures of every epoch, on every rank.
+    """
+
+    def __init__(self, log_dir: str | None = None) -> None:
+        super().__init__()
+        self._log_dir = log_dir
+        self._writer: Any = None
+        self._begun: np.ndarray | None = None
+        self.history: dict[str, list[float]] = {}
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes a first reading."""
+        self._begun = _reading()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares with it, over all ranks."""
+        assert self._begun is not None
+        spent = _reading() - self._begun
+        engine = world.current().engine
+        everyone = spent[np.newaxis]
+        if engine is not None:
+            everyone, _ = engine.run("callbacks: communication", all_gather_rows(everyone))
+        _, sent, communicating, waiting = everyone.mean(axis=0)
+        seconds = everyone[:, 0].max()
+        waits = everyone[:, 3]
+        figures = {
+            "mib_sent": sent / 2**20,
+            "seconds_communicating": communicating,
+            "share_hidden": 1 - waiting / communicating if communicating else 1.0,
+            "slowest_rank": float(waits.argmin()) if waits.max() - waits.min() > _NOTICEABLE * seconds else -1.0,
+        }
+        for name, figure in figures.items():
+            self.history.setdefault(name, []).append(float(figure))
+        if world.current().is_chief:
+            self._report(epoch, figures, waits)
+
+    def _report(self, epoch: int, figures: dict[str, float], waits: np.ndarray) -> None:
+        slowest = int(figures["slowest_rank"])
+        who = (
+            f"rank {slowest} was the slowest: the others waited up to {waits.max() - waits.min():.2f} s for it"
+            if slowest >= 0
+            else "no rank was much slower than the others"
+        )
+        log.warning(
+            "tfdist: epoch %d: %.1f MiB sent a process, %.2f s communicating, %.0f %% of it hidden; %s.",
+            epoch + 1,
+            figures["mib_sent"],
+            figures["seconds_communicating"],
+            100 * figures["share_hidden"],
+            who,
+        )
+        if self._log_dir:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(self._log_dir)
+            with self._writer.as_default(step=epoch):
+                for name, figure in figures.items():
+                    tf.summary.scalar(f"communication/{name}", figure)
+            self._writer.flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes TensorBoard's file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _reading() -> np.ndarray:
+    """The clock, bytes sent, seconds communicating and seconds waiting."""
+    engine = world.current().engine
+    if engine is None:
+        return np.array([time.monotonic(), 0.0, 0.0, 0.0])
+    statistics = engine.statistics
+    return np.array(
+        [
+            time.monotonic(),
+            engine.communicator.bytes_sent,
+            statistics.communicating_seconds,
+            statistics.waiting_seconds,
+        ]
+    )

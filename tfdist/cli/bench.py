@@ -1,0 +1,226 @@
+"""`tfdist bench`: measures what the machines at hand can do, and every all-reduce against its model.
+
+It is started like a training script: by `tfdist run -n N -m tfdist.cli bench`, with TF_CONFIG, by mpiexec or srun; or
+with ``-n``, which starts N processes of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.cli import run
+from tfdist.cluster import discovery, world
+from tfdist.cluster.settings import Timeouts
+from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.collectives.barrier import barrier
+from tfdist.collectives.cost import Calibration, Model, cheapest
+from tfdist.engine import calibration
+from tfdist.engine.engine import Engine
+from tfdist.errors import TfdistError
+
+_SECONDS_EACH = 0.3
+_MOST_REPEATS = 100
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to the parser of `tfdist`."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure latency, bandwidth and every all-reduce on the machines at hand",
+        description="Measures the machines at hand and every all-reduce algorithm, against the cost model's prediction "
+        'and bound, and keeps the calibration that AllReduceStrategy(algorithm="auto") chooses by. Start it as the job '
+        "itself is started (TF_CONFIG, mpiexec, srun), or with -n on this machine.",
+    )
+    parser.add_argument("-n", "--processes", type=int, help="start so many processes of this machine")
+    parser.add_argument(
+        "--mib", type=float, nargs="+", default=[0.004, 0.0625, 1, 16, 64], metavar="SIZE", help="sizes of vectors"
+    )
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="which to measure"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--plot", metavar="FILE", help="also draw them there (needs matplotlib)")
+    parser.add_argument("--no-store", action="store_true", help="do not keep the calibration")
+    parser.set_defaults(execute=execute)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm at one size; seconds."""
+
+    algorithm: str
+    nbytes: int
+    measured: float
+    predicted: float | None
+    bound: float
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Measures; rank 0 prints."""
+    if options.plot and (lacking := _without_matplotlib()):
+        print(lacking, file=sys.stderr)
+        return 2
+    if options.processes:
+        return _start(options.processes)
+    try:
+        joined = world.join(discovery.discover(None), Timeouts.from_environment())
+    except TfdistError as error:
+        print(f"tfdist bench: {error}", file=sys.stderr)
+        return 1
+    if joined.engine is None:
+        print(
+            "tfdist bench: this process is alone. Start it as the job is started (TF_CONFIG, mpiexec, srun), or with "
+            "`tfdist bench -n 2`.",
+            file=sys.stderr,
+        )
+        return 2
+    found = calibration.measure(joined.engine)
+    model = Model(joined.engine.communicator.hosts, found)
+    rows = [
+        _row(joined.engine, model, name, int(mib * 2**20) // 4 * 4)
+        for mib in options.mib
+        for name in options.algorithms
+    ]
+    if joined.is_chief:
+        _show(model, rows)
+        described = calibration.machine(joined.engine.communicator.hosts)
+        if not options.no_store:
+            print(f'Calibration kept in {calibration.store(found, described)}, for algorithm="auto".')
+        if options.json:
+            _write(options.json, described, found, rows)
+        if options.plot:
+            _draw(options.plot, rows)
+    return 0
+
+
+def _start(processes: int) -> int:
+    """Starts this command again, as several processes."""
+    arguments = sys.argv[1:]
+    for flag in ("-n", "--processes"):
+        if flag in arguments:
+            at = arguments.index(flag)
+            del arguments[at : at + 2]
+    arguments = [one for one in arguments if not one.startswith(("-n", "--processes="))]
+    command = [sys.executable, "-u", "-m", "tfdist.cli", *arguments]
+    return run.Job(command, processes, share_cores=True, show_all=False).run()
+
+
+def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:
+    measured = _seconds(engine, name, nbytes)
+    predicted = None if name == "mpi" else model.seconds(name, nbytes)
+    return Row(name, nbytes, measured, predicted, model.bound(nbytes))
+
+
+def _seconds(engine: Engine, name: str, nbytes: int) -> float:
+    """The median time of an all-reduce of float32, from when all ranks are there; on the slowest rank."""
+    buffer = engine.communicator.take(nbytes).view(np.float32)
+    buffer[...] = 0
+    key = f"bench: {name} {nbytes}"
+
+    def once() -> float:
+        engine.run("bench: barrier", barrier())
+        begin = time.perf_counter()
+        engine.run(key, ALGORITHMS[name](buffer))
+        return time.perf_counter() - begin
+
+    once()
+    estimate = _slowest(engine, once())
+    repeats = int(np.clip(_SECONDS_EACH / estimate, 3, _MOST_REPEATS))
+    return _slowest(engine, float(np.median([once() for _ in range(repeats)])))
+
+
+def _slowest(engine: Engine, seconds: float) -> float:
+    buffer = np.array([seconds])
+    engine.run("bench: slowest", ALGORITHMS["butterfly"](buffer, np.maximum))
+    return float(buffer[0])
+
+
+def _show(model: Model, rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=100, highlight=False)
+    found, machines = model.calibration, len(set(model.hosts))
+    console.print(f"{len(model.hosts)} processes on {machines} machine{'s' if machines > 1 else ''}")
+    if machines < len(model.hosts):
+        console.print(f"inside a machine: {_level(found.host)}")
+    if machines > 1:
+        console.print(f"between machines: {_level(found.network)}")
+    console.print(f"adding float32:   {1e-9 / found.combine_seconds_per_byte:.2f} GB/s")
+    table = Table("size", "algorithm", title="All-reduce of float32")
+    for column in ("measured", "predicted", "of the bound", "GB/s"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        best = cheapest(model.hosts, row.nbytes, found) == row.algorithm
+        table.add_row(
+            _size(row.nbytes),
+            row.algorithm + (" (auto)" if best else ""),
+            _milliseconds(row.measured),
+            "—" if row.predicted is None else _milliseconds(row.predicted),
+            f"{row.bound / row.measured:.0%}",
+            f"{row.nbytes / row.measured / 1e9:.2f}",
+            end_section=row is rows[-1] or rows[rows.index(row) + 1].nbytes != row.nbytes,
+        )
+    console.print(table)
+
+
+def _level(level: Any) -> str:
+    return f"{level.latency * 1e6:.1f} µs a message, {1e-9 / level.seconds_per_byte:.2f} GB/s"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.4g} KiB"
+
+
+def _write(path: str, described: dict[str, Any], found: Calibration, rows: list[Row]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        figures = {"machine": described, "calibration": asdict(found), "rows": [asdict(row) for row in rows]}
+        json.dump(figures, file, indent=2)
+
+
+def _without_matplotlib() -> str | None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return "tfdist bench --plot needs matplotlib: `pip install 'tfdist[plot]'`"
+    return None
+
+
+def _draw(path: str, rows: list[Row]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    sizes = sorted({row.nbytes for row in rows})
+    axes.plot([size / 2**20 for size in sizes], [_of(rows, size, lambda r: r.bound) for size in sizes], "k:")
+    axes.text(sizes[-1] / 2**20, _of(rows, sizes[-1], lambda r: r.bound), " bound", va="center")
+    for name in dict.fromkeys(row.algorithm for row in rows):
+        own = [row for row in rows if row.algorithm == name]
+        mib = [row.nbytes / 2**20 for row in own]
+        (line,) = axes.plot(mib, [row.measured * 1e3 for row in own], "o-", label=name)
+        if own[0].predicted is not None:
+            axes.plot(mib, [(row.predicted or 0.0) * 1e3 for row in own], "--", color=line.get_color(), linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="MiB", ylabel="milliseconds (dashed: predicted)")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _of(rows: list[Row], nbytes: int, figure: Callable[[Row], float]) -> float:
+    """In milliseconds, of any algorithm at that size."""
+    return next(figure(row) * 1e3 for row in rows if row.nbytes == nbytes)
