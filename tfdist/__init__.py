@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
+    from tfdist import callbacks
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -72,6 +73,8 @@ _HOMES = {
     "size": "tfdist.functional",
 }
 
+_MODULES = ("callbacks",)
+
 __all__ = [
     "AllReduceStrategy",
     "CalibrationError",
@@ -92,6 +95,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_variables",
+    "callbacks",
     "init",
     "is_initialized",
     "join",
@@ -104,6 +108,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

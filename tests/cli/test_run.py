@@ -11,19 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.harness import tfdist
 
 pytestmark = pytest.mark.multiprocess
-
-
-def tfdist(*arguments, **settings):
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.cli", *arguments],
-        env=harness.environment(**settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture

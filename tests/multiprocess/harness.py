@@ -149,6 +149,18 @@ def run(
         return ended
 
 
+def tfdist(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs the `tfdist` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.cli", *arguments],
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+
 def results(ended: Sequence[Ended]) -> list[dict]:
     """What each rank printed after ``RESULT``, as JSON."""
     found = []

@@ -46,7 +46,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._processes == 1:
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
-        names = [getattr(destination, "name", "") or "a value" for _, destination in value_destination_pairs]
+        names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
         sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs], names)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._processes * count) for total, count in zip(sums, replicas, strict=True)]
@@ -107,6 +107,16 @@ def _spoilt_as_zero(value: Any, samples: tf.Tensor) -> Any:
         return value
     with tf.device(value.device):
         return tf.where(tf.logical_or(samples > 0, tf.math.is_finite(value)), value, tf.zeros_like(value))
+
+
+def _name(value: Any, destination: Any) -> str:
+    """What a value is called in messages: as the variable that it is for, or as the operation that yields it."""
+    if private.is_distributed_variable(destination):
+        return destination.name
+    tensor = value.values if isinstance(value, tf.IndexedSlices) else value
+    if tf.is_symbolic_tensor(tensor):
+        return tensor.name.removeprefix("gradient_tape/").removesuffix(":0")
+    return "a value"
 
 
 def _divide(total: Any, count: int) -> Any:

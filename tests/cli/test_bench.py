@@ -1,0 +1,56 @@
+"""`tfdist bench` on real processes, however they are started."""
+
+import json
+
+import pytest
+
+from tests.multiprocess import harness
+from tests.multiprocess.harness import tfdist
+from tfdist.collectives.algorithms import ALGORITHMS
+
+pytestmark = pytest.mark.multiprocess
+
+QUICK = ["--mib", "0.01", "1"]
+
+
+def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
+    pytest.importorskip("matplotlib")
+    figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    arguments = ["bench", "-n", "2", *QUICK, "--json", str(figures), "--plot", str(plot)]
+    ended = tfdist(*arguments, XDG_CACHE_HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "2 processes on 1 machine" in ended.stdout
+    assert "µs a message" in ended.stdout
+    (kept,) = (tmp_path / "tfdist").glob("calibration-*.json")
+    assert f'Calibration kept in {kept}, for algorithm="auto".'.split() == ended.stdout.split()[-6:]
+    found = json.loads(figures.read_text())
+    assert json.loads(kept.read_text())["calibration"] == found["calibration"]
+    assert all(level["latency"] > 0 for level in (found["calibration"]["host"], found["calibration"]["network"]))
+    assert {row["algorithm"] for row in found["rows"]} == set(ALGORITHMS)
+    assert all(row["measured"] > 0 and row["bound"] > 0 for row in found["rows"])
+    assert plot.stat().st_size > 1000
+
+
+def test_measures_both_levels_where_mpi_sees_two_machines(tmp_path):
+    command = ["-m", "tfdist.cli", "bench", *QUICK, "--algorithms", "ring", "hierarchical"]
+    settings = {"MPIR_CVAR_NUM_CLIQUES": "2", "XDG_CACHE_HOME": str(tmp_path)}
+    first, *_ = harness.run(command, 4, settings=settings)
+    assert "4 processes on 2 machines" in first.output
+    assert "between machines:" in first.output
+
+
+def test_calibration_of_another_machine_is_refused_by_auto(tmp_path):
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({"machine": {"processor": "Abacus"}, "calibration": {}}))
+    settings = {"TFDIST_CALIBRATION": str(path), "TEST_ALGORITHM": "auto"}
+    with harness.started([str(harness.PROGRAMS / "train.py")], 2, settings) as processes:
+        ended = processes.wait(60)
+    assert [end.code for end in ended] == [1, 1], processes.outputs()
+    assert "CalibrationError: rank 0 cannot read the calibration" in ended[0].output
+    assert "PeerLostError: rank 0" in ended[1].output
+
+
+def test_alone():
+    ended = tfdist("bench")
+    assert ended.returncode == 2
+    assert "this process is alone" in ended.stderr
