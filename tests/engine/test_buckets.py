@@ -30,9 +30,3 @@ def test_every_tensor_has_one_place():
     dtypes = [F32 if flip else F64 for flip in generator.integers(0, 2, 50)]
     planned = buckets.plan(sizes, dtypes, limit=256)
     assert sorted(member for bucket in planned for member in bucket.members) == list(range(50))
-
-
-def test_offsets_are_aligned():
-    starts, end = buckets.offsets([1, 64, 65, 0])
-    assert starts == [0, 64, 128, 256]
-    assert end == 256

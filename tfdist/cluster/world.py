@@ -34,6 +34,9 @@ log = logging.getLogger("tfdist")
 
 _FAREWELL_POLL_SECONDS = 0.05
 _FINALIZE_SECONDS = 10.0
+_SWITCH_SECONDS = 1e-4
+"""How long a busy Python thread (a data pipeline, a callback) may keep the GIL from a collective that wants it. By
+default it is 5 ms, for which each step would wait several times."""
 
 
 @dataclass
@@ -184,6 +187,7 @@ def _world_of(
     server: rendezvous.ServerProcess | None,
     manager: ProcessManager | None,
 ) -> World:
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     engine = Engine(communicator, control, timeouts, communicator.tags)
     local_rank, local_size = hosts.local_place(where, communicator.rank)
     if timeline.VARIABLE in os.environ:

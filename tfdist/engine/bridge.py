@@ -32,13 +32,40 @@ from tfdist.engine.tensors import call_site, to_tensor
 
 
 class _Sum:
-    """What a bucket is asked for: how it is combined, what it holds in words, and the tensors in it."""
+    """What a bucket is asked for.
 
-    def __init__(self, combine: np.ufunc, contents: str, tensors: Sequence[tf.Tensor]) -> None:
+    Attributes:
+        combine: how its members are combined.
+        members: their places among all tensors.
+        contents: what they are called.
+        dtype: of all of them.
+        shapes: dtypes and shapes, as far as they are known, in words.
+        verb: what is done to them, in a word.
+    """
+
+    def __init__(self, combine: np.ufunc, bucket: Bucket, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
         self.combine = combine
-        self.contents = contents
-        self.tensors = tensors
+        self.members = bucket.members
+        self.contents = ", ".join(names[member] for member in bucket.members)
+        self._tensors = [tensors[member] for member in bucket.members]
+        self.dtype = self._tensors[0].dtype
+        self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in self._tensors)
         self.verb = "sum" if combine is np.add else combine.__name__
+
+    def packed(self) -> tf.Tensor:
+        """All members as one tensor; put together by TensorFlow, where they are, and not at all if there is one."""
+        if len(self._tensors) == 1:
+            return self._tensors[0]
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in self._tensors], 0)
+
+    def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
+        """The members' parts of a tensor like `packed`."""
+        if len(self._tensors) == 1:
+            total.set_shape(self._tensors[0].shape)
+            return [total]
+        sizes = [tensor.shape.num_elements() for tensor in self._tensors]
+        parts = tf.split(tf.reshape(total, [sum(sizes)]), sizes)
+        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]
 
 
 class Bridge:
@@ -64,7 +91,7 @@ class Bridge:
         self._members = members
         self._group = f" in group {list(members)}" if members is not None else ""
         self._engine: Engine = engine  # type: ignore[assignment]
-        self._posted: dict[int, tuple[Pending, list[np.ndarray]]] = {}
+        self._posted: dict[int, tuple[Pending, np.ndarray]] = {}
         self._handles = itertools.count()
         self._lock = threading.Lock()
 
@@ -94,54 +121,51 @@ class Bridge:
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if self._alone:
             return tensors
-        if contributes is None:
-            contributes = tf.constant(True)
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
-        plan = _plan(tensors)
-        order = [member for bucket in plan for member in bucket.members]
-        jobs = [
-            _Sum(combine, ", ".join(names[member] for member in bucket.members), [tensors[m] for m in bucket.members])
-            for bucket in plan
-        ]
+        jobs = [_Sum(combine, bucket, tensors, names) for bucket in _plan(tensors)]
         if tf.executing_eagerly():
-            outputs = self._sum_eagerly(jobs, bool(contributes))
+            totals = self._sum_eagerly(jobs, contributes)
         else:
-            outputs = self._sum_in_graph(jobs, contributes)
-        results = dict(zip(order, outputs, strict=True))
+            totals = self._sum_in_graph(jobs, contributes)
+        results: dict[int, tf.Tensor] = {}
+        for job, total in zip(jobs, totals, strict=True):
+            results.update(zip(job.members, job.unpacked(total), strict=True))
         return [results[place] for place in range(len(tensors))]
 
-    def _sum_eagerly(self, jobs: list[_Sum], contributes: bool) -> list[tf.Tensor]:
+    def _sum_eagerly(self, jobs: list[_Sum], contributes: tf.Tensor | None) -> list[tf.Tensor]:
         posted = []
         for place, job in enumerate(jobs):
-            arrays = [np.asarray(tensor) for tensor in job.tensors]
-            key = f"eager {job.verb} #{place} of {describe(arrays)}{self._group}"
-            posted.append(self._post_sum(key, job, arrays, contributes, blocking=True))
-        return [output for handle in posted for output in self._collect(handle, blocking=True)]
+            key = f"eager {job.verb} #{place} of {job.shapes}{self._group}"
+            counts = contributes is None or bool(contributes)
+            posted.append(self._post_sum(key, job, job.packed(), counts, blocking=True))
+        return [self._collect(handle, blocking=True) for handle in posted]
 
-    def _sum_in_graph(self, jobs: list[_Sum], contributes: tf.Tensor) -> list[tf.Tensor]:
+    def _sum_in_graph(self, jobs: list[_Sum], contributes: tf.Tensor | None) -> list[tf.Tensor]:
         """Posts every bucket but the last; one last host call posts that one and waits for all."""
+        flag = [] if contributes is None else [contributes]
         handles = []
         for job in jobs[:-1]:
             post = self._poster(self._site(job), job)
-            handles.append(tf.py_function(post, [contributes, *job.tensors], tf.int64, name="tfdist_post"))
-        last = jobs[-1]
-        key = self._site(last)
-        expected = [tensor for job in jobs for tensor in job.tensors]
+            handles.append(tf.py_function(post, [job.packed(), *flag], tf.int64, name="tfdist_post"))
+        finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
+        dtypes = [job.dtype for job in jobs]
+        return tf.py_function(finish, [jobs[-1].packed(), *handles, *flag], dtypes, name="tfdist_finish")
 
-        def finish(contributes: tf.Tensor, *inputs: tf.Tensor) -> list[tf.Tensor]:
-            arrays = [np.asarray(tensor) for tensor in inputs[: len(last.tensors)]]
-            final = self._post_sum(key, last, arrays, bool(contributes), overlaps=False)
-            return [output for handle in (*inputs[len(last.tensors) :], final) for output in self._collect(handle)]
+    def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
+        def post(packed: tf.Tensor, *flag: tf.Tensor) -> np.int64:
+            return np.int64(self._post_sum(key, job, packed, all(flag)))
 
-        outputs = tf.py_function(
-            finish, [contributes, *last.tensors, *handles], [tensor.dtype for tensor in expected], name="tfdist_finish"
-        )
-        for output, tensor in zip(outputs, expected, strict=True):
-            output.set_shape(tensor.shape)
-        return outputs
+        return post
+
+    def _finisher(self, key: str, last: _Sum, posted: int) -> Callable[..., list[tf.Tensor]]:
+        def finish(packed: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+            final = self._post_sum(key, last, packed, all(rest[posted:]), overlaps=False)
+            return [self._collect(handle) for handle in (*map(int, rest[:posted]), final)]
+
+        return finish
 
     def _site(self, job: _Sum) -> str:
-        return call_site(f"{job.verb} of {len(job.tensors)} {job.tensors[0].dtype.name}{self._group}")
+        return call_site(f"{job.verb} of {len(job.members)} {job.dtype.name}{self._group}")
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce_slices(self, slices: tf.IndexedSlices, contributes: tf.Tensor | None = None) -> tf.IndexedSlices:
@@ -182,37 +206,24 @@ class Bridge:
 
     # On the host.
 
-    def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
-        def post(contributes: tf.Tensor, *tensors: tf.Tensor) -> np.int64:
-            return np.int64(self._post_sum(key, job, [np.asarray(tensor) for tensor in tensors], bool(contributes)))
-
-        return post
-
     def _post_sum(
         self,
         key: str,
         job: _Sum,
-        arrays: Sequence[np.ndarray],
+        packed: tf.Tensor,
         contributes: bool,
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
         ready = time.monotonic()
+        array = np.asarray(packed)  # read where it is; the sum goes into a buffer of its own
         if not contributes:
-            arrays = [_finite_or_zero(array) for array in arrays]
-        if len(arrays) == 1:
-            (array,) = arrays  # read where it is; the sum goes into a buffer of its own
-            buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
-            views = [buffer.reshape(array.shape)]
-            plan = self._all_reduce(buffer, job.combine, source=array.reshape(-1))
-        else:
-            buffer, views = self._packed(arrays)
-            plan = self._all_reduce(buffer, job.combine)
-        handle = next(self._handles)
+            array = _finite_or_zero(array)
+        buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
         pending = self._engine.post(
             key,
-            plan,
-            describe(arrays),
+            self._all_reduce(buffer, job.combine, source=array.reshape(-1)),
+            job.shapes if len(job.members) > 1 else describe([array]),
             blocking=blocking,
             overlaps=overlaps,
             members=self._members,
@@ -220,30 +231,16 @@ class Bridge:
             stand_in=joining.sum_of(buffer.size, buffer.dtype, self._algorithm) if job.combine is np.add else None,
             ready=ready,
         )
+        handle = next(self._handles)
         with self._lock:
-            self._posted[handle] = (pending, views)
+            self._posted[handle] = (pending, buffer.reshape(array.shape))
         return handle
 
-    def _packed(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """One flat array that holds all of these, and the view of each in it."""
-        starts, total = buckets.offsets([array.nbytes for array in arrays])
-        buffer = self._engine.communicator.take(total)
-        views = []
-        end = 0
-        for array, start in zip(arrays, starts, strict=True):
-            buffer[end:start] = 0
-            end = start + array.nbytes
-            view = buffer[start:end].view(array.dtype).reshape(array.shape)
-            view[...] = array
-            views.append(view)
-        buffer[end:] = 0
-        return buffer.view(arrays[0].dtype), views
-
-    def _collect(self, handle: tf.Tensor | int, blocking: bool = False) -> list[tf.Tensor]:
+    def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
         with self._lock:
-            pending, views = self._posted.pop(int(handle))
+            pending, result = self._posted.pop(handle)
         self._engine.wait(pending, blocking)
-        return [to_tensor(view) for view in views]
+        return to_tensor(result)
 
     def _host_slices(
         self, key: str, contributes: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, dense_shape: tf.Tensor

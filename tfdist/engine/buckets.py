@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist.comm.buffers import ALIGNMENT
-
 BUCKET_BYTES = 16 << 20
 """A bucket is closed when it holds this much."""
 
@@ -58,12 +56,3 @@ def plan(
             del open_bytes[dtype]
     closed += [Bucket(tuple(members), dtype) for dtype, members in open_members.items()]
     return sorted(closed, key=lambda bucket: bucket.members[-1])
-
-
-def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of some tensors begins in their bucket, aligned, and the bucket's size; all in bytes."""
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(end)
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return starts, end

@@ -33,6 +33,10 @@ from tfdist.engine.timeline import Timeline
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 _SPIN_SECONDS = 2e-3
+_LOST_SECONDS = 3e-4
+"""A thread that was off its core for so long between two looks shares it, or the GIL, with somebody."""
+_CONTENDED_SECONDS = 1.0
+"""How long the engine then naps instead of spinning, before it tries again."""
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 1e-3
 _EXPLANATION_SECONDS = 3.0
@@ -52,6 +56,7 @@ class Engine:
     Attributes:
         statistics: what has been communicated so far, and how long that took.
         timeline: keeps what happens when; None unless asked for.
+        contended_until: until when, on `time.perf_counter`, waits nap at once because others want the core.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Engine:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.contended_until = 0.0
         self._attendance = Attendance(self)
         if control is not None:
             control.attend(self._attendance)
@@ -383,14 +389,15 @@ class Engine:
         return self._poll(pending, blocking)
 
     def _poll(self, pending: Pending, blocking: bool) -> Any:
-        begin = time.monotonic()
-        spin_until, nap = time.perf_counter() + _SPIN_SECONDS, _SHORTEST_NAP
+        begin, nap = time.monotonic(), _SHORTEST_NAP
+        spin = _Spin(self)
         patience: Patience | None = None
         try:
             while not pending.done:
                 if self._advance():
-                    spin_until, nap = time.perf_counter() + _SPIN_SECONDS, _SHORTEST_NAP
-                elif time.perf_counter() < spin_until:
+                    spin.renew()
+                    nap = _SHORTEST_NAP
+                elif spin.goes_on():
                     os.sched_yield()
                 else:
                     patience = patience or self._patience(pending, blocking)
@@ -466,6 +473,35 @@ class Engine:
             else:
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP)
+
+
+class _Spin:
+    """Whether a waiting thread should look again at once.
+
+    It does for a short while after something has moved, unless it is clear that others want its core or the GIL: then
+    spinning only uses up its share of time, and the scheduler lets it wait for a whole tick when it is needed.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has moved."""
+        self._last, self._computed = time.perf_counter(), time.thread_time()
+        self._until = self._last + _SPIN_SECONDS if self._last > self._engine.contended_until else 0.0
+
+    def goes_on(self) -> bool:
+        """Whether to spin on; asked at every look."""
+        now = time.perf_counter()
+        if now > self._until:
+            return False
+        computed = time.thread_time()
+        if (now - self._last) - (computed - self._computed) > _LOST_SECONDS:
+            self._engine.contended_until = now + _CONTENDED_SECONDS
+            return False
+        self._last, self._computed = now, computed
+        return True
 
 
 def describe(arrays: Sequence[np.ndarray]) -> str:
