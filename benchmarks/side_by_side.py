@@ -60,7 +60,16 @@ def measure(command, size=1, env=None, way="plain", cores=None):
                 preexec_fn=lambda core=core: os.sched_setaffinity(0, core),
             )
         )
-    outputs = [popen.communicate(timeout=600) for popen in popens]
+    return reported(popens)
+
+
+def reported(popens):
+    """Waits for the processes of one measurement, and returns what one of them reported."""
+    try:
+        outputs = [popen.communicate(timeout=600) for popen in popens]
+    finally:
+        for popen in popens:
+            popen.kill()
     for popen, (out, err) in zip(popens, outputs, strict=True):
         if popen.returncode:
             raise RuntimeError(f"{popen.args} exited with code {popen.returncode}\n{out}\n{err}")

@@ -27,7 +27,7 @@ def on_two_hosts(command, names, settings):
 
 def test_training_and_loss_of_the_link():
     settings = {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000", "TFDIST_HEARTBEAT_TIMEOUT": "3"}
-    with namespaces.two_hosts() as names:
+    with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "train.py")], names, settings) as processes:
             for rank in range(2):
                 processes.await_output(rank, "READY")
@@ -41,7 +41,7 @@ def test_training_and_loss_of_the_link():
 
 
 def test_local_ranks():
-    with namespaces.two_hosts() as names:
+    with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "join.py")], names, {"TFDIST_SECRET": "x"}) as processes:
             ended = processes.wait(60)
         assert [end.code for end in ended] == [0, 0], processes.outputs()

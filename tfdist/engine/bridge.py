@@ -56,7 +56,7 @@ class _Sum:
         """All members as one tensor; put together by TensorFlow, where they are, and not at all if there is one."""
         if len(self._tensors) == 1:
             return self._tensors[0]
-        return tf.concat([tf.reshape(tensor, [-1]) for tensor in self._tensors], 0)
+        return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in self._tensors], 0)
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
         """The members' parts of a tensor like `packed`."""
@@ -64,8 +64,9 @@ class _Sum:
             total.set_shape(self._tensors[0].shape)
             return [total]
         sizes = [tensor.shape.num_elements() for tensor in self._tensors]
-        parts = tf.split(tf.reshape(total, [sum(sizes)]), sizes)
-        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]
+        total.set_shape([sum(sizes)])
+        pairs = zip(tf.split(total, sizes), self._tensors, strict=True)
+        return [part if tensor.shape.rank == 1 else tf.reshape(part, tensor.shape) for part, tensor in pairs]
 
 
 class Bridge:

@@ -1,0 +1,203 @@
+"""What a slow line does: hosts made of network namespaces, joined at a given rate. Needs root and iproute2.
+
+    python benchmarks/network.py
+
+Traffic stays on this machine; the namespaces are removed at the end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import side_by_side
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.multiprocess import namespaces
+
+BITS = {"1gbit": 1e9, "200mbit": 2e8}
+
+
+def on_hosts(names, where, command, settings):
+    """Runs a command as one process on each host in ``where``; returns what rank 0 reported."""
+    ports = [str(2222 + rank) for rank in range(len(where))]
+    cluster = {"worker": [f"10.77.0.{host + 1}:{port}" for host, port in zip(where, ports, strict=True)]}
+    cores = sorted(os.sched_getaffinity(0))
+    popens = []
+    for rank, host in enumerate(where):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+        environment = {
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "2",
+            "OMP_NUM_THREADS": "1",
+            "TFDIST_SECRET": "benchmark",
+            "TF_CONFIG": config,
+            "UCX_NET_DEVICES": names[host],
+            **settings,
+        }
+        own = {cores[rank]} if len(where) <= len(cores) else set(cores)
+        popens.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", names[host], sys.executable, *command],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
+            )
+        )
+    return side_by_side.reported(popens)
+
+
+def engine():
+    from tfdist.cluster import discovery, world
+    from tfdist.cluster.settings import Timeouts
+
+    return world.join(discovery.discover(None), Timeouts.from_environment()).engine
+
+
+def measure_algorithms(names, mib, repeats):
+    """Seconds of all-reduces, and of their model with what is measured here."""
+    import numpy as np
+
+    from tfdist.collectives.algorithms import ALGORITHMS
+    from tfdist.collectives.cost import Model
+    from tfdist.engine import calibration
+
+    joined = engine()
+    model = Model(joined.communicator.hosts, calibration.measure(joined))
+    buffer = joined.communicator.take(int(mib * 2**20)).view(np.float32)
+    buffer[...] = 0
+    found = {}
+    for name in names:
+        run = ALGORITHMS[name](buffer)
+        joined.run(name, run)
+        sent, begun = joined.communicator.bytes_sent, time.perf_counter()
+        for _ in range(repeats):
+            joined.run(name, run)
+        seconds = (time.perf_counter() - begun) / repeats
+        found[name] = {
+            "seconds": seconds,
+            "predicted": model.seconds(name, buffer.nbytes),
+            "bytes": (joined.communicator.bytes_sent - sent) / repeats,
+        }
+    if joined.rank == 0:
+        side_by_side.report(found)
+
+
+def measure_fit(batch, steps):
+    """`fit` of six layers; what of its communication is hidden, and how long steps take with and without it."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tfdist
+
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        layers = [keras.layers.Dense(1024, activation="relu") for _ in range(6)]
+        model = keras.Sequential([keras.layers.Input((784,)), *layers, keras.layers.Dense(10)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.random.default_rng(0).normal(size=(batch * strategy.size, 784)).astype("float32")
+    data = tf.data.Dataset.from_tensors((x, np.zeros(len(x)))).repeat(steps).unbatch().batch(len(x))
+    model.fit(data, epochs=1, verbose=0)
+    report, ends = tfdist.callbacks.Communication(), []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+    model.fit(data, epochs=1, verbose=0, callbacks=[report, note])
+    if strategy.rank == 0:
+        figures = {name: values[0] for name, values in report.history.items()}
+        side_by_side.report({**figures, "step": (ends[-1] - ends[0]) / (steps - 1)})
+
+
+def main():
+    options = side_by_side.parser(__doc__.partition("\n")[0])
+    options.add_argument("--only", nargs="+", choices=("line", "hierarchy", "growth", "overlap"))
+    options = options.parse_args()
+    if not namespaces.AVAILABLE:
+        sys.exit("needs root and iproute2 to make network namespaces")
+    wanted = options.only or ("line", "hierarchy", "growth", "overlap")
+    found = {name: globals()[f"show_{name}"]() for name in wanted}
+    side_by_side.save(options.json, found)
+
+
+def show_line():
+    """How much of a 1 Gbit/s line the ring uses."""
+    with namespaces.hosts(2, "1gbit") as names:
+        command = [__file__, "--measure=algorithms", "ring", "64", "3"]
+        ring = on_hosts(names, [0, 1], command, namespaces.SETTINGS)["ring"]
+    share = 8 * ring["bytes"] / ring["seconds"] / BITS["1gbit"]
+    print(f"ring of 64 MiB on a line of 1 Gbit/s: {share:.1%} of the line")
+    return {**ring, "share": share}
+
+
+def show_hierarchy():
+    """Two hosts of two processes each."""
+    settings = {
+        **{name: value for name, value in namespaces.SETTINGS.items() if name != "MPIR_CVAR_NOLOCAL"},
+        "MPIR_CVAR_NUM_CLIQUES": "2",
+    }
+    with namespaces.hosts(2, "1gbit") as names:
+        command = [__file__, "--measure=algorithms", "ring,hierarchical", "32", "3"]
+        found = on_hosts(names, [0, 1, 0, 1], command, settings)
+    flat, levels = found["ring"], found["hierarchical"]
+    print(
+        f"2 hosts of 2 processes, 32 MiB: hierarchical {flat['seconds'] / levels['seconds']:.2f} × as fast as the flat "
+        f"ring; predicted {flat['predicted'] / levels['predicted']:.2f} ×"
+    )
+    return found
+
+
+def show_growth():
+    """2 to 8 hosts, where the line and not the processor is the bound."""
+    found = {}
+    for size in (2, 4, 8):
+        with namespaces.hosts(size, "200mbit") as names:
+            command = [__file__, "--measure=algorithms", "ring,reduce_scatter_gather,butterfly,tree", "4", "2"]
+            found[size] = on_hosts(names, range(size), command, namespaces.SETTINGS)
+        for name, row in found[size].items():
+            print(
+                f"{size} hosts at 200 Mbit/s, 4 MiB, {name:22}: {row['seconds']:.3f} s, "
+                f"{row['seconds'] / row['predicted']:.2f} × the model, {row['bytes'] / 2**20:.2f} MiB sent"
+            )
+    return found
+
+
+def show_overlap():
+    """How much of the communication is hidden, by the time that a step computes."""
+    found = []
+    steps = 10
+    for batch in (128, 512, 1024, 2048):
+        with namespaces.hosts(2, "1gbit") as names:
+            command = [__file__, "--measure=fit", str(batch), str(steps)]
+            one = on_hosts(names, [0], command, {"TF_CONFIG": "{}"})
+            two = on_hosts(names, [0, 1], command, namespaces.SETTINGS)
+        row = {
+            "batch": batch,
+            "step_alone": one["step"],
+            "step": two["step"],
+            "communicating": two["seconds_communicating"] / steps,
+            "hidden": two["share_hidden"],
+        }
+        print(
+            f"fit at 1 Gbit/s, batch {batch}: alone a step takes {row['step_alone'] * 1e3:.0f} ms, with two "
+            f"{row['step'] * 1e3:.0f} ms, of which {row['communicating'] * 1e3:.0f} ms communicating; "
+            f"{row['hidden']:.0%} hidden"
+        )
+        found.append(row)
+    return found
+
+
+if __name__ == "__main__":
+    what = next((argument.split("=")[1] for argument in sys.argv if argument.startswith("--measure=")), None)
+    if what == "algorithms":
+        measure_algorithms(sys.argv[2].split(","), float(sys.argv[3]), int(sys.argv[4]))
+    elif what == "fit":
+        measure_fit(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,92 @@
+"""Small vectors inside a tf.function: what a step pays whatever its size, also beside a data pipeline in Python.
+
+    python benchmarks/small.py
+"""
+
+import statistics
+import sys
+import threading
+import time
+
+import side_by_side
+
+STEPS = 200
+
+
+def measure():
+    import tensorflow as tf
+
+    import tfdist
+    from tfdist.collectives.barrier import barrier
+
+    strategy = tfdist.AllReduceStrategy()
+    engine = strategy.extended.world.engine
+
+    def median_of(step):
+        for _ in range(30):
+            step()
+        engine.run("barrier", barrier())
+        seconds = []
+        for _ in range(STEPS):
+            begun = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begun)
+        return 1e3 * statistics.median(seconds)
+
+    def sums(count, elements):
+        vectors = [tf.Variable(tf.ones([elements])) for _ in range(count)]
+
+        def replica():
+            values = [vector.read_value() for vector in vectors]
+            with tf.control_dependencies(context().all_reduce("SUM", values)):
+                return tf.constant(0)
+
+        context = tf.distribute.get_replica_context
+        return tf.function(lambda: strategy.run(replica))
+
+    one = tf.Variable(tf.ones([16384]))
+    steps = {
+        "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [one.read_value()], tf.float32)),
+        "64 KiB": sums(1, 16384),
+        "200 × 4 KiB": sums(200, 1024),
+        "1 × 800 KiB": sums(1, 200 * 1024),
+    }
+    found = {name: {"alone": median_of(step)} for name, step in steps.items()}
+    busy = True
+
+    def pipeline():
+        while busy:
+            sum(range(1000))
+
+    thread = threading.Thread(target=pipeline)
+    thread.start()
+    for name, step in steps.items():
+        found[name]["beside Python"] = median_of(step)
+    busy = False
+    thread.join()
+    if strategy.rank == 0:
+        side_by_side.report(found)
+
+
+def main():
+    parser = side_by_side.parser(__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3, help="the median of so many is taken")
+    options = parser.parse_args()
+    runs = [side_by_side.measure([__file__, "--measure"], 2, way="tfdist") for _ in range(options.runs)]
+    found = {
+        name: {column: statistics.median(run[name][column] for run in runs) for column in values}
+        for name, values in runs[0].items()
+    }
+    side_by_side.table(list(found.items()), ["alone", "beside Python"], "milliseconds a step, 2 processes")
+    above = found["64 KiB"]["alone"] - found["an empty py_function"]["alone"]
+    fused = found["200 × 4 KiB"]["alone"] / found["1 × 800 KiB"]["alone"]
+    print(f"\n64 KiB: {above:.2f} ms above an empty py_function")
+    print(f"200 tensors of 4 KiB: {fused:.2f} × the time of one of their size")
+    side_by_side.save(options.json, {"milliseconds": found, "above": above, "fused": fused})
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        measure()
+    else:
+        main()
