@@ -54,7 +54,7 @@ def measure_tfdist():
     import tfdist
     from tfdist.collectives import ring
 
-    strategy = tfdist.AllReduceStrategy()
+    strategy = tfdist.AllReduceStrategy(algorithm="ring")
     engine = strategy.extended.world.engine
 
     def barrier():
@@ -63,12 +63,25 @@ def measure_tfdist():
     def in_graph(elements):
         return step_in_graph(strategy, tf.Variable(tf.ones([elements])))
 
+    def from_source(elements):
+        source = np.zeros(elements, np.float32)
+
+        def run():
+            result = engine.communicator.take(source.nbytes).view(np.float32)
+            engine.run(f"from source {elements}", ring.all_reduce(result, source=source))
+
+        return run
+
     def bare(elements):
         buffer = engine.communicator.take(4 * elements).view(np.float32)
         buffer[...] = 0
         return lambda: engine.run(f"bare {elements}", ring.all_reduce(buffer))
 
-    found = {"tfdist, in a tf.function": rates(in_graph, barrier), "tfdist's bare ring": rates(bare, barrier)}
+    found = {
+        "tfdist, in a tf.function": rates(in_graph, barrier),
+        "tfdist's bare ring, of memory that it may not write": rates(from_source, barrier),
+        "tfdist's bare ring, in place": rates(bare, barrier),
+    }
     if strategy.rank == 0:
         side_by_side.report(found)
 

@@ -1,6 +1,6 @@
 """What training on two processes costs in memory, each, against one: the peak while a large MLP trains.
 
-    python benchmarks/memory.py
+python benchmarks/memory.py
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Small vectors inside a tf.function: what a step pays whatever its size, also beside a data pipeline in Python.
 
-    python benchmarks/small.py
+python benchmarks/small.py
 """
 
 import statistics

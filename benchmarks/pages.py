@@ -1,0 +1,193 @@
+"""Runs every benchmark and writes the tables and figures of docs/benchmarks.md; takes about 20 minutes.
+
+python benchmarks/pages.py            # everything
+python benchmarks/pages.py small fit  # these again; the others' figures are kept
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "docs" / "benchmarks"
+TFDIST = [sys.executable, "-m", "tfdist.cli"]
+
+COMMANDS = {
+    "all_reduce_2": [sys.executable, HERE / "all_reduce.py"],
+    "all_reduce_4": [sys.executable, HERE / "all_reduce.py", "--processes", "4"],
+    "bench": [*TFDIST, "bench", "-n", "2", "--no-store"],
+    "small": [sys.executable, HERE / "small.py"],
+    "buckets": [sys.executable, HERE / "buckets.py"],
+    "fit": [sys.executable, HERE / "fit.py"],
+    "memory": [sys.executable, HERE / "memory.py"],
+    "network": [sys.executable, HERE / "network.py"],
+}
+
+
+def main():
+    wanted = sys.argv[1:] or list(COMMANDS)
+    RESULTS.mkdir(exist_ok=True)
+    for name in wanted:
+        print(f"--- {name}", flush=True)
+        subprocess.run([*map(str, COMMANDS[name]), "--json", str(RESULTS / f"{name}.json")], check=True)
+    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    for name, figures in found.items():
+        text = WRITERS[name](figures)
+        (RESULTS / f"{name}.md").write_text(text)
+    draw_all_reduce(found["all_reduce_2"])
+    if "network" in found:
+        draw_network(found["network"])
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+
+
+def write_all_reduce(figures):
+    rates = figures["gb_per_s"]
+    ours = rates["tfdist, in a tf.function"]
+    sizes = list(ours)
+    rows = [[name, *(f"{row[size]:.2f}" if size in row else "—" for size in sizes)] for name, row in rates.items()]
+    ratios = [
+        [name, *(f"{ours[size] / row[size]:.2f} ×" if size in row else "—" for size in sizes)]
+        for name, row in rates.items()
+        if row is not ours
+    ]
+    header = [f"{float(size):g} MiB" for size in sizes]
+    return (
+        table(["GB/s", *header], rows) + "\ntfdist in a `tf.function`, against each:\n\n" + table(["", *header], ratios)
+    )
+
+
+def write_bench(figures):
+    rows = [
+        [
+            f"{row['nbytes'] / 2**20:.3g}",
+            row["algorithm"],
+            f"{1e3 * row['measured']:.3f}",
+            "—" if row["predicted"] is None else f"{1e3 * row['predicted']:.3f}",
+            f"{row['bound'] / row['measured']:.0%}",
+        ]
+        for row in figures["rows"]
+    ]
+    return table(["MiB", "algorithm", "measured, ms", "predicted, ms", "of the bound"], rows)
+
+
+def write_small(figures):
+    rows = [[name, *(f"{value:.2f}" for value in row.values())] for name, row in figures["milliseconds"].items()]
+    return (
+        table(["ms a step", "alone", "beside a busy Python thread"], rows)
+        + f"\n64 KiB: **{figures['above']:.2f} ms** above an empty `py_function`. 200 tensors of 4 KiB: "
+        f"**{figures['fused']:.2f} ×** the time of one of their size.\n"
+    )
+
+
+def write_buckets(figures):
+    sections = []
+    for way, rows in figures.items():
+        limits = list(next(iter(rows.values())))
+        body = [[name, *(f"{value:.1f}" for value in row.values())] for name, row in rows.items()]
+        sections.append(table([f"ms a step, {way}", *(f"{limit} MiB" for limit in limits)], body))
+    return "\n".join(sections)
+
+
+def write_fit(figures):
+    rows = [[f"{one:.0f}", f"{many:.0f}", f"{many / one:.2f} ×"] for one, many in figures["pairs"]]
+    return table(["one process, samples/s", "two", ""], rows) + f"\nMedian: **{figures['median']:.2f} ×**.\n"
+
+
+def write_memory(figures):
+    mib = figures["mib"]
+    return (
+        f"Gradients of {figures['gradients_mib']:.0f} MiB: one process peaks at {mib['one']:.0f} MiB, each of two at "
+        f"{mib['two']:.0f} MiB, **{figures['share']:.2f} × the gradients** more.\n"
+    )
+
+
+def write_network(figures):
+    flat, levels = figures["hierarchy"]["ring"], figures["hierarchy"]["hierarchical"]
+    growth = [
+        [
+            size,
+            name,
+            f"{row['seconds']:.3f}",
+            f"{row['predicted']:.3f}",
+            f"{row['bytes'] / 2**20:.2f}",
+        ]
+        for size, rows in figures["growth"].items()
+        for name, row in rows.items()
+    ]
+    overlap = [
+        [
+            row["batch"],
+            *(f"{1e3 * row[name]:.0f}" for name in ("step_alone", "step", "communicating")),
+            f"{row['hidden']:.0%}",
+        ]
+        for row in figures["overlap"]
+    ]
+    return (
+        f"Two hosts, a line of 1 Gbit/s: the ring uses **{figures['line']['share']:.1%}** of it.\n\n"
+        "Two hosts of two processes each, 32 MiB: `hierarchical` is "
+        f"**{flat['seconds'] / levels['seconds']:.2f} ×** as fast as the flat ring; the model predicts "
+        f"{flat['predicted'] / levels['predicted']:.2f} ×.\n\n"
+        + table(["hosts at 200 Mbit/s, 4 MiB", "algorithm", "s", "model, s", "MiB sent"], growth)
+        + "\n![Growth](benchmarks/growth.svg)\n\n"
+        + table(["batch", "a step alone, ms", "on two hosts", "communicating", "hidden"], overlap)
+    )
+
+
+WRITERS = {
+    "all_reduce_2": write_all_reduce,
+    "all_reduce_4": write_all_reduce,
+    "bench": write_bench,
+    "small": write_small,
+    "buckets": write_buckets,
+    "fit": write_fit,
+    "memory": write_memory,
+    "network": write_network,
+}
+
+
+def axes_of(**settings):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tfdist"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.set(**settings)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure, name):
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+
+
+def draw_all_reduce(figures):
+    figure, axes = axes_of(xscale="log", yscale="log", xlabel="MiB", ylabel="GB/s")
+    for name, row in figures["gb_per_s"].items():
+        if len(row) > 1:
+            style = {"linewidth": 2.5, "color": "black"} if name == "tfdist, in a tf.function" else {}
+            axes.plot([float(size) for size in row], list(row.values()), "o-", label=name, **style)
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, "all_reduce")
+
+
+def draw_network(figures):
+    figure, axes = axes_of(xlabel="hosts at 200 Mbit/s", ylabel="seconds for 4 MiB (dashed: the model)")
+    sizes = list(figures["growth"])
+    for name in figures["growth"][sizes[0]]:
+        rows = [figures["growth"][size][name] for size in sizes]
+        (line,) = axes.plot([int(size) for size in sizes], [row["seconds"] for row in rows], "o-", label=name)
+        axes.plot([int(size) for size in sizes], [row["predicted"] for row in rows], "--", color=line.get_color())
+    axes.legend(frameon=False)
+    save(figure, "growth")
+
+
+if __name__ == "__main__":
+    main()
