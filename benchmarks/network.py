@@ -91,6 +91,30 @@ def measure_algorithms(names, mib, repeats):
         side_by_side.report(found)
 
 
+def measure_small_behind_large(mib):
+    """Seconds of an all-reduce of 4 KiB: alone, and posted right behind a large one."""
+    import numpy as np
+
+    from tfdist.collectives import ring
+    from tfdist.collectives.barrier import barrier
+
+    joined = engine()
+    small = np.zeros(1024, np.float32)
+    large = joined.communicator.take(int(mib * 2**20)).view(np.float32)
+    large[...] = 0
+    found = {}
+    for name in ("warm", "alone", "behind", "large"):
+        joined.run("barrier", barrier())
+        begun = time.perf_counter()
+        pending = joined.post("large", ring.all_reduce(large)) if name in ("warm", "behind") else None
+        joined.run("large alone" if name == "large" else "small", ring.all_reduce(large if name == "large" else small))
+        found[name] = time.perf_counter() - begun
+        if pending:
+            joined.wait(pending)
+    if joined.rank == 0:
+        side_by_side.report(found)
+
+
 def measure_fit(batch, steps):
     """`fit` of six layers; what of its communication is hidden, and how long steps take with and without it."""
     import keras
@@ -131,9 +155,14 @@ def show_line():
     with namespaces.hosts(2, "1gbit") as names:
         command = [__file__, "--measure=algorithms", "ring", "64", "3"]
         ring = on_hosts(names, [0, 1], command, namespaces.SETTINGS)["ring"]
+        behind = on_hosts(names, [0, 1], [__file__, "--measure=behind", "64"], namespaces.SETTINGS)
     share = 8 * ring["bytes"] / ring["seconds"] / BITS["1gbit"]
     print(f"ring of 64 MiB on a line of 1 Gbit/s: {share:.1%} of the line")
-    return {**ring, "share": share}
+    print(
+        f"4 KiB: {behind['alone'] * 1e3:.1f} ms alone, {behind['behind'] * 1e3:.1f} ms behind 64 MiB, which take "
+        f"{behind['large'] * 1e3:.0f} ms"
+    )
+    return {**ring, "share": share, "behind": behind}
 
 
 def show_hierarchy():
@@ -197,6 +226,8 @@ if __name__ == "__main__":
     what = next((argument.split("=")[1] for argument in sys.argv if argument.startswith("--measure=")), None)
     if what == "algorithms":
         measure_algorithms(sys.argv[2].split(","), float(sys.argv[3]), int(sys.argv[4]))
+    elif what == "behind":
+        measure_small_behind_large(float(sys.argv[2]))
     elif what == "fit":
         measure_fit(int(sys.argv[2]), int(sys.argv[3]))
     else:

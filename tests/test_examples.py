@@ -37,3 +37,8 @@ def test_custom_loop():
 @pytest.mark.multiprocess
 def test_text():
     assert float(re.search(r"Test accuracy: ([\d.]+)", run("text.py", 2))[1]) > 0.9
+
+
+@pytest.mark.multiprocess
+def test_functions():
+    assert float(re.search(r"Epoch 10: loss ([\d.]+)", run("functions.py", 2))[1]) < 0.3

@@ -119,7 +119,7 @@ def init(
         TfdistError: the others did not come, or refused this process; MPI is not to be had.
     """
     global _initialized
-    algorithms.named(algorithm)
+    algorithms.check(algorithm)
     if _initialized is None:
         joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
         Exchange(joined.engine).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
@@ -368,7 +368,7 @@ def join() -> int:
     does. Only from eager code.
 
     Returns:
-        The rank that joined last.
+        The rank that joined last. It has taken every step: broadcast the variables from there.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")

@@ -1,6 +1,8 @@
 """`tfdist bench` on real processes, however they are started."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +39,15 @@ def test_measures_both_levels_where_mpi_sees_two_machines(tmp_path):
     first, *_ = harness.run(command, 4, settings=settings)
     assert "4 processes on 2 machines" in first.output
     assert "between machines:" in first.output
+
+
+@pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
+def test_runs_under_mpiexec(tmp_path):
+    command = [str(harness.MPIEXEC), "-n", "3", sys.executable, "-m", "tfdist.cli", "bench", *QUICK]
+    env = harness.environment(XDG_CACHE_HOME=str(tmp_path))
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=harness.DEADLINE, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 processes on 1 machine" in ended.stdout
 
 
 def test_calibration_of_another_machine_is_refused_by_auto(tmp_path):

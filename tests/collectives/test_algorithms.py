@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.collectives.simulation import simulate
+from tfdist.collectives import algorithms
 from tfdist.collectives.algorithms import ALGORITHMS
 
 SIMULATED = {name: all_reduce for name, all_reduce in ALGORITHMS.items() if name != "mpi"}
@@ -119,3 +120,18 @@ def test_messages_and_bytes_of_the_tree(size):
     assert sum(communicator.messages_sent for communicator in communicators) == 2 * (size - 1)
     for communicator in communicators:
         assert communicator.bytes_sent == 4 * LENGTH * communicator.messages_sent
+
+
+def test_names():
+    for name in (*ALGORITHMS, "auto"):
+        algorithms.check(name)
+    with pytest.raises(ValueError, match=r"algorithm must be one of ring, .* or auto; got 'rings'"):
+        algorithms.check("rings")
+    with pytest.raises(ValueError, match="'mpi' runs among all processes of a job, not in a group"):
+        algorithms.check("mpi", group=True)
+
+
+def test_auto_chooses_by_size_and_machines():
+    assert algorithms.choose("auto", (0,) * 8, 64) == "butterfly"
+    assert algorithms.choose("auto", (0, 0, 1, 1), 64 << 20) == "hierarchical"
+    assert algorithms.choose("tree", (0, 0, 1, 1), 64 << 20) == "tree"

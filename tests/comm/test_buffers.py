@@ -30,3 +30,15 @@ def test_buffers_in_use_are_distinct():
     pool = BufferPool()
     held = [pool.take(1000) for _ in range(10)]
     assert len({buffer.ctypes.data for buffer in held}) == 10
+
+
+def test_vectors_of_similar_sizes_share_memory():
+    pool = BufferPool()
+    addresses = set()
+    for nbytes in range(1_000_000, 1_100_000, 10_000):
+        buffer = pool.take(nbytes)
+        assert buffer.nbytes == nbytes
+        addresses.add(buffer.ctypes.data)
+        del buffer
+        gc.collect()
+    assert len(addresses) <= 2

@@ -17,6 +17,8 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 120.0
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+"""MPICH's, from PyPI."""
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -57,11 +56,10 @@ def test_chief_workers_and_an_evaluator():
         assert "SUM 0 1 0 1.0" in ended[3].output
 
 
-@pytest.mark.skipif(not shutil.which("mpiexec", path=os.path.dirname(sys.executable)), reason="no mpiexec from PyPI")
+@pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
 def test_mpiexec(tmp_path):
-    mpiexec = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     ended = subprocess.run(
-        [mpiexec, "-n", "3", sys.executable, *JOIN],
+        [str(harness.MPIEXEC), "-n", "3", sys.executable, *JOIN],
         env=harness.environment(TEST_FOLDER=str(tmp_path)),
         capture_output=True,
         text=True,

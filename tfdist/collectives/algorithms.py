@@ -8,8 +8,7 @@ import numpy as np
 
 from tfdist.collectives import butterfly, hierarchical, library, naive, reduce_scatter_gather, ring, tree
 from tfdist.collectives.cost import TYPICAL, Calibration, cheapest
-from tfdist.collectives.schedule import Plan, Schedule
-from tfdist.comm.communicator import Communicator
+from tfdist.collectives.schedule import Plan
 
 
 class AllReduce(Protocol):
@@ -34,29 +33,32 @@ AUTO = "auto"
 """The name of the choice among them by the cost model, for every vector by its size."""
 
 
-def named(name: str, calibration: Calibration | None = None) -> AllReduce:
-    """The algorithm of that name.
+def check(name: str, group: bool = False) -> None:
+    """Sees that there is an algorithm of that name.
 
     Args:
         name: of an algorithm, or ``"auto"``.
-        calibration: by which ``"auto"`` chooses, the same on all ranks; typical figures by default.
+        group: whether it is for some of the processes only.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or none that runs in a group.
     """
-    if name == AUTO:
-        return _choosing(calibration or TYPICAL)
-    if name not in ALGORITHMS:
+    if name != AUTO and name not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)} or {AUTO}; got {name!r}")
-    return ALGORITHMS[name]
+    if group and name == "mpi":
+        raise ValueError(
+            "the algorithm 'mpi' runs among all processes of a job, not in a group of them; choose another one, "
+            "such as 'auto'"
+        )
 
 
-def _choosing(calibration: Calibration) -> AllReduce:
-    def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-        def schedule(comm: Communicator, tag: int) -> Schedule:
-            chosen = ALGORITHMS[cheapest(comm.hosts, buffer.nbytes, calibration)]
-            yield from chosen(buffer, combine, source)(comm, tag)
+def choose(name: str, hosts: tuple[int, ...], nbytes: int, calibration: Calibration | None = None) -> str:
+    """The algorithm that a name stands for.
 
-        return schedule
-
-    return all_reduce
+    Args:
+        name: of an algorithm, or ``"auto"``.
+        hosts: by rank, the number of its machine.
+        nbytes: of the vector.
+        calibration: by which ``"auto"`` chooses, the same on all ranks; typical figures by default.
+    """
+    return cheapest(hosts, nbytes, calibration or TYPICAL) if name == AUTO else name

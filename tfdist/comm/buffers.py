@@ -26,7 +26,9 @@ class BufferPool:
 
     def take(self, nbytes: int) -> np.ndarray:
         """An aligned array of ``nbytes`` bytes, uninitialized, whose views keep it from being used again."""
-        room = max(_SMALLEST, -(-nbytes // _SMALLEST) * _SMALLEST)
+        # Eight sizes between powers of two: vectors of ever other sizes do not each keep memory of their own.
+        step = max(_SMALLEST, 1 << max(0, nbytes.bit_length() - 4))
+        room = max(step, -(-nbytes // step) * step)
         try:
             raw = self._free.setdefault(room, deque()).pop()
         except IndexError:

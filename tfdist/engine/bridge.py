@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import algorithms
+from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.cost import Calibration
 from tfdist.engine import buckets, joining
@@ -87,8 +88,9 @@ class Bridge:
         members: tuple[int, ...] | None = None,
     ) -> None:
         self._alone = engine is None
+        algorithms.check(algorithm, group=members is not None)
         self._algorithm = algorithm
-        self._all_reduce = algorithms.named(algorithm, calibration)
+        self._calibration = calibration
         self._members = members
         self._group = f" in group {list(members)}" if members is not None else ""
         self._engine: Engine = engine  # type: ignore[assignment]
@@ -221,21 +223,28 @@ class Bridge:
         if not contributes:
             array = _finite_or_zero(array)
         buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
+        algorithm = self._choose(array.nbytes)
         pending = self._engine.post(
             key,
-            self._all_reduce(buffer, job.combine, source=array.reshape(-1)),
+            ALGORITHMS[algorithm](buffer, job.combine, source=array.reshape(-1)),
             job.shapes if len(job.members) > 1 else describe([array]),
             blocking=blocking,
             overlaps=overlaps,
             members=self._members,
             contents=job.contents,
-            stand_in=joining.sum_of(buffer.size, buffer.dtype, self._algorithm) if job.combine is np.add else None,
+            stand_in=joining.sum_of(buffer.size, buffer.dtype, algorithm) if job.combine is np.add else None,
             ready=ready,
         )
         handle = next(self._handles)
         with self._lock:
             self._posted[handle] = (pending, buffer.reshape(array.shape))
         return handle
+
+    def _choose(self, nbytes: int) -> str:
+        hosts = self._engine.communicator.hosts
+        if self._members is not None:
+            hosts = tuple(hosts[member] for member in self._members)
+        return algorithms.choose(self._algorithm, hosts, nbytes, self._calibration)
 
     def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
         with self._lock:
@@ -260,7 +269,7 @@ class Bridge:
         dense = self._engine.communicator.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
         dense[...] = 0
         np.add.at(dense, places, rows)
-        run(f"{key}: dense", self._all_reduce(dense.reshape(-1)))
+        run(f"{key}: dense", ALGORITHMS[self._choose(dense.nbytes)](dense.reshape(-1)))
         return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
 
 

@@ -11,7 +11,6 @@ leave the core to the peer it waits for. While nobody waits, a thread does.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import defaultdict
@@ -25,21 +24,14 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
+from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import Attendance
 from tfdist.engine.patience import Patience
 from tfdist.engine.pending import Pending
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import Timeline
-from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
+from tfdist.errors import PeerLostError, TfdistError
 
-_SPIN_SECONDS = 2e-3
-_LOST_SECONDS = 3e-4
-"""A thread that was off its core for so long between two looks shares it, or the GIL, with somebody."""
-_CONTENDED_SECONDS = 1.0
-"""How long the engine then naps instead of spinning, before it tries again."""
-_SHORTEST_NAP = 20e-6
-_LONGEST_NAP = 3e-4
-"""Short enough that a line of 1 Gbit/s is not idle while its sender naps: the kernel holds some 100 KiB for it."""
 _EXPLANATION_SECONDS = 3.0
 _CALLS_IN_FLIGHT = 4
 """Calls of one key that can be under way at once and keep tags of their own."""
@@ -57,7 +49,6 @@ class Engine:
     Attributes:
         statistics: what has been communicated so far, and how long that took.
         timeline: keeps what happens when; None unless asked for.
-        contended_until: until when, on `time.perf_counter`, waits nap at once because others want the core.
     """
 
     def __init__(
@@ -81,7 +72,7 @@ class Engine:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.contended_until = 0.0
+        self._contention = Contention()
         self._attendance = Attendance(self)
         if control is not None:
             control.attend(self._attendance)
@@ -265,20 +256,20 @@ class Engine:
         with self._agreeing[key]:  # a key that two threads use for the first time is asked for once
             if key not in self._numbers:
                 self._asking.append(pending)
-                patience = self._patience(pending, blocking)
+                patience = self._patience(self.control, pending, blocking)
                 try:
                     answer = self.control.request(
                         "agree",
                         self._timeouts.collective,
-                        patience.late,
+                        patience.tell,
                         key=key,
                         signature=signature,
                         members=pending.members,
                     )
                 except RequestTimeoutError:
-                    self.fail(self._late(pending))
-                    assert self._failure
-                    raise self._failure from None
+                    late = patience.too_late()
+                    self.fail(late)
+                    raise late from None
                 finally:
                     self._asking.remove(pending)
                     patience.over()
@@ -390,80 +381,39 @@ class Engine:
         return self._poll(pending, blocking)
 
     def _poll(self, pending: Pending, blocking: bool) -> Any:
-        begin, nap = time.monotonic(), _SHORTEST_NAP
-        spin = _Spin(self)
+        begin, idling = time.monotonic(), Idling(self._contention)
         patience: Patience | None = None
         try:
             while not pending.done:
                 if self._advance():
-                    spin.renew()
-                    nap = _SHORTEST_NAP
-                elif spin.goes_on():
-                    os.sched_yield()
-                else:
-                    patience = patience or self._patience(pending, blocking)
-                    self._check(pending, time.monotonic() - begin, patience)
-                    time.sleep(nap)
-                    spin.rested()
-                    nap = min(2 * nap, _LONGEST_NAP)
+                    idling.moved()
+                elif not idling.spin():
+                    if self._failure:
+                        raise self._failure
+                    if patience is None and self.control:
+                        patience = self._patience(self.control, pending, blocking)
+                    if patience:
+                        patience.check(time.monotonic() - begin)
+                    idling.nap()
+        except TfdistError as error:
+            self.fail(error)
+            raise
         finally:
             if patience:
                 patience.over()
         return pending.result
 
-    def _patience(self, pending: Pending, blocking: bool) -> Patience:
-        return Patience(self.control, pending, blocking, self._timeouts.stall, self.counts)
-
-    def _check(self, pending: Pending, seconds: float, patience: Patience) -> None:
-        self.check()
-        control = self.control
-        if control is None:
-            return
-        for rank, counts in list(control.departed.items()):
-            if self._lacks(pending, rank, counts):
-                self._give_up(
-                    PeerLostError(
-                        f"rank {self.rank} waits in {pending.key} (call {pending.call + 1}), but "
-                        f"{control.names[rank]} has ended its script without it. Every rank must take the same steps."
-                    )
-                )
-        if pending.stand_in is None:
-            for rank, counts in list(control.joined.items()):
-                if self._lacks(pending, rank, counts):
-                    self._give_up(
-                        PeerLostError(
-                            f"rank {self.rank} waits in {pending.key}, but rank {rank} has joined. Sums, gathers and "
-                            "barriers go on without a rank that has joined; this does not."
-                        )
-                    )
-        patience.late(seconds)
-        if seconds > self._timeouts.collective:
-            self._give_up(self._late(pending))
-
-    def _lacks(self, pending: Pending, rank: int, counts: dict[str, int]) -> bool:
-        """Whether a rank, which has made so many calls and makes no more, is missing from this one."""
-        takes_part = pending.members is None or rank in pending.members
-        return takes_part and counts.get(str(pending.number), 0) <= pending.call
-
-    def _give_up(self, error: TfdistError) -> None:
-        self.fail(error)
-        raise error
-
-    def _late(self, pending: Pending) -> CollectiveTimeoutError:
-        return CollectiveTimeoutError(
-            f"rank {self.rank} waited {self._timeouts.collective:g} s in {pending.key} (call {pending.call + 1}) "
-            "for ranks that are alive but did not take part. Look at what they do; if they may take that long, "
-            "raise TFDIST_COLLECTIVE_TIMEOUT."
-        )
+    def _patience(self, control: Control, pending: Pending, blocking: bool) -> Patience:
+        return Patience(self.rank, control, self._timeouts, pending, blocking, self.counts)
 
     def _drive(self) -> None:
         """The progress thread: makes what is posted move while nobody waits."""
-        nap = _SHORTEST_NAP
+        idling = Idling(self._contention)
         while True:
             with self._work:
                 while not self._closed and (not self._active or self._waiters or self._failure):
                     self._work.wait()
-                    nap = _SHORTEST_NAP
+                    idling = Idling(self._contention)
                 if self._closed:
                     return
             try:
@@ -471,44 +421,9 @@ class Engine:
             except TfdistError:
                 continue  # kept as the engine's failure; the next wait raises it
             if moved:
-                nap = _SHORTEST_NAP
+                idling.moved()
             else:
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
-
-
-class _Spin:
-    """Whether a waiting thread should look again at once.
-
-    It does for a short while after something has moved, unless it is clear that others want its core or the GIL: then
-    spinning only uses up its share of time, and the scheduler lets it wait for a whole tick when it is needed.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._last, self._computed = time.perf_counter(), time.thread_time()
-        self.renew()
-
-    def renew(self) -> None:
-        """Something has moved."""
-        now = self._look()
-        self._until = now + _SPIN_SECONDS if now > self._engine.contended_until else 0.0
-
-    def goes_on(self) -> bool:
-        """Whether to spin on; asked at every look."""
-        now = self._look()
-        return now < self._until and now > self._engine.contended_until
-
-    def rested(self) -> None:
-        """The thread was off its core because it wanted to be."""
-        self._last, self._computed = time.perf_counter(), time.thread_time()
-
-    def _look(self) -> float:
-        now, computed = time.perf_counter(), time.thread_time()
-        if (now - self._last) - (computed - self._computed) > _LOST_SECONDS:
-            self._engine.contended_until = now + _CONTENDED_SECONDS
-        self._last, self._computed = now, computed
-        return now
+                idling.nap()
 
 
 def describe(arrays: Sequence[np.ndarray]) -> str:

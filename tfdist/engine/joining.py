@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.collectives.algorithms import named
+from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.barrier import barrier
 from tfdist.collectives.schedule import Plan
@@ -55,7 +55,7 @@ def plan_of(stand_in: dict[str, Any]) -> Plan:
     dtype = np.dtype(stand_in["dtype"])
     if stand_in["what"] == "rows":
         return all_gather_rows(np.empty((0, *stand_in["shape"]), dtype))
-    return named(stand_in["algorithm"])(np.zeros(stand_in["elements"], dtype))
+    return ALGORITHMS[stand_in["algorithm"]](np.zeros(stand_in["elements"], dtype))
 
 
 class Attendance:

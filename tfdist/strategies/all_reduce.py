@@ -75,7 +75,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",
     ) -> None:
-        algorithms.named(algorithm)
+        algorithms.check(algorithm)
         cluster = discovery.discover(cluster_resolver)
         joined = world.join(cluster, timeouts or Timeouts.from_environment())
         chosen = list(devices) if devices is not None else default_devices(joined.local_rank, joined.local_size)
