@@ -130,8 +130,8 @@ def write_network(figures):
     ]
     return (
         f"Two hosts, a line of 1 Gbit/s: the ring uses **{figures['line']['share']:.1%}** of it.\n\n"
-        f"A sum of 4 KiB takes {1e3 * behind['alone']:.1f} ms there, and {1e3 * behind['behind']:.1f} ms right behind one "
-        f"of 64 MiB, which takes {1e3 * behind['large']:.0f} ms.\n\n"
+        f"A sum of 4 KiB takes {1e3 * behind['alone']:.1f} ms there, and {1e3 * behind['behind']:.1f} ms right behind "
+        f"one of 64 MiB, which takes {1e3 * behind['large']:.0f} ms.\n\n"
         "Two hosts of two processes each, 32 MiB: `hierarchical` is "
         f"**{flat['seconds'] / levels['seconds']:.2f} ×** as fast as the flat ring; the model predicts "
         f"{flat['predicted'] / levels['predicted']:.2f} ×.\n\n"

@@ -8,7 +8,7 @@ import time
 _SPIN_SECONDS = 2e-3
 _LOST_SECONDS = 3e-4
 """A thread that was off its core for so long between two looks shares it, or the GIL, with somebody."""
-_CONTENDED_SECONDS = 1.0
+_CONTENDED_SECONDS = 0.2
 """How long nobody spins then, before it is tried again."""
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 3e-4
