@@ -36,6 +36,16 @@ def test_sum_is_exact(all_reduce, size):
             assert (buffer == expected).all()
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_sum_is_exact_in_many_segments(all_reduce, size):
+    for length in (64, 1001):
+        buffers = vectors(size, length, np.float32)
+        expected = np.sum(buffers, axis=0, dtype=np.float64)
+        simulate(size, lambda rank, buffers=buffers: all_reduce(buffers[rank]), segment_bytes=64)
+        for buffer in buffers:
+            assert (buffer == expected).all()
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float64", "complex64", ml_dtypes.bfloat16])
 def test_dtypes(all_reduce, dtype):
     buffers = vectors(5, 100, dtype)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 
@@ -25,6 +26,8 @@ def all_to_all(given: Sequence[np.ndarray], taken: Sequence[np.ndarray]) -> Plan
         taken[comm.rank][...] = given[comm.rank]
         for step in range(1, comm.size):
             target, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
-            yield (comm.receive(taken[source], source, tag), comm.send(given[target], target, tag))
+            yield from exchange(
+                comm, tag, outgoing=given[target], destination=target, target=taken[source], source=source
+            )
 
     return schedule

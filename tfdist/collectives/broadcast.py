@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 
@@ -26,9 +27,10 @@ def broadcast(buffer: np.ndarray, root: int = 0) -> Plan:
         while reach < comm.size:
             if place < reach:
                 if place + reach < comm.size:
-                    yield (comm.send(buffer, (comm.rank + reach) % comm.size, tag),)
+                    child = (comm.rank + reach) % comm.size
+                    yield from exchange(comm, tag, outgoing=buffer, destination=child)
             elif place < 2 * reach:
-                yield (comm.receive(buffer, (comm.rank - reach) % comm.size, tag),)
+                yield from exchange(comm, tag, target=buffer, source=(comm.rank - reach) % comm.size)
             reach *= 2
 
     return schedule

@@ -14,6 +14,7 @@ import numpy as np
 
 from tfdist.collectives.powers_of_two import folded
 from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 
@@ -24,16 +25,16 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
         if source is not None:
             buffer[...] = source
 
-        def exchange(place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
+        def double(place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
             landing = comm.take(buffer.nbytes).view(buffer.dtype)
             distance = 1
             while distance < size:
                 partner = rank_of(place ^ distance)
-                yield (comm.receive(landing, partner, tag), comm.send(buffer, partner, tag))
+                yield from exchange(comm, tag, outgoing=buffer, destination=partner, target=landing, source=partner)
                 # Both partners add the same two vectors, and addition commutes to the last bit.
                 combine(buffer, landing, out=buffer)
                 distance *= 2
 
-        yield from folded(comm, tag, buffer, combine, exchange)
+        yield from folded(comm, tag, buffer, combine, double)
 
     return schedule

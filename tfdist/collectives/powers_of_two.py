@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tfdist.collectives.schedule import Schedule
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 Core = Callable[[int, int, Callable[[int], int]], Schedule]
@@ -27,11 +28,11 @@ def folded(comm: Communicator, tag: int, buffer: np.ndarray, combine: np.ufunc, 
         return 2 * place + 1 if place < extra else place + extra
 
     if paired and comm.rank % 2 == 0:
-        yield (comm.send(buffer, comm.rank + 1, tag),)
-        yield (comm.receive(buffer, comm.rank + 1, tag),)
+        yield from exchange(comm, tag, outgoing=buffer, destination=comm.rank + 1)
+        yield from exchange(comm, tag, target=buffer, source=comm.rank + 1)
         return
     if paired:
-        yield (comm.receive_combined(buffer, buffer, combine, comm.rank - 1, tag),)
+        yield from exchange(comm, tag, target=buffer, source=comm.rank - 1, own=buffer, combine=combine)
     yield from core(comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
     if paired:
-        yield (comm.send(buffer, comm.rank - 1, tag),)
+        yield from exchange(comm, tag, outgoing=buffer, destination=comm.rank - 1)

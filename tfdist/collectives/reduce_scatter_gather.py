@@ -14,6 +14,7 @@ import numpy as np
 
 from tfdist.collectives.powers_of_two import folded
 from tfdist.collectives.schedule import Plan, Schedule, partition
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 
@@ -38,14 +39,25 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
                 given = (first, middle) if upper else (middle, end)
                 partner = rank_of(place ^ distance)
                 own = span(*kept)
-                yield (comm.receive_combined(own, own, combine, partner, tag), comm.send(span(*given), partner, tag))
+                yield from exchange(
+                    comm,
+                    tag,
+                    outgoing=span(*given),
+                    destination=partner,
+                    target=own,
+                    source=partner,
+                    own=own,
+                    combine=combine,
+                )
                 (first, end), distance = kept, distance // 2
             distance = 1
             while distance < size:
                 partner = rank_of(place ^ distance)
                 sibling = first ^ distance
                 theirs = span(sibling, sibling + distance)
-                yield (comm.receive(theirs, partner, tag), comm.send(span(first, end), partner, tag))
+                yield from exchange(
+                    comm, tag, outgoing=span(first, end), destination=partner, target=theirs, source=partner
+                )
                 first, end = min(first, sibling), max(end, sibling + distance)
                 distance *= 2
 

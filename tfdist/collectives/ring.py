@@ -10,16 +10,13 @@ References:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
-from tfdist.comm.communicator import Communicator, Request
-
-IN_FLIGHT = 2
-"""Segments of a step under way at once: one is added while the next is on its way."""
+from tfdist.collectives.transfer import exchange
+from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
@@ -92,22 +89,8 @@ def _pass_on(
     own: np.ndarray | None = None,
     combine: np.ufunc = np.add,
 ) -> Schedule:
-    """One step, in segments: to the right neighbour, and from the left one; combined with ``own`` where given."""
+    """One step: to the right neighbour, and from the left one; combined with ``own`` where given."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    length = max(1, comm.segment_bytes // target.itemsize)
-    under_way: deque[list[Request]] = deque()
-    for start in range(0, max(outgoing.size, target.size), length):
-        segment = slice(start, start + length)
-        transfers = []
-        if start < target.size:
-            if own is None:
-                transfers.append(comm.receive(target[segment], left, tag))
-            else:
-                transfers.append(comm.receive_combined(own[segment], target[segment], combine, left, tag))
-        if start < outgoing.size:
-            transfers.append(comm.send(outgoing[segment], right, tag))
-        under_way.append(transfers)
-        if len(under_way) == IN_FLIGHT:
-            yield under_way.popleft()
-    while under_way:
-        yield under_way.popleft()
+    return exchange(
+        comm, tag, outgoing=outgoing, destination=right, target=target, source=left, own=own, combine=combine
+    )

@@ -12,6 +12,7 @@ import numpy as np
 
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 
@@ -34,10 +35,11 @@ def reduce(buffer: np.ndarray, combine: np.ufunc = np.add) -> Plan:
         reach = 1
         while reach < comm.size:
             if comm.rank & reach:
-                yield (comm.send(buffer, comm.rank - reach, tag),)
+                yield from exchange(comm, tag, outgoing=buffer, destination=comm.rank - reach)
                 return
             if comm.rank + reach < comm.size:
-                yield (comm.receive_combined(buffer, buffer, combine, comm.rank + reach, tag),)
+                child = comm.rank + reach
+                yield from exchange(comm, tag, target=buffer, source=child, own=buffer, combine=combine)
             reach *= 2
 
     return schedule

@@ -218,11 +218,8 @@ class Engine:
             self._active.append(pending)
             if self.timeline:
                 self.timeline.posted(pending)
-            try:
-                with np.errstate(all="ignore"):
-                    self._resume(pending)
-            except Exception as error:
-                raise self._broken(error) from error
+            with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+                self._resume(pending)
         if self.control and self.control.joined:
             self._attendance.invite(pending.describe(), pending.stand_in)
         return pending
@@ -315,14 +312,12 @@ class Engine:
             return False
         try:
             moved = False
-            with np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+            with self._explained(), np.errstate(all="ignore"):
                 for pending in list(self._active):
                     if self.communicator.completed(pending.requests):
                         moved = True
                         self._resume(pending)
             return moved
-        except Exception as error:
-            raise self._broken(error) from error
         finally:
             self._lock.release()
 
@@ -339,24 +334,27 @@ class Engine:
         if self.timeline:
             self.timeline.stepped(pending)
 
-    def _broken(self, error: Exception) -> TfdistError:
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
         """Whose fault a broken transfer is: the rendezvous server usually knows a moment later."""
-        if isinstance(error, TfdistError):
-            self.fail(error)
-            return error
-        end = time.monotonic() + _EXPLANATION_SECONDS
-        while self.control and not self.control.failure and time.monotonic() < end:
-            time.sleep(0.01)
-        explanation = self.control.failure if self.control else None
-        self.fail(
-            explanation
-            or PeerLostError(
+        try:
+            yield
+        except (RuntimeError, OSError) as error:  # MPI's, and this package's own
+            if isinstance(error, TfdistError):
+                self.fail(error)
+                raise
+            end = time.monotonic() + _EXPLANATION_SECONDS
+            while self.control and not self.control.failure and time.monotonic() < end:
+                time.sleep(0.01)
+            explanation = (self.control.failure if self.control else None) or PeerLostError(
                 f"rank {self.rank}: a transfer broke and no rank has said why ({type(error).__name__}: {error}). "
                 "If a link broke, start the job again."
             )
-        )
-        assert self._failure
-        return self._failure
+            self.fail(explanation)
+            raise explanation from error
+        except Exception as error:
+            self.fail(TfdistError(f"rank {self.rank} failed in a collective: {type(error).__name__}: {error}"))
+            raise
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -418,7 +416,7 @@ class Engine:
                     return
             try:
                 moved = self._advance()
-            except TfdistError:
+            except Exception:
                 continue  # kept as the engine's failure; the next wait raises it
             if moved:
                 idling.moved()
