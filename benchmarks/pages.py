@@ -136,7 +136,7 @@ def write_network(figures):
         f"**{flat['seconds'] / levels['seconds']:.2f} ×** as fast as the flat ring; the model predicts "
         f"{flat['predicted'] / levels['predicted']:.2f} ×.\n\n"
         + table(["hosts at 200 Mbit/s, 4 MiB", "algorithm", "s", "model, s", "MiB sent"], growth)
-        + "\n![Growth](benchmarks/growth.svg)\n\n"
+        + "\n"
         + table(["batch", "a step alone, ms", "on two hosts", "communicating", "hidden"], overlap)
     )
 
