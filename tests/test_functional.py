@@ -1,0 +1,59 @@
+"""The functional interface on one process; `tests/multiprocess/test_functional.py` has it on several."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import functional
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(functional, "_initialized", None)
+
+
+def test_before_init():
+    assert not tfdist.is_initialized()
+    with pytest.raises(RuntimeError, match=r"call tfdist.init\(\) first"):
+        tfdist.rank()
+
+
+def test_a_world_of_one_is_its_own_result():
+    tfdist.init()
+    assert tfdist.is_initialized()
+    assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (0, 1, 0, 1)
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    group = tfdist.Group([0])
+    for result in (
+        tfdist.all_reduce(x),
+        tfdist.all_reduce(x, "product", group),
+        tfdist.all_gather(x, axis=1),
+        tfdist.reduce_scatter(x, "mean"),
+        tfdist.broadcast(x),
+        tfdist.all_to_all(x),
+        tfdist.all_to_all(x, [2])[0],
+    ):
+        np.testing.assert_array_equal(result, x)
+    slices = tfdist.all_reduce(tf.IndexedSlices(x, [0, 3], [5, 2]))
+    np.testing.assert_array_equal(slices.indices, [0, 3])
+    assert tfdist.join() == 0
+    tfdist.barrier()
+
+
+def test_gradients():
+    tfdist.init()
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(tfdist.all_reduce(x, "sum") * 3.0)
+    np.testing.assert_array_equal(tape.gradient(y, x), [3.0, 3.0])
+    with tf.GradientTape() as tape:
+        y = tfdist.all_reduce(x, "max")
+    with pytest.raises(ValueError, match="a gradient for 'sum' and 'mean', not for 'max'"):
+        tape.gradient(y, x)
+
+
+def test_init_with_an_unknown_algorithm():
+    with pytest.raises(ValueError, match="got 'rings'"):
+        tfdist.init(algorithm="rings")
