@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks
+    from tfdist import callbacks, compression
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CollectiveTimeoutError,
         MismatchError,
         MPIUnavailableError,
+        PayloadError,
         PeerLostError,
         RendezvousError,
         TensorFlowMissingError,
@@ -52,6 +53,7 @@ _HOMES = {
     "Group": "tfdist.functional",
     "MPIUnavailableError": "tfdist.errors",
     "MismatchError": "tfdist.errors",
+    "PayloadError": "tfdist.errors",
     "PeerLostError": "tfdist.errors",
     "RendezvousError": "tfdist.errors",
     "TensorFlowMissingError": "tfdist.errors",
@@ -73,7 +75,7 @@ _HOMES = {
     "size": "tfdist.functional",
 }
 
-_MODULES = ("callbacks",)
+_MODULES = ("callbacks", "compression")
 
 __all__ = [
     "AllReduceStrategy",
@@ -83,6 +85,7 @@ __all__ = [
     "Group",
     "MPIUnavailableError",
     "MismatchError",
+    "PayloadError",
     "PeerLostError",
     "RendezvousError",
     "TensorFlowMissingError",
@@ -96,6 +99,7 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "callbacks",
+    "compression",
     "init",
     "is_initialized",
     "join",

@@ -37,3 +37,7 @@ class CalibrationError(TfdistError, ValueError):
 
 class CollectiveTimeoutError(TfdistError, TimeoutError):
     """A collective did not complete before its deadline."""
+
+
+class PayloadError(TfdistError, ValueError):
+    """A compressed gradient was cut off or changed on its way, or is not what this rank expected."""

@@ -25,6 +25,7 @@ from tfdist.collectives import algorithms
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.cost import Calibration
+from tfdist.compression.compressor import Compressed
 from tfdist.engine import buckets, joining
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.engine import Engine, describe
@@ -42,16 +43,26 @@ class _Sum:
         dtype: of all of them.
         shapes: dtypes and shapes, as far as they are known, in words.
         verb: what is done to them, in a word.
+        compressed: how its one member is compressed; None where it is not.
     """
 
-    def __init__(self, combine: np.ufunc, bucket: Bucket, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        combine: np.ufunc,
+        bucket: Bucket,
+        tensors: Sequence[tf.Tensor],
+        names: Sequence[str],
+        compressed: Compressed | None,
+        verb: str,
+    ) -> None:
         self.combine = combine
+        self.compressed = compressed
         self.members = bucket.members
         self.contents = ", ".join(names[member] for member in bucket.members)
         self._tensors = [tensors[member] for member in bucket.members]
         self.dtype = self._tensors[0].dtype
         self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in self._tensors)
-        self.verb = "sum" if combine is np.add else combine.__name__
+        self.verb = verb if compressed is None else f"compressed {verb}"
 
     def packed(self) -> tf.Tensor:
         """All members as one tensor; put together by TensorFlow, where they are, and not at all if there is one."""
@@ -105,6 +116,8 @@ class Bridge:
         contributes: tf.Tensor | None = None,
         combine: np.ufunc = np.add,
         names: Sequence[str] | None = None,
+        compressed: Sequence[Compressed | None] | None = None,
+        verb: str | None = None,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes, or combines them otherwise.
 
@@ -115,6 +128,8 @@ class Bridge:
                 infinite or undefined then counts as zero.
             combine: a commutative and associative NumPy ufunc of two arguments.
             names: of the tensors, for messages.
+            compressed: how each of the tensors is compressed; None where it is not.
+            verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -125,7 +140,12 @@ class Bridge:
         if self._alone:
             return tensors
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
-        jobs = [_Sum(combine, bucket, tensors, names) for bucket in _plan(tensors)]
+        compressed = compressed or [None] * len(tensors)
+        verb = verb or ("sum" if combine is np.add else combine.__name__)
+        jobs = [
+            _Sum(combine, bucket, tensors, names, compressed[bucket.members[0]], verb)
+            for bucket in _plan(tensors, compressed)
+        ]
         if tf.executing_eagerly():
             totals = self._sum_eagerly(jobs, contributes)
         else:
@@ -223,16 +243,23 @@ class Bridge:
         if not contributes:
             array = _finite_or_zero(array)
         buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
-        algorithm = self._choose(array.nbytes)
+        vector, stand_in = array.reshape(-1), None
+        if job.compressed is not None:
+            plan = job.compressed.all_reduce(vector, buffer, self._choose_in_turn)
+        else:
+            algorithm = self._choose(array.nbytes)
+            plan = ALGORITHMS[algorithm](buffer, job.combine, source=vector)
+            if job.combine is np.add:
+                stand_in = joining.sum_of(buffer.size, buffer.dtype, algorithm)
         pending = self._engine.post(
             key,
-            ALGORITHMS[algorithm](buffer, job.combine, source=array.reshape(-1)),
+            plan,
             job.shapes if len(job.members) > 1 else describe([array]),
             blocking=blocking,
             overlaps=overlaps,
             members=self._members,
             contents=job.contents,
-            stand_in=joining.sum_of(buffer.size, buffer.dtype, algorithm) if job.combine is np.add else None,
+            stand_in=stand_in,
             ready=ready,
         )
         handle = next(self._handles)
@@ -245,6 +272,11 @@ class Bridge:
         if self._members is not None:
             hosts = tuple(hosts[member] for member in self._members)
         return algorithms.choose(self._algorithm, hosts, nbytes, self._calibration)
+
+    def _choose_in_turn(self, nbytes: int) -> str:
+        """An algorithm for one of several steps of a collective, which the library's own cannot be."""
+        algorithm = self._choose(nbytes)
+        return "ring" if algorithm == "mpi" else algorithm
 
     def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
         with self._lock:
@@ -260,16 +292,21 @@ class Bridge:
         if not bool(contributes):
             rows, places = rows[:0], places[:0]
         run = functools.partial(self._engine.run, members=self._members)
-        counts, _ = run(f"{key}: count", all_gather_rows(np.array([len(rows)], np.int64)))
+
+        def gather(what: str, array: np.ndarray) -> np.ndarray:
+            stand_in = joining.rows_of(array.shape[1:], array.dtype)
+            return run(f"{key}: {what}", all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]
+
+        counts = gather("count", np.array([len(rows)], np.int64))
         row_bytes = int(np.prod(shape[1:])) * rows.dtype.itemsize
         if int(counts.sum()) * (row_bytes + places.itemsize) < 2 * shape[0] * row_bytes:
-            gathered, _ = run(f"{key}: rows", all_gather_rows(np.ascontiguousarray(rows)))
-            all_places, _ = run(f"{key}: indices", all_gather_rows(np.ascontiguousarray(places)))
-            return to_tensor(gathered), to_tensor(all_places)
+            return to_tensor(gather("rows", rows)), to_tensor(gather("indices", places))
         dense = self._engine.communicator.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
         dense[...] = 0
         np.add.at(dense, places, rows)
-        run(f"{key}: dense", ALGORITHMS[self._choose(dense.nbytes)](dense.reshape(-1)))
+        algorithm = self._choose(dense.nbytes)
+        stand_in = joining.sum_of(dense.size, dense.dtype, algorithm)
+        run(f"{key}: dense", ALGORITHMS[algorithm](dense.reshape(-1)), stand_in=stand_in)
         return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
 
 
@@ -286,10 +323,11 @@ def _finite_or_zero(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array), array, np.zeros((), array.dtype))
 
 
-def _plan(tensors: Sequence[tf.Tensor]) -> list[Bucket]:
-    """Buckets for tensors whose size is known when they are traced; the others go alone."""
+def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:
+    """Buckets for tensors whose size is known when they are traced; the others go alone, and so do compressed ones."""
     sizes = []
-    for tensor in tensors:
+    for tensor, how in zip(tensors, compressed, strict=True):
         elements = tensor.shape.num_elements()
-        sizes.append(buckets.BUCKET_BYTES if elements is None else elements * tensor.dtype.size)
+        alone = elements is None or how is not None
+        sizes.append(buckets.BUCKET_BYTES if alone else elements * tensor.dtype.size)
     return buckets.plan(sizes, [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors])

@@ -15,7 +15,10 @@ import tensorflow as tf  # noqa: E402
 from tfdist.cluster import discovery, world  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.collectives import algorithms  # noqa: E402
-from tfdist.strategies import keras_seams  # noqa: E402
+from tfdist.compression import Method, policy  # noqa: E402
+from tfdist.compression.compressor import Compressor  # noqa: E402
+from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
 
@@ -56,9 +59,14 @@ class AllReduceStrategy(tf.distribute.Strategy):
             of both where the number of processes is a power of two; ``"hierarchical"``, for several processes on each
             of several machines; ``"mpi"``, the library's own; or ``"naive"``. Sums of one algorithm and number of
             processes are equal to the last bit from run to run.
+        compression: what is sent of gradients: a method of `tfdist.compression`, such as ``TopK(ratio=0.01)``, with
+            which matrices of at least 1024 elements are compressed; a schedule over steps; or a policy that chooses by
+            variable. Biased methods get `tfdist.compression.ErrorFeedback`. Nothing is compressed by default, nor
+            are sparse gradients and whatever is no gradient of a Keras optimizer. Over shared memory it does not pay.
 
     Raises:
-        MismatchError: processes have different numbers of devices, or different algorithms.
+        MismatchError: processes have different numbers of devices, algorithms or compression.
+        TypeError: ``compression`` is nothing of the kind.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster with this task in it.
         RendezvousError: not all tasks came, or this one was refused.
@@ -74,8 +82,10 @@ class AllReduceStrategy(tf.distribute.Strategy):
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",
+        compression: Method | FewerWorkers | Schedule | Policy | None = None,
     ) -> None:
         algorithms.check(algorithm)
+        policy.as_policy(compression)  # what it finds wrong is said before anybody is waited for
         cluster = discovery.discover(cluster_resolver)
         joined = world.join(cluster, timeouts or Timeouts.from_environment())
         chosen = list(devices) if devices is not None else default_devices(joined.local_rank, joined.local_size)
@@ -83,7 +93,8 @@ class AllReduceStrategy(tf.distribute.Strategy):
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
         self._cluster_resolver = cluster_resolver
-        super().__init__(AllReduceExtended(self, joined, chosen, algorithm))
+        compressor = None if compression is None else Compressor(compression, joined.rank, joined.size)
+        super().__init__(AllReduceExtended(self, joined, chosen, algorithm, compressor))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
@@ -120,6 +131,38 @@ class AllReduceStrategy(tf.distribute.Strategy):
             "messages": communicator.messages_sent,
             "bytes": communicator.bytes_sent,
         }
+
+    def compression(self) -> dict[str, dict[str, int]]:
+        """What compression has done since this process started, by the paths of the variables.
+
+        Returns:
+            For each variable whose gradient is compressed: ``given_bytes``, of its gradients; ``sent_bytes``, by this
+            process to others; and ``plain_bytes``, that a ring all-reduce would have sent.
+        """
+        compressor = self.extended.compressor
+        return {} if compressor is None else compressor.traffic()
+
+    def save_compression(self, path: str) -> None:
+        """Writes this process's residuals beside a checkpoint; for loops of your own. Call it on every process.
+
+        `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do it by themselves.
+
+        Args:
+            path: of the checkpoint. The file's name is made from it, this rank and the number of processes.
+        """
+        if self.extended.compressor is not None:
+            self.extended.compressor.save(path)
+
+    def restore_compression(self, path: str) -> None:
+        """Reads what `save_compression` wrote. Call it on every process; all of them begin anew if one cannot go on.
+
+        Args:
+            path: of the checkpoint.
+
+        Raises:
+            OSError: a file is damaged.
+        """
+        keras_saving.restore_compression(self.extended, path)
 
 
 def default_devices(local_rank: int, local_size: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
 from tfdist.strategies import tensorflow_private as private
@@ -22,15 +23,25 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         processes: how many there are.
         local: TensorFlow's operations among this process's devices.
         counts: tells whether this process has samples in the current step.
+        compressor: knows the variables whose gradients are compressed; None where none are.
     """
 
-    def __init__(self, bridge: Bridge, exchange: Exchange, processes: int, local: Any, counts: SampleCounts) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        exchange: Exchange,
+        processes: int,
+        local: Any,
+        counts: SampleCounts,
+        compressor: Compressor | None = None,
+    ) -> None:
         super().__init__()
         self._bridge = bridge
         self._exchange = exchange
         self._processes = processes
         self._local = local
         self._counts = counts
+        self._compressor = compressor
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -47,7 +58,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
-        sums = self._sum_over_processes([self._sum_locally(value) for value, _ in value_destination_pairs], names)
+        values = [self._sum_locally(value) for value, _ in value_destination_pairs]
+        sums = self._sum_over_processes(values, names, self._compressed(values, options))
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             sums = [_divide(total, self._processes * count) for total, count in zip(sums, replicas, strict=True)]
         return [
@@ -71,13 +83,27 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
         return reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
 
-    def _sum_over_processes(self, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    def _compressed(self, values: Sequence[Any], options: Any) -> list[Compressed | None]:
+        """How each value is compressed, if it is the dense gradient of a variable."""
+        if self._compressor is None or not isinstance(options, private.GradientOptions):
+            return [None] * len(values)
+        return [
+            None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(variable, value)
+            for value, variable in zip(values, options.variables, strict=True)
+        ]
+
+    def _sum_over_processes(
+        self, values: Sequence[Any], names: Sequence[str], compressed: Sequence[Compressed | None]
+    ) -> list[Any]:
         contributes = self._counts.process_contributes()
         sums = list(values)
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
         dense.reverse()  # the last layer's gradient is there first
         totals = self._bridge.all_reduce(
-            [values[place] for place in dense], contributes, names=[names[place] for place in dense]
+            [values[place] for place in dense],
+            contributes,
+            names=[names[place] for place in dense],
+            compressed=[compressed[place] for place in dense],
         )
         for place, total in zip(dense, totals, strict=True):
             sums[place] = total

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.world import World
+from tfdist.compression.compressor import Compressor
 from tfdist.engine import calibration
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
@@ -32,17 +33,26 @@ class AllReduceExtended(private.MirroredExtended):
         world: the processes.
         devices: this process's.
         algorithm: the name of the all-reduce between processes.
+        compressor: knows the variables whose gradients are compressed; None where none are.
 
     Raises:
-        MismatchError: another process has another number of devices, or another algorithm.
+        MismatchError: another process has another number of devices, another algorithm or other compression.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, world: World, devices: list[str], algorithm: str) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        world: World,
+        devices: list[str],
+        algorithm: str,
+        compressor: Compressor | None = None,
+    ) -> None:
         super().__init__(strategy, devices=devices)
         self.world = world
         self.sample_counts = SampleCounts()
+        self.compressor = compressor
         self.exchange = Exchange(world.engine)
-        settings = f"{len(devices)} device(s) and the algorithm {algorithm}"
+        settings = f"{len(devices)} device(s), the algorithm {algorithm} and the compression {compressor}"
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
         self.bridge = Bridge(world.engine, algorithm, calibration.agreed(world.engine, algorithm))
         self._local_only = 0
@@ -50,7 +60,7 @@ class AllReduceExtended(private.MirroredExtended):
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(
-            self.bridge, self.exchange, world.size, local, self.sample_counts
+            self.bridge, self.exchange, world.size, local, self.sample_counts, compressor
         )
 
     @contextlib.contextmanager
@@ -106,6 +116,9 @@ class AllReduceExtended(private.MirroredExtended):
             return self._cross_device_ops.reduce(reduce_op, part, destinations, self._communication_options)
 
         return tf.nest.map_structure(reduce_one, value)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        return self._cross_device_ops.batch_reduce(reduce_op, value_destination_pairs, options)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         return self._cross_device_ops._gather(value, destinations, axis, self._communication_options)

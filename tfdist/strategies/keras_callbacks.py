@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import tree
 
+from tfdist.strategies import keras_saving
 from tfdist.strategies.extended import AllReduceExtended
 
 WRITING = (
@@ -38,7 +40,9 @@ def adapt(callbacks: Any, extended: AllReduceExtended) -> Any:
     kept = []
     for callback in given:
         if isinstance(callback, WRITING):
-            if not extended.world.is_chief:
+            # Where there are residuals, every rank saves its own when the chief saves the model.
+            saves_own = extended.compressor is not None and isinstance(callback, keras.callbacks.ModelCheckpoint)
+            if not extended.world.is_chief and not saves_own:
                 continue
             _keep_local(callback, extended)
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -98,13 +102,31 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
         if status[1] and not chief and model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         broadcast_state(model, extended)
+        if status[1]:
+            keras_saving.restore_compression(extended, _backup(callback))
 
     callback._load_model = load_for_all
-    if not chief:
-        callback._save_model = lambda: None
-        callback.on_train_end = lambda logs=None: None
-    else:
-        callback._save_model = _locally(callback._save_model, extended)
+    compressor, save, end = extended.compressor, callback._save_model, callback.on_train_end
+
+    def save_own() -> None:
+        if compressor is not None:
+            Path(callback.backup_dir).mkdir(parents=True, exist_ok=True)
+            compressor.save(_backup(callback))
+        if chief:
+            with extended.local_only():
+                save()
+
+    def end_own(logs: Any = None) -> None:
+        if compressor is not None and callback.delete_checkpoint:
+            compressor.file(_backup(callback)).unlink(missing_ok=True)
+        if chief:
+            end(logs)
+
+    callback._save_model, callback.on_train_end = save_own, end_own
+
+
+def _backup(callback: Any) -> Path:
+    return Path(callback.backup_dir) / "residuals"
 
 
 def broadcast_state(model: Any, extended: AllReduceExtended) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import tensorflow as tf
 from keras.src.saving import saving_api
 
 from tfdist.strategies.extended import AllReduceExtended
+
+log = logging.getLogger("tfdist")
 
 
 def install(replace: Callable[..., None], of_model: Callable[[Any], AllReduceExtended | None]) -> None:
@@ -50,6 +53,8 @@ def _written_once(
         extended = of_model(self)
         if extended is None:
             return original(self, filepath, *args, **kwargs)
+        if whole and extended.compressor is not None:
+            extended.compressor.save(filepath)
         if not extended.world.is_chief:
             return None
         with extended.local_only():
@@ -101,6 +106,7 @@ def _read_for_all(
         if bool(failed[0]):
             raise OSError(f"the chief could not load the weights from {filepath}; its own error says why")
         broadcast_state(self, extended)
+        restore_compression(extended, filepath)
         return None
 
     return load_weights
@@ -109,10 +115,48 @@ def _read_for_all(
 def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     """Under a strategy's scope all ranks load together, after the chief has written what they load."""
 
-    def load_model(*args: Any, **kwargs: Any) -> Any:
+    def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = getattr(tf.distribute.get_strategy(), "extended", None)
-        if isinstance(extended, AllReduceExtended):
-            extended.bridge.all_reduce([tf.constant([1], tf.int32)])
-        return original(*args, **kwargs)
+        if not isinstance(extended, AllReduceExtended):
+            return original(filepath, *args, **kwargs)
+        extended.bridge.all_reduce([tf.constant([1], tf.int32)])
+        model = original(filepath, *args, **kwargs)
+        restore_compression(extended, filepath)
+        return model
 
     return load_model
+
+
+def restore_compression(extended: AllReduceExtended, path: Any) -> None:
+    """Goes on with the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
+
+    Args:
+        extended: of the strategy.
+        path: of the checkpoint.
+
+    Raises:
+        OSError: this rank's file is damaged; the other ranks begin anew.
+    """
+    compressor = extended.compressor
+    if compressor is None:
+        return
+    failure = None
+    try:
+        found = compressor.load(path)
+    except OSError as error:
+        found, failure = 0, error
+    everyone = extended.exchange.all_gather(tf.constant([found], tf.int64)).numpy()
+    if everyone.any() and (everyone == everyone[0]).all():
+        compressor.adopt()
+    else:
+        compressor.forget()
+        if extended.world.is_chief and everyone.any():
+            missing = [rank for rank, step in enumerate(everyone) if not step]
+            log.warning(
+                "tfdist: the residuals of compression saved beside %s are not used, as %s. What had not been sent is "
+                "lost; training goes on.",
+                path,
+                f"those of rank(s) {missing} are missing" if missing else "they are of different steps",
+            )
+    if failure is not None:
+        raise failure

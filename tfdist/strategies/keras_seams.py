@@ -18,6 +18,7 @@ Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one 
 | ``save``, ``load_weights`` | one process writes, whole files only; one reads for all |
 | `predict_on_batch` | every process brings its own rows |
 | `jit_compile` | XLA rejects host calls |
+| the optimizers' reduction of gradients | says whose they are, for compression |
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as trainer_module
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers import base_optimizer
@@ -70,6 +72,8 @@ def install() -> None:
     _replace(loss_module, "unscale_loss_for_distribution", _unweighed)
     _replace(trainer_module, "reduce_per_replica", _gathered)
     _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
+    _replace(tf_optimizer.TFOptimizer, "_backend_update_step", _with_variables_known)
+    _replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _telling_whose)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
     _replace(seed_generator.SeedGenerator, "next", _folded)
     _replace(trainer_module.TFEpochIterator, "__init__", _shuffled_alike)
@@ -301,6 +305,36 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
 
     return check_finite
+
+
+def _with_variables_known(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = _current()
+        if extended is not None and extended.compressor is not None:
+            known = {}
+            for variable in trainable_variables:
+                path = variable.path if isinstance(variable, keras.Variable) else variable.name
+                known[self._var_key(variable)] = path, tuple(variable.shape)
+            extended.compressor.know(known)
+        return original(self, grads, trainable_variables, *args, **kwargs)
+
+    return _backend_update_step
+
+
+def _telling_whose(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        extended = _current()
+        replica = tf.distribute.get_replica_context()
+        if extended is None or extended.compressor is None or replica is None:
+            return original(self, grads_and_vars)
+        pairs = list(grads_and_vars)
+        present = [(grad, variable) for grad, variable in pairs if grad is not None]
+        options = private.GradientOptions([self._var_key(variable) for _, variable in present])
+        grads = [grad for grad, _ in present]
+        reduced = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, grads, options) if grads else [])
+        return [(None if grad is None else next(reduced), variable) for grad, variable in pairs]
+
+    return _all_reduce_sum_gradients
 
 
 class _OptimizerOps:

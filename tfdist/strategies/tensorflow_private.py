@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tensorflow.python.distribute import (
+    collective_util,
     cross_device_ops,
     cross_device_utils,
     distribute_lib,
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointInitialValue",
     "CrossDeviceOps",
     "DistributedValues",
+    "GradientOptions",
     "InputContext",
     "InputReplicationMode",
     "Mirrored",
@@ -72,6 +74,18 @@ Mirrored = values.Mirrored
 PerReplica = values.PerReplica
 CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
+
+
+class GradientOptions(collective_util.Options):
+    """Options of a reduction of gradients, which say whose they are.
+
+    Args:
+        variables: the gradients' variables, by their ids, in the gradients' order.
+    """
+
+    def __init__(self, variables: Sequence[str]) -> None:
+        super().__init__()
+        self.variables = tuple(variables)
 
 
 def is_distributed_variable(value: Any) -> bool:

@@ -1,0 +1,195 @@
+"""Fewer bits per element: 16- and 8-bit floating point."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tfdist.compression import payload
+from tfdist.compression.method import Method, Route, segments, store
+from tfdist.compression.state import State
+
+_SEGMENT = 1 << 18
+"""Elements at a time: so many that calling TensorFlow costs nothing beside the cast."""
+
+
+_LARGEST_EXPONENT = 120
+"""Of a scale: both it and what it is the inverse of are float32 numbers."""
+
+
+class _Cast(Method):
+    """Casts to a narrower floating-point type, by TensorFlow's kernels: 10 times as fast as NumPy's, on one core.
+
+    Attributes:
+        stochastic: whether to round up or down at random, so that the mean is exact, and not to the nearest.
+    """
+
+    stochastic: bool
+    route = Route.EXCHANGE
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether rounding is stochastic."""
+        return self.stochastic
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype:
+        """What is cast to."""
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return payload.HEADER_BYTES + elements * self.dtype.itemsize
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. Finite values beyond the type's range become its largest."""
+        return self._cast(vector, state)
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        narrow = body.view(self.dtype)
+        for segment in segments(out.size, _SEGMENT):
+            store(out[segment], _by_tensorflow(narrow[segment], out.dtype), combine)
+
+    def _cast(self, vector: np.ndarray, state: State, factor: float = 1.0) -> np.ndarray:
+        body = np.empty(vector.size * self.dtype.itemsize, np.uint8)
+        narrow = body.view(self.dtype)
+        generator = state.generator() if self.stochastic else None
+        largest = vector.dtype.type(ml_dtypes.finfo(self.dtype).max)
+        within = _largest(vector) * vector.dtype.type(factor) <= largest
+        for segment in segments(vector.size, _SEGMENT):
+            wide = vector[segment]
+            if factor != 1:
+                wide = wide * vector.dtype.type(factor)
+            if generator is not None:
+                small = segments(wide.size)
+                wide = np.concatenate([round_stochastically(wide[part], self.dtype, generator) for part in small])
+            if not within or generator is not None:
+                wide = np.clip(wide, -largest, largest)
+            narrow[segment] = _by_tensorflow(wide, self.dtype)
+        return body
+
+
+@dataclass(frozen=True)
+class Float16(_Cast):
+    """Half precision: 11 significant bits, from 6e-8 to 65504; 2 ×. Not linear, as sums are rounded once more.
+
+    Args:
+        stochastic: whether to round at random, which makes it unbiased.
+
+    References:
+        Gupta et al., Deep learning with limited numerical precision, 2015 (stochastic rounding).
+    """
+
+    stochastic: bool = False
+    number = 1
+    dtype = np.dtype(np.float16)
+
+
+@dataclass(frozen=True)
+class BFloat16(_Cast):
+    """Brain floating point: 8 significant bits, the range of float32; 2 ×. Not linear, as sums are rounded once more.
+
+    Args:
+        stochastic: whether to round at random, which makes it unbiased.
+
+    References:
+        Kalamkar et al., A study of bfloat16 for deep learning training, 2019.
+    """
+
+    stochastic: bool = False
+    number = 2
+    dtype = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Float8(_Cast):
+    """8-bit floating point, scaled by a power of two so that the largest element is within its range; 4 ×.
+
+    Not linear, as sums are rounded once more.
+
+    Args:
+        format: ``"e4m3"``, with 4 significant bits over a range of 2^17; or ``"e5m2"``, with 3 over 2^31.
+        stochastic: whether to round at random, which makes it unbiased.
+
+    Raises:
+        ValueError: there is no such format.
+
+    References:
+        Micikevicius et al., FP8 formats for deep learning, 2022.
+    """
+
+    format: str = "e4m3"
+    stochastic: bool = False
+    number = 3
+
+    def __post_init__(self) -> None:
+        if self.format not in ("e4m3", "e5m2"):
+            raise ValueError(f"format must be 'e4m3' or 'e5m2'; got {self.format!r}")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """See `_Cast`."""
+        return np.dtype(ml_dtypes.float8_e4m3fn if self.format == "e4m3" else ml_dtypes.float8_e5m2)
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return super().payload_bytes(elements) + 4
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body begins with the exponent (int32) that the vector is scaled by."""
+        exponent = 0
+        if (largest := float(_largest(vector))) > 0:
+            exponent = math.floor(math.log2(float(ml_dtypes.finfo(self.dtype).max) / largest))
+        exponent = max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT))
+        head = np.frombuffer(np.int32(exponent).tobytes(), np.uint8)
+        return np.concatenate([head, self._cast(vector, state, 2.0**exponent)])
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        exponent = int(np.frombuffer(body[:4].tobytes(), np.int32)[0])
+        table = np.arange(256, dtype=np.uint8).view(self.dtype).astype(out.dtype) * out.dtype.type(2.0**-exponent)
+        codes = body[4:]
+        for segment in segments(out.size):
+            store(out[segment], table[codes[segment]], combine)
+
+
+def round_stochastically(vector: np.ndarray, dtype: np.dtype, generator: np.random.Generator) -> np.ndarray:
+    """Rounds each element to one of the two nearest that a type can hold, with its own value as the mean.
+
+    Args:
+        vector: float32 or float64.
+        dtype: of floating point, narrower.
+        generator: of random numbers.
+    """
+    limits = ml_dtypes.finfo(dtype)
+    word = np.dtype(f"u{vector.itemsize}")
+    dropped = np.finfo(vector.dtype).nmant - limits.nmant
+    noise = np.frombuffer(generator.bytes(vector.nbytes), word) & word.type((1 << dropped) - 1)
+    # The bits of a float are in the order of its magnitude: a random amount below the last bit kept carries into it.
+    bits = (vector.view(word) + noise) & ~word.type((1 << dropped) - 1)
+    rounded = bits.view(vector.dtype)
+    smallest_normal = vector.dtype.type(2.0**limits.minexp)
+    subnormal = np.flatnonzero(np.abs(vector) < smallest_normal)
+    if subnormal.size:  # these are evenly spaced, unlike those of the wider type
+        spacing = vector.dtype.type(2.0 ** (limits.minexp - limits.nmant))
+        chances = noise[subnormal].astype(vector.dtype) * vector.dtype.type(2.0**-dropped)
+        rounded[subnormal] = np.floor(vector[subnormal] / spacing + chances) * spacing
+    return rounded
+
+
+def _largest(vector: np.ndarray) -> np.floating:
+    return max(vector.max(), -vector.min())
+
+
+def _by_tensorflow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    import tensorflow as tf
+
+    from tfdist.engine.tensors import to_tensor
+
+    with tf.device("CPU:0"):
+        return np.asarray(tf.cast(to_tensor(array), tf.as_dtype(dtype)))

@@ -1,0 +1,170 @@
+"""All compressed tensors of a process: what is done to each, and what is kept of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.collectives.schedule import Plan
+from tfdist.compression import policy, reduction
+from tfdist.compression.policy import Choice, Policy, Schedule
+from tfdist.compression.state import State
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A tensor that is compressed, at least in some steps.
+
+    Attributes:
+        schedule: what is done in which step.
+        state: what is kept of it.
+    """
+
+    schedule: Schedule
+    state: State
+
+    def all_reduce(self, vector: np.ndarray, out: np.ndarray, choose: Callable[[int], str]) -> Plan:
+        """Begins the next step; see `tfdist.compression.reduction.all_reduce`."""
+        return reduction.all_reduce(self.schedule.at(self.state.step), vector, out, self.state, choose)
+
+
+class Compressor:
+    """Knows the variables whose gradients are compressed.
+
+    Args:
+        compression: what a user gave to a strategy.
+        rank: of this process.
+        size: number of processes.
+        seed: of all randomness; the same on all ranks.
+
+    Raises:
+        TypeError: ``compression`` is nothing of the kind.
+    """
+
+    def __init__(self, compression: Choice | Schedule | Policy, rank: int = 0, size: int = 1, seed: int = 0) -> None:
+        self._policy = policy.as_policy(compression)
+        self._rank, self._size, self._seed = rank, size, seed
+        self._variables: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._tensors: dict[str, Compressed | None] = {}
+        self._restored: dict[str, dict[str, np.ndarray]] = {}
+
+    def __repr__(self) -> str:
+        return repr(self._policy)
+
+    def know(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Hears of variables whose gradients are about to be reduced: their paths and shapes, by an id."""
+        self._variables.update(variables)
+
+    def tensor(self, identity: str, gradient: Any) -> Compressed | None:
+        """How the gradient of a variable is compressed; None where it is not.
+
+        Args:
+            identity: an id that was made known.
+            gradient: a dense tensor.
+        """
+        if identity not in self._tensors:
+            path, shape = self._variables[identity]
+            floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
+            schedule = policy.chosen(self._policy, path, shape) if floating else None
+            self._tensors[identity] = None if schedule is None else Compressed(schedule, self._new_state(path, shape))
+        return self._tensors[identity]
+
+    def _new_state(self, path: str, shape: tuple[int, ...]) -> State:
+        namesakes = sum(state.name.partition(" #")[0] == path for state in self._states())
+        name = f"{path} #{namesakes + 1}" if namesakes else path
+        state = State(name, self._rank, self._size, self._seed, shape)
+        for kept, array in self._restored.pop(name, {}).items():
+            state.restore(kept, array)
+        return state
+
+    def _states(self) -> Iterable[State]:
+        return [tensor.state for tensor in self._tensors.values() if tensor is not None]
+
+    # What is reported.
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """By the variables' paths: bytes of their gradients, bytes sent, and bytes that a ring would have sent."""
+        return {
+            state.name: {
+                "given_bytes": state.given_bytes,
+                "sent_bytes": state.sent_bytes,
+                "plain_bytes": state.plain_bytes,
+            }
+            for state in self._states()
+        }
+
+    # What is saved.
+
+    def file(self, prefix: Any) -> Path:
+        """Where this rank's part of what belongs to a checkpoint is written."""
+        return Path(f"{os.fspath(prefix)}.compression-{self._rank}-of-{self._size}.npz")
+
+    def save(self, prefix: Any) -> None:
+        """Writes what this rank keeps, whole or not at all, beside a checkpoint.
+
+        Args:
+            prefix: the checkpoint's path.
+        """
+        arrays: dict[str, Any] = {
+            f"{index}/{kept}": array for index, state in enumerate(self._states()) for kept, array in state.saved()
+        }
+        arrays["names"] = np.array([state.name for state in self._states()], str)
+        path = self.file(prefix)
+        partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+        try:
+            with open(partial, "wb") as stream:
+                np.savez(stream, **arrays)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def load(self, prefix: Any) -> int:
+        """Reads what `save` wrote, for when the variables are there.
+
+        Args:
+            prefix: the checkpoint's path.
+
+        Returns:
+            A number that is the same on two ranks only if what they read is of the same steps; 0 if there is no file.
+
+        Raises:
+            OSError: there is a file, and it cannot be read.
+        """
+        self._restored.clear()
+        path = self.file(prefix)
+        if not path.exists():
+            return 0
+        try:
+            with np.load(path) as arrays:
+                names = arrays["names"].tolist()
+                for key in arrays.files:
+                    index, _, kept = key.partition("/")
+                    if kept:
+                        self._restored.setdefault(names[int(index)], {})[kept] = arrays[key]
+        except (ValueError, KeyError, IndexError, zlib.error) as error:
+            self._restored.clear()
+            raise OSError(f"{path} does not hold the state of compression ({error}); delete it to begin anew") from None
+        steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
+        return 1 + zlib.crc32(repr(steps).encode())
+
+    def adopt(self) -> None:
+        """Gives what `load` has read to the variables that are there already; later ones get theirs when they come."""
+        for state in self._states():
+            state.clear()
+            for kept, array in self._restored.pop(state.name, {}).items():
+                state.restore(kept, array)
+
+    def forget(self) -> None:
+        """Begins anew: nothing is kept."""
+        self._restored.clear()
+        self.adopt()

@@ -1,0 +1,124 @@
+"""Error feedback: what a method does not send is added to the next gradient; delayed, never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from tfdist.compression.method import Linear, Method
+from tfdist.compression.state import State
+
+
+class _Wrapper(Linear):
+    """A method that goes the way of another one, and is read like it."""
+
+    def __init__(self, method: Method) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"{type(self).__name__} wraps a compression method; got {method!r}")
+        if isinstance(method, _Wrapper):
+            raise TypeError(f"{type(self).__name__} wraps a plain method; got {method!r}")
+        self.method = method
+        self.number = method.number
+        self.linear = method.linear
+        self.route = method.route
+        self.keeps_residual = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.method!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.method == self.method
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.method))
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return self.method.payload_bytes(elements)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`."""
+        return self.method.pack(vector, state)
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        self.method.unpack(body, out, combine)
+
+    def merge(
+        self,
+        encoded: Sequence[np.ndarray],
+        elements: int,
+        dtype: np.dtype,
+        state: State,
+        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """See `Method`."""
+        return self.method.merge(encoded, elements, dtype, state, encode or self.encode)
+
+    def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+        """See `Linear`."""
+        assert isinstance(self.method, Linear)
+        return self.method.rounds(vector, state)
+
+
+class ErrorFeedback(_Wrapper):
+    """Adds to each vector what earlier ones left unsent, and keeps what this one leaves.
+
+    Strategies wrap biased methods by themselves. Around an unbiased method of relative variance ω, what is sent is
+    divided by 1 + ω, which turns it into the best contraction that it can be; otherwise its own noise would be fed
+    back and grow.
+
+    After any number of steps, what was sent and the residual make up the sum of all gradients, to rounding. A
+    vector with NaN or infinity leaves the residual as it was.
+
+    Args:
+        method: any other.
+
+    References:
+        Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD and
+        other gradient compression schemes, 2019; Beznosikov et al., On biased compression for distributed learning,
+        2020 (the division by 1 + ω).
+    """
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
+        if method.keeps_residual:
+            raise TypeError(f"{method!r} takes care of what it does not send by itself; leave ErrorFeedback away")
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`."""
+        residual = state.array("residual", vector)
+        residual += vector
+        body = self.method.pack(self._contracted(residual), state)
+        self.method.unpack(body, residual, np.subtract)
+        return body
+
+    def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+        """See `Linear`."""
+        residual = state.array("residual", vector)
+        residual += vector
+        try:
+            total, own = yield from super().rounds(self._contracted(residual), state)
+        except GeneratorExit:  # a sum was not finite: nothing of this step is kept
+            residual -= vector
+            raise
+        self.method.unpack(own, residual, np.subtract)
+        return total, own
+
+    def _contracted(self, vector: np.ndarray) -> np.ndarray:
+        factor = 1 / (1 + self.method.variance(vector.size)) if self.method.unbiased else 1.0
+        return vector if factor == 1 else vector * vector.dtype.type(factor)
+
+
+class WithoutFeedback(_Wrapper):
+    """A biased method as it is: what it does not send is lost.
+
+    Args:
+        method: any other.
+    """
+
+
+def with_feedback(method: Method) -> Method:
+    """The method, with `ErrorFeedback` if it is biased and nothing else takes care of that."""
+    return method if method.unbiased or method.keeps_residual else ErrorFeedback(method)

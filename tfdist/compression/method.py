@@ -1,0 +1,196 @@
+"""What every compression method is: a way to write a vector down in fewer bytes, and to read it again."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from tfdist.compression import payload as payloads
+from tfdist.compression.payload import Payload
+from tfdist.compression.state import State
+
+
+class Route(enum.Enum):
+    """How the vectors of all processes are added."""
+
+    ALL_REDUCE = "all-reduce"
+    """What is sent adds up like the vectors themselves: any all-reduce."""
+
+    EXCHANGE = "exchange"
+    """Each rank gets the same part of every vector, adds, and encodes the sum once more: reduce-scatter with one
+    exchange of payloads, then an all-gather."""
+
+    GATHER = "gather"
+    """Every rank gets the payload of every other and adds them all."""
+
+
+class Method(abc.ABC):
+    """A compression method. It is never changed; what it keeps of a tensor is in a `State`.
+
+    Subclasses say in their docstring whose method it is, whether it is unbiased and whether it is linear.
+
+    Attributes:
+        number: in the headers of payloads.
+        unbiased: whether the mean over many encodings of a vector is the vector. Where it is not, strategies add
+            `ErrorFeedback`.
+        linear: whether the decoded sum of encodings is the sum of the decoded ones.
+        route: how processes add.
+        keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
+    """
+
+    number: int
+    unbiased: bool = False
+    linear: bool = False
+    route: Route = Route.GATHER
+    keeps_residual: bool = False
+
+    @abc.abstractmethod
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """Writes a finite vector down.
+
+        Args:
+            vector: float32 or float64, one-dimensional, at least one element; only read.
+            state: of the tensor.
+
+        Returns:
+            Bytes (uint8).
+        """
+
+    @abc.abstractmethod
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """Reads bytes of `pack`.
+
+        Args:
+            body: uint8.
+            out: where the vector comes to lie, of its size.
+            combine: combines it with what lies there, ``np.add`` or ``np.subtract``; by default it is overwritten.
+        """
+
+    @abc.abstractmethod
+    def payload_bytes(self, elements: int) -> float:
+        """An estimate of the bytes of a payload, header included, for a float32 vector."""
+
+    def expected_ratio(self, elements: int) -> float:
+        """How many times fewer bytes than float32 a payload takes, header included; an estimate."""
+        return 4 * elements / self.payload_bytes(elements)
+
+    def variance(self, elements: int) -> float:
+        """A bound on E‖decoded − x‖² / ‖x‖² of an unbiased method."""
+        return 0.0
+
+    def encode(self, vector: np.ndarray, state: State | None = None) -> np.ndarray:
+        """Writes a vector down, with a header.
+
+        A vector that holds NaN or infinity is not written: every element of what `decode` reads is NaN then, and
+        the state stays as it was.
+
+        Args:
+            vector: floating-point, one-dimensional; float16 and bfloat16 are read as float32.
+            state: of the tensor; by default as of the first step of a single process.
+
+        Returns:
+            A payload (uint8).
+        """
+        vector = as_working(vector)
+        body: np.ndarray | None = np.empty(0, np.uint8)
+        if not is_finite(vector):
+            body = None
+        elif vector.size:
+            body = self.pack(vector, state if state is not None else State())
+        return payloads.write(Payload(self.number, vector.dtype, vector.size, body))
+
+    def decode(self, payload: np.ndarray, out: np.ndarray | None = None, combine: np.ufunc | None = None) -> np.ndarray:
+        """Reads a payload.
+
+        Args:
+            payload: what `encode` returned.
+            out: where the vector comes to lie, of its size; a new array by default.
+            combine: ``np.add`` or ``np.subtract``, to combine it with what lies in ``out``, instead of overwriting.
+
+        Returns:
+            The vector, one-dimensional.
+
+        Raises:
+            PayloadError: the payload is cut off or changed, or of another method or size.
+        """
+        content = payloads.read(payload, self.number, None if out is None else out.size)
+        if out is None:
+            out = np.empty(content.elements, content.dtype)
+        if content.body is None:
+            out.fill(np.nan)
+        elif out.size:
+            self.unpack(content.body, out, combine)
+        return out
+
+    def merge(
+        self,
+        encoded: Sequence[np.ndarray],
+        elements: int,
+        dtype: np.dtype,
+        state: State,
+        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Adds the vectors of several payloads, for `Route.EXCHANGE`.
+
+        Args:
+            encoded: payloads, in the order of the ranks.
+            elements: of each vector.
+            dtype: float32 or float64.
+            state: of the sum.
+            encode: how the sum is encoded; like any other vector by default.
+
+        Returns:
+            The payload of the sum.
+        """
+        total = np.zeros(elements, dtype)
+        for payload in encoded:
+            self.decode(payload, total, np.add)
+        return (encode or self.encode)(total, state)
+
+
+class Linear(Method):
+    """A method whose payloads add up: it hands vectors to an all-reduce, one after the other."""
+
+    linear = True
+    route = Route.ALL_REDUCE
+
+    @abc.abstractmethod
+    def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+        """Yields vectors to be summed over all ranks, and is sent the sums.
+
+        Args:
+            vector: as of `pack`.
+            state: of the tensor, in the same step on all ranks.
+
+        Returns:
+            The bodies of two payloads: of the sum, and of what this rank has added to it.
+        """
+
+
+def as_working(vector: np.ndarray) -> np.ndarray:
+    """A vector as methods take it: contiguous, float32 or, if it was that, float64."""
+    dtype = vector.dtype if vector.dtype in (np.float32, np.float64) else np.float32
+    return np.ascontiguousarray(vector, dtype)
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """Whether there is no NaN and no infinity."""
+    with np.errstate(all="ignore"):
+        # A sum is quick, and NaN or infinity never leave it; it may only overflow by itself.
+        return bool(np.isfinite(vector.sum())) or bool(np.isfinite(vector).all())
+
+
+def segments(elements: int, length: int = 1 << 14) -> list[slice]:
+    """Cuts so many elements into segments that stay in the cache while they are worked on."""
+    return [slice(start, min(start + length, elements)) for start in range(0, elements, length)]
+
+
+def store(out: np.ndarray, values: np.ndarray, combine: np.ufunc | None) -> None:
+    """Combines values with what lies in ``out``; overwrites it by default."""
+    if combine is None:
+        out[...] = values
+    else:
+        combine(out, values, out=out)

@@ -1,0 +1,253 @@
+"""Few levels per element, with a scale for every block of elements."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression import payload
+from tfdist.compression.bits import pack_levels, unpack_levels
+from tfdist.compression.method import Method, Route, store
+from tfdist.compression.state import State
+
+_AT_A_TIME = 1 << 15
+"""Elements that are worked on at a time: so many stay in the cache."""
+
+
+class _Quantizer(Method):
+    """Writes each block as one scale and, for each of its elements, a level between ``-levels`` and ``levels``.
+
+    Attributes:
+        block: elements that share a scale.
+    """
+
+    block: int
+    route = Route.EXCHANGE
+
+    @property
+    @abc.abstractmethod
+    def most(self) -> int:
+        """The highest level."""
+
+    @abc.abstractmethod
+    def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
+        """What each row is divided by, so that all its elements are 1 at most."""
+
+    def _rounds_at_random(self) -> bool:
+        return True
+
+    @property
+    def _bits(self) -> int:
+        return 8 if self.most > 7 else 4 if self.most > 1 else 2
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        blocks = -(-elements // self.block)
+        return payload.HEADER_BYTES + 4 * blocks + -(-elements * self._bits // 8)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body is all scales (float32), and then all levels, packed."""
+        generator = state.generator() if self._rounds_at_random() else None
+        scales = np.empty(-(-vector.size // self.block), np.float32)
+        levels = np.empty(vector.size, np.int8)
+        for rows, part in _by_rows(vector, self.block):
+            steps = np.abs(part)
+            scale = self._scales(steps).astype(np.float32)
+            # A scale so small that dividing by it overflows stands for zeros.
+            scale[scale < np.finfo(np.float32).tiny * self.most] = 0
+            scales[rows] = scale
+            factors = np.divide(self.most, scale, out=np.zeros_like(scale), where=scale > 0)
+            np.multiply(part, factors[:, np.newaxis], out=steps)
+            if generator is None:
+                np.rint(steps, out=steps)
+            else:
+                steps += generator.random(steps.shape, dtype=np.float32)
+                np.floor(steps, out=steps)
+                np.clip(steps, -self.most, self.most, out=steps)  # what rounding errors made larger than the scale
+            span = slice(rows.start * self.block, min(rows.stop * self.block, vector.size))
+            levels[span] = steps.reshape(-1)[: span.stop - span.start]
+        return np.concatenate([scales.view(np.uint8), pack_levels(levels, self._bits)])
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        count = -(-out.size // self.block)
+        scales = np.frombuffer(body[: 4 * count].tobytes(), np.float32) * np.float32(1 / self.most)
+        levels = unpack_levels(body[4 * count :], out.size, self._bits)
+        whole, many = out.size // self.block, max(1, _AT_A_TIME // self.block)
+        for start in range(0, whole, many):
+            rows = slice(start, min(start + many, whole))
+            span = slice(rows.start * self.block, rows.stop * self.block)
+            values = levels[span].reshape(-1, self.block) * scales[rows, np.newaxis]
+            store(out[span], values.reshape(-1), combine)
+        if whole < count:
+            rest = slice(whole * self.block, out.size)
+            store(out[rest], levels[rest] * scales[whole], combine)
+
+
+class _Linearly(_Quantizer):
+    """Evenly spaced levels up to the block's largest element, rounded to the nearest."""
+
+    stochastic: bool
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether rounding is stochastic."""
+        return self.stochastic
+
+    def _rounds_at_random(self) -> bool:
+        return self.stochastic
+
+    def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
+        return magnitudes.max(1)
+
+    def variance(self, elements: int) -> float:
+        """See `Method`: of an element at most a quarter of the squared spacing."""
+        return min(elements, self.block) / (4 * self.most**2)
+
+
+@dataclass(frozen=True)
+class Int8(_Linearly):
+    """255 evenly spaced levels per block; 3.9 ×. Not linear.
+
+    Args:
+        block: elements that share a scale.
+        stochastic: whether to round at random, which makes it unbiased.
+
+    References:
+        Dettmers, 8-bit approximations for parallelism in deep learning, 2016.
+    """
+
+    block: int = 256
+    stochastic: bool = False
+    number = 4
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+
+    @property
+    def most(self) -> int:
+        """See `_Quantizer`."""
+        return 127
+
+
+@dataclass(frozen=True)
+class Int4(_Linearly):
+    """15 evenly spaced levels per block; 7.1 ×. Not linear.
+
+    Args:
+        block: elements that share a scale.
+        stochastic: whether to round at random, which makes it unbiased.
+    """
+
+    block: int = 64
+    stochastic: bool = False
+    number = 5
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+
+    @property
+    def most(self) -> int:
+        """See `_Quantizer`."""
+        return 7
+
+
+@dataclass(frozen=True)
+class QSGD(_Quantizer):
+    """Each element as its sign and one of so many levels up to the block's norm, at random. Unbiased, not linear.
+
+    The variance is at most min(n/s², √n/s) ‖x‖² for blocks of n elements and s levels. Levels are written in 2, 4 or
+    8 bits, as many as they need; the paper's entropy code is worth its time only for very few levels.
+
+    Args:
+        levels: s, above zero: 1 to 127.
+        block: n, elements that share a norm.
+
+    Raises:
+        ValueError: there are too few or too many levels.
+
+    References:
+        Alistarh et al., QSGD: communication-efficient SGD via gradient quantization and encoding, 2017.
+    """
+
+    levels: int = 127
+    block: int = 512
+    number = 6
+    unbiased = True
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+        if not 1 <= self.levels <= 127:
+            raise ValueError(f"levels must be between 1 and 127; got {self.levels}")
+
+    @property
+    def most(self) -> int:
+        """See `_Quantizer`."""
+        return self.levels
+
+    def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
+        # Divided first: squares of small or large numbers would leave the range. Rounded up, so that none exceeds 1.
+        largest = magnitudes.max(1)
+        ratios = magnitudes / np.where(largest > 0, largest, 1)[:, np.newaxis]
+        norms = np.sqrt(np.einsum("ij,ij->i", ratios, ratios)) * largest
+        return np.minimum(np.nextafter(norms.astype(np.float32), np.float32(np.inf)), np.finfo(np.float32).max)
+
+    def variance(self, elements: int) -> float:
+        """See `Method`: the paper's bound."""
+        block = min(elements, self.block)
+        return min(block / self.levels**2, block**0.5 / self.levels)
+
+
+@dataclass(frozen=True)
+class TernGrad(_Quantizer):
+    """Each element as -1, 0 or 1 times the block's largest, at random. 16 ×. Unbiased, not linear.
+
+    Its payloads are gathered: to quantize the sum once more would add as much noise again.
+
+    Args:
+        block: elements that share a scale. The fewer, the less the noise; the paper takes whole layers.
+
+    References:
+        Wen et al., TernGrad: ternary gradients to reduce communication in distributed deep learning, 2017.
+    """
+
+    block: int = 4096
+    number = 7
+    unbiased = True
+    route = Route.GATHER
+
+    def __post_init__(self) -> None:
+        _check_block(self.block)
+
+    @property
+    def most(self) -> int:
+        """See `_Quantizer`."""
+        return 1
+
+    def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
+        return magnitudes.max(1)
+
+    def variance(self, elements: int) -> float:
+        """See `Method`: Σ|x|(s - |x|) is largest where one element is large and all others are half of it."""
+        return min(elements, self.block) ** 0.5 / 2
+
+
+def _check_block(block: int) -> None:
+    if block < 1:
+        raise ValueError(f"block must be at least 1; got {block}")
+
+
+def _by_rows(vector: np.ndarray, block: int) -> list[tuple[slice, np.ndarray]]:
+    """The vector as tables of whole blocks, few at a time; the last block is filled up with zeros."""
+    whole, many = vector.size // block, max(1, _AT_A_TIME // block)
+    tables = []
+    for start in range(0, whole, many):
+        rows = slice(start, min(start + many, whole))
+        tables.append((rows, vector[rows.start * block : rows.stop * block].reshape(-1, block)))
+    if rest := vector.size % block:
+        last = np.zeros((1, block), vector.dtype)
+        last[0, :rest] = vector[whole * block :]
+        tables.append((slice(whole, whole + 1), last))
+    return tables

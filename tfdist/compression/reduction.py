@@ -1,0 +1,185 @@
+"""The sum over all ranks of a vector that is compressed: one plan for each route."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.collectives.all_gather import all_gather
+from tfdist.collectives.all_to_all import all_to_all
+from tfdist.collectives.schedule import Plan, Schedule, partition
+from tfdist.collectives.transfer import exchange
+from tfdist.comm.communicator import Communicator
+from tfdist.compression.method import Linear, Method, Route, as_working, is_finite
+from tfdist.compression.policy import Choice, FewerWorkers
+from tfdist.compression.state import State
+
+Chooser = Callable[[int], str]
+
+
+def all_reduce(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
+    """Encodes a vector, and plans how to add it to those of the other ranks.
+
+    Args:
+        choice: what is done in this step; the same on all ranks.
+        vector: of floating point, one-dimensional; only read, and only before this returns.
+        out: where the sum comes to lie, like ``vector``.
+        state: of the tensor; its step ends here.
+        choose: names the all-reduce algorithm for a vector of so many bytes, where what is sent adds up.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+    state.given_bytes += vector.nbytes
+    state.plain_bytes += _plain_bytes(vector.nbytes, state.size)
+    if not vector.size:
+        return _nothing
+    working = as_working(vector)
+    if isinstance(choice, FewerWorkers):
+        working = _share(working, state, choice.workers)
+        choice = choice.method
+    plan = _begin(choice, working, out, state, choose)
+    state.step += 1
+    return plan
+
+
+def _nothing(comm: Communicator, tag: int) -> Schedule:
+    """The sum of vectors without elements."""
+    return
+    yield
+
+
+def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
+    """What this rank gives where only the first ranks count."""
+    workers = min(workers, state.size)
+    if state.rank >= workers:
+        return np.zeros_like(vector)
+    return vector * vector.dtype.type(state.size / workers)
+
+
+def _begin(choice: Method | None, vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
+    if choice is None:
+        return _plain(vector, out, state, choose)
+    if choice.route is Route.GATHER:
+        return _gather(choice, choice.encode(vector, state), vector.dtype, out, state)
+    if choice.route is Route.EXCHANGE:
+        parts = partition(vector.size, state.size)
+        encoded = [choice.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
+        return _exchange(choice, encoded, vector.dtype, out, state)
+    assert isinstance(choice, Linear)
+    return _add_up(choice, vector, out, state, choose)
+
+
+def _plain(vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
+    """As it is, and what an earlier method left unsent with it."""
+    for name in ("residual", "unsent"):
+        if (unsent := state.arrays.pop(name, None)) is not None and is_finite(vector):
+            vector = vector + unsent
+    total = np.empty_like(vector)
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        yield from ALGORITHMS[choose(total.nbytes)](total, source=vector)(comm, tag)
+        state.sent_bytes += _plain_bytes(total.nbytes, comm.size)
+        out[...] = total
+
+    return schedule
+
+
+def _gather(method: Method, own: np.ndarray, dtype: np.dtype, out: np.ndarray, state: State) -> Plan:
+    """Every rank's payload goes round the ring; each is added as soon as those of lower ranks are."""
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        lengths = np.zeros(comm.size, np.int64)
+        lengths[comm.rank] = own.size
+        yield from all_gather([lengths[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
+        payloads = {comm.rank: own}
+        total = np.zeros(out.size, dtype)
+        following = 0
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for step in range(comm.size):
+            arriving = np.empty(0, np.uint8)
+            if step < comm.size - 1:
+                source = (comm.rank - step - 1) % comm.size
+                arriving = np.empty(int(lengths[source]), np.uint8)
+                outgoing = payloads[(comm.rank - step) % comm.size] if step else own
+                state.sent_bytes += outgoing.size
+                yield from exchange(comm, tag, outgoing=outgoing, destination=right, target=arriving, source=left)
+                payloads[source] = arriving
+            while following in payloads:
+                method.decode(payloads[following], total, np.add)
+                following += 1
+        out[...] = total
+
+    return schedule
+
+
+def _exchange(method: Method, encoded: list[np.ndarray], dtype: np.dtype, out: np.ndarray, state: State) -> Plan:
+    """Each rank adds its part of all vectors; then all get every part's sum."""
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        parts = partition(out.size, comm.size)
+        # Payloads of one method and size are equally long; only empty bodies, of what is not finite, are shorter.
+        lengths = np.array([[payload.size] for payload in encoded], np.int64)
+        theirs = np.zeros_like(lengths)
+        yield from all_to_all(list(lengths), list(theirs))(comm, tag)
+        arrived = [np.empty(int(length), np.uint8) for length in theirs[:, 0]]
+        yield from all_to_all(encoded, arrived)(comm, tag)
+        own = parts[comm.rank]
+        merged = method.merge(arrived, own.stop - own.start, dtype, state.part("sum"))
+        sizes = np.zeros(comm.size, np.int64)
+        sizes[comm.rank] = merged.size
+        yield from all_gather([sizes[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
+        sums = [merged if rank == comm.rank else np.empty(int(size), np.uint8) for rank, size in enumerate(sizes)]
+        yield from all_gather(sums)(comm, tag)
+        state.sent_bytes += sum(one.size for rank, one in enumerate(encoded) if rank != comm.rank)
+        state.sent_bytes += sum(one.size for rank, one in enumerate(sums) if rank != (comm.rank + 1) % comm.size)
+        filled = [(part, payload) for part, payload in zip(parts, sums, strict=True) if part.stop > part.start]
+        for part, payload in filled:
+            _written(out[part], dtype, functools.partial(method.decode, payload))
+        if any(np.isnan(out[part.start]) for part, _ in filled):
+            out.fill(np.nan)  # on any other route, too, all of the tensor is, or nothing
+
+    return schedule
+
+
+def _add_up(method: Linear, vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
+    """One all-reduce after the other. What is not finite shows in the first sum, on all ranks alike."""
+    finite = is_finite(vector)
+    rounds = method.rounds(vector if finite else np.zeros_like(vector), state)
+    first = next(rounds)
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        given = first if finite else np.full_like(first, np.nan)
+        while True:
+            total = np.empty_like(given)
+            yield from ALGORITHMS[choose(total.nbytes)](total, source=given)(comm, tag)
+            state.sent_bytes += _plain_bytes(total.nbytes, comm.size)
+            if not is_finite(total):
+                rounds.close()
+                out.fill(np.nan)
+                return
+            try:
+                given = rounds.send(total)
+            except StopIteration as stop:
+                _written(out, vector.dtype, functools.partial(method.unpack, stop.value[0]))
+                return
+
+    return schedule
+
+
+def _written(out: np.ndarray, dtype: np.dtype, write: Callable[[np.ndarray], object]) -> None:
+    """Lets a vector of the working dtype be written, straight to its place if that has it."""
+    if out.dtype == dtype:
+        write(out)
+    else:
+        working = np.empty(out.size, dtype)
+        write(working)
+        out[...] = working
+
+
+def _plain_bytes(nbytes: int, ranks: int) -> int:
+    """What a rank sends in a ring all-reduce."""
+    return 2 * nbytes * (ranks - 1) // ranks

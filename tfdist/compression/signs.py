@@ -1,0 +1,163 @@
+"""One bit per element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression import payload as payloads
+from tfdist.compression.method import Method, Route, segments, store
+from tfdist.compression.payload import HEADER_BYTES, Payload
+from tfdist.compression.state import State
+
+_SHORTEST_COLUMN = 1024
+"""Elements that share a pair of means at least: two means take 64 bits."""
+
+
+@dataclass(frozen=True)
+class OneBit(Method):
+    """1-bit SGD: each element's sign, which stands for the mean of its column's elements of that sign; 30 ×.
+
+    A column is what a Keras kernel holds contiguously, the weights that leave one input; short ones are taken
+    together until they have 1024 elements. Biased, not linear; made for `ErrorFeedback`, on the sum too.
+
+    References:
+        Seide et al., 1-bit stochastic gradient descent and its application to data-parallel distributed training of
+        speech DNNs, 2014.
+    """
+
+    number = 8
+    route = Route.EXCHANGE
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return HEADER_BYTES + 4 + 8 * -(-elements // _SHORTEST_COLUMN) + -(-elements // 8)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body is the length of a column (uint32), two means per column (float32), and the signs."""
+        column = _column(state.shape)
+        count = -(-vector.size // column)
+        means = np.empty((count, 2), np.float32)
+        signs = np.empty(vector.size, bool)
+        many = max(1, (1 << 15) // column)
+        for first in range(0, count, many):
+            span = slice(first * column, min((first + many) * column, vector.size))
+            rows = _table(vector[span], column)
+            positive = rows >= 0
+            sums, magnitudes = rows.sum(1), np.abs(rows).sum(1)
+            lengths = np.full(len(rows), column)
+            lengths[-1] = span.stop - span.start - (len(rows) - 1) * column
+            above = positive.sum(1, dtype=np.int32) - (column - lengths)  # what fills up the last row is positive
+            here = means[first : first + len(rows)]
+            here[:, 1] = (magnitudes + sums) / (2 * np.maximum(above, 1))
+            here[:, 0] = (sums - magnitudes) / (2 * np.maximum(lengths - above, 1))
+            signs[span] = positive.reshape(-1)[: span.stop - span.start]
+        head = np.frombuffer(np.uint32(column).tobytes(), np.uint8)
+        return np.concatenate([head, means.reshape(-1).view(np.uint8), np.packbits(signs)])
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        column = int(np.frombuffer(body[:4].tobytes(), np.uint32)[0])
+        count = -(-out.size // column)
+        means = np.frombuffer(body[4 : 4 + 8 * count].tobytes(), np.float32).reshape(count, 2)
+        low, step = means[:, 0], means[:, 1] - means[:, 0]
+        signs = np.unpackbits(body[4 + 8 * count :], count=out.size)
+        many = max(1, (1 << 15) // column)
+        for first in range(0, count, many):
+            span = slice(first * column, min((first + many) * column, out.size))
+            rows = _table(signs[span], column) * step[first : first + many, np.newaxis]
+            rows += low[first : first + many, np.newaxis]
+            store(out[span], rows.reshape(-1)[: span.stop - span.start], combine)
+
+
+@dataclass(frozen=True)
+class SignSGD(Method):
+    """The sign that most ranks give to each element; 32 ×. Biased, not linear: votes are counted.
+
+    Where as many ranks are for as against, elements are positive and negative by turns, and the other way round in
+    the next step.
+
+    Args:
+        scaled: whether the signs stand for the mean magnitude of the tensor, summed over the ranks, so that learning
+            rates keep their meaning and `ErrorFeedback` applies; if not they are the sum itself, -1 or 1, as in the
+            paper, and nothing is kept for later.
+
+    References:
+        Bernstein et al., signSGD: compressed optimisation for non-convex problems, 2018; Karimireddy et al., Error
+        feedback fixes SignSGD and other gradient compression schemes, 2019.
+    """
+
+    scaled: bool = True
+    number = 9
+    route = Route.EXCHANGE
+
+    @property
+    def keeps_residual(self) -> bool:  # type: ignore[override]
+        """The paper's has none, on purpose."""
+        return not self.scaled
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return HEADER_BYTES + 4 + -(-elements // 8)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body is the scale (float32) and the bits that are set for negative elements."""
+        scale = float(np.abs(vector).mean(dtype=np.float64)) if self.scaled else 1.0
+        return _signs_body(scale, np.packbits(np.signbit(vector)))
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        scale = np.frombuffer(body[:4].tobytes(), np.float32)[0]
+        bits = body[4:]
+        for segment in segments(out.size, 1 << 15):
+            count = segment.stop - segment.start
+            negative = np.unpackbits(bits[segment.start // 8 : -(-segment.stop // 8)], count=count)
+            values = negative * (-2 * scale)
+            values += scale
+            store(out[segment], values, combine)
+
+    def merge(
+        self,
+        encoded: Sequence[np.ndarray],
+        elements: int,
+        dtype: np.dtype,
+        state: State,
+        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """See `Method`: counts the votes."""
+        votes = np.zeros(elements, np.int32)
+        scale = 0.0
+        for payload in encoded:
+            body = payloads.read(payload, self.number, elements).body
+            if body is None:
+                return payload
+            if elements:
+                scale += float(np.frombuffer(body[:4].tobytes(), np.float32)[0])
+                votes += np.unpackbits(body[4:], count=elements)
+        twice, ranks = 2 * votes, len(encoded)
+        by_turns = (np.arange(elements) + state.step) % 2 == 1
+        negative = (twice > ranks) | ((twice == ranks) & by_turns)
+        body = _signs_body(scale if self.scaled else 1.0, np.packbits(negative)) if elements else votes.view(np.uint8)
+        return payloads.write(Payload(self.number, np.dtype(dtype), elements, body))
+
+
+def _signs_body(scale: float, bits: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.frombuffer(np.float32(scale).tobytes(), np.uint8), bits])
+
+
+def _column(shape: tuple[int, ...] | None) -> int:
+    """The last axis, as often as needed for the shortest column."""
+    last = shape[-1] if shape else 0
+    return last * -(-_SHORTEST_COLUMN // last) if last else _SHORTEST_COLUMN
+
+
+def _table(values: np.ndarray, column: int) -> np.ndarray:
+    """Columns as the rows of a table; the last is filled up with zeros."""
+    rows = -(-values.size // column)
+    if values.size < rows * column:
+        filled = np.zeros(rows * column, values.dtype)
+        filled[: values.size] = values
+        values = filled
+    return values.reshape(rows, column)

@@ -1,0 +1,106 @@
+"""Bodies that hold some elements of a vector: their indices, coded, and something about each."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from tfdist.compression import indices as coding
+from tfdist.compression.method import segments
+from tfdist.errors import PayloadError
+
+_LENGTH = struct.Struct("<Q")
+_SAMPLE = 1 << 16
+"""Elements from which a bound for the largest ones is estimated."""
+
+
+def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
+    """Writes some elements down.
+
+    Args:
+        indices: ascending.
+        total: elements of the vector.
+        about: arrays of what is known of them.
+
+    Returns:
+        Bytes (uint8).
+    """
+    coded = coding.encode(indices, total)
+    length = np.frombuffer(_LENGTH.pack(len(coded)), np.uint8)
+    return np.concatenate([length, coded, *(np.ascontiguousarray(one).view(np.uint8) for one in about)])
+
+
+def unpack(body: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices that `pack` wrote, and the bytes that follow.
+
+    Raises:
+        PayloadError: they are damaged.
+    """
+    if len(body) < _LENGTH.size:
+        raise PayloadError(f"a sparse body has at least {_LENGTH.size} bytes; got {len(body)}")
+    (length,) = _LENGTH.unpack(body[: _LENGTH.size].tobytes())
+    rest = body[_LENGTH.size :]
+    return coding.decode(rest[:length], total), rest[length:]
+
+
+def values_of(data: np.ndarray, dtype: np.dtype, count: int) -> np.ndarray:
+    """So many values of a dtype, from bytes.
+
+    Raises:
+        PayloadError: there are more or fewer bytes.
+    """
+    if len(data) != count * np.dtype(dtype).itemsize:
+        raise PayloadError(f"{count} values of {np.dtype(dtype)} were expected; got {len(data)} bytes")
+    return np.frombuffer(data.tobytes(), dtype)
+
+
+def scatter(out: np.ndarray, indices: np.ndarray, values: np.ndarray, combine: np.ufunc | None) -> None:
+    """Combines values with some elements of a vector; by default the others become zero."""
+    if combine is None:
+        out.fill(0)
+        out[indices] = values
+    else:
+        out[indices] = combine(out[indices], values)
+
+
+def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
+    """Where elements are at least so large: ascending indices (int64)."""
+    found = []
+    for segment in segments(vector.size):
+        part = vector[segment]
+        beyond = np.flatnonzero(np.abs(part) >= bound)
+        if beyond.size:
+            found.append(beyond + segment.start)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def largest(vector: np.ndarray, count: int) -> np.ndarray:
+    """Where the largest elements are.
+
+    A bound is estimated from a sample, a little too low on purpose; only what reaches it is sorted out.
+
+    Args:
+        vector: finite.
+        count: of elements wanted, at most all.
+
+    Returns:
+        Ascending indices (int64).
+
+    References:
+        Lin et al., Deep gradient compression, 2018 (hierarchical selection).
+    """
+    candidates = np.arange(vector.size)
+    if vector.size > 4 * _SAMPLE and count:
+        sample = np.abs(vector[:: vector.size // _SAMPLE])
+        wanted = count / vector.size * sample.size
+        place = int(wanted + 4 * wanted**0.5 + 4)
+        if place < sample.size:
+            bound = np.partition(sample, sample.size - place)[sample.size - place]
+            reaching = at_least(vector, bound)
+            if reaching.size >= count:
+                candidates = reaching
+    if candidates.size == count:
+        return candidates
+    chosen = np.argpartition(-np.abs(vector[candidates]), count - 1)[:count] if count else np.empty(0, np.int64)
+    return candidates[np.sort(chosen)]

@@ -1,0 +1,238 @@
+"""Few of the elements, and nothing of the others."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression import sparse
+from tfdist.compression.method import Linear, Method
+from tfdist.compression.payload import HEADER_BYTES
+from tfdist.compression.state import State
+
+_SEED = struct.Struct("<QQQ")
+
+
+def check_ratio(ratio: float) -> None:
+    """Sees that a ratio is a share of the elements.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio must be a share of the elements, above 0 and at most 1; got {ratio}")
+
+
+def wanted(ratio: float, elements: int) -> int:
+    """How many of so many elements are sent; at least one."""
+    return min(elements, max(1, round(ratio * elements)))
+
+
+class Sparsifier(Method):
+    """Sends some elements as they are: coded indices, and values."""
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        indices, rest = sparse.unpack(body, out.size)
+        sparse.scatter(out, indices, sparse.values_of(rest, out.dtype, indices.size), combine)
+
+
+def estimated_bytes(ratio: float, elements: int, value_bytes: float) -> float:
+    """Of a sparse payload: a geometric gap has log2(e / ratio) bits of entropy."""
+    return HEADER_BYTES + 29 + wanted(ratio, elements) * (value_bytes + np.log2(np.e / ratio) / 8)
+
+
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """The largest elements; 79 × at 1 %. Biased, not linear.
+
+    The selection is exact: a bound estimated from a sample only narrows it down.
+
+    Args:
+        ratio: share of the elements that is sent.
+
+    Raises:
+        ValueError: the ratio is no share.
+
+    References:
+        Aji and Heafield, Sparse communication for distributed gradient descent, 2017.
+    """
+
+    ratio: float = 0.01
+    number = 10
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return estimated_bytes(self.ratio, elements, 4)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`."""
+        indices = sparse.largest(vector, wanted(self.ratio, vector.size))
+        return sparse.pack(indices, vector.size, vector[indices])
+
+
+@dataclass(frozen=True)
+class Threshold(Sparsifier):
+    """The elements of at least a given magnitude. Biased, not linear.
+
+    Args:
+        tau: the magnitude, above zero.
+
+    Raises:
+        ValueError: it is not above zero.
+    """
+
+    tau: float
+    number = 11
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau must be above 0; got {self.tau}")
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`. Depends on the data; this is of 1 %."""
+        return estimated_bytes(0.01, elements, 4)
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`."""
+        indices = sparse.at_least(vector, self.tau)
+        return sparse.pack(indices, vector.size, vector[indices])
+
+
+@dataclass(frozen=True)
+class RandomK(Linear):
+    """One random element of every 1/ratio consecutive ones, times as many; 100 × at 1 %. Unbiased and linear.
+
+    All ranks draw the same elements from a shared seed, so that only values travel, and add up. Drawing one from each
+    stretch, rather than any, costs no search for duplicates and has the same variance for every element.
+
+    Args:
+        ratio: share of the elements that is sent.
+
+    Raises:
+        ValueError: the ratio is no share.
+
+    References:
+        Wangni et al., Gradient sparsification for communication-efficient distributed optimization, 2018; Stich et
+        al., Sparsified SGD with memory, 2018.
+    """
+
+    ratio: float = 0.01
+    number = 12
+    unbiased = True
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return HEADER_BYTES + _SEED.size + 4 * wanted(self.ratio, elements)
+
+    def variance(self, elements: int) -> float:
+        """See `Method`."""
+        return -(-elements // wanted(self.ratio, elements)) - 1
+
+    def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+        """See `Linear`."""
+        own = self.pack(vector, state)
+        total = yield own[_SEED.size :].view(vector.dtype).copy()
+        return np.concatenate([own[: _SEED.size], total.view(np.uint8)]), own
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body is what the indices follow from, and the values."""
+        entropy = int(state.generator(shared=True).integers(1 << 63))
+        count = wanted(self.ratio, vector.size)
+        indices, stretches = _one_of_each(vector.size, count, entropy)
+        head = np.frombuffer(_SEED.pack(entropy, count, 0), np.uint8)
+        return np.concatenate([head, (vector[indices] * stretches).view(np.uint8)])
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        entropy, count, _ = _SEED.unpack(body[: _SEED.size].tobytes())
+        indices, _ = _one_of_each(out.size, count, entropy)
+        sparse.scatter(out, indices, sparse.values_of(body[_SEED.size :], out.dtype, count), combine)
+
+
+def _one_of_each(elements: int, count: int, entropy: int) -> tuple[np.ndarray, np.ndarray]:
+    """A random index from each of so many stretches, and the stretches' lengths, as float32."""
+    bounds = np.arange(count + 1) * elements // count
+    lengths = np.diff(bounds)
+    draws = np.random.Generator(np.random.SFC64(entropy)).random(count)
+    return bounds[:-1] + (draws * lengths).astype(np.int64), lengths.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class DeepGradientCompression(Sparsifier):
+    """The largest elements of what momentum makes of the gradient; 600 × at 0.1 %. Biased, not linear.
+
+    Momentum is applied before elements are chosen (momentum correction), to a sum that is kept until it is sent, and
+    what is sent is taken out of both (factor masking). Train with an optimizer *without* momentum: it is in here.
+    The residual is in here, too.
+
+    Args:
+        ratio: share of the elements that is sent, in the end.
+        momentum: of the optimizer that this replaces; 0 for none.
+        clip_norm: what each tensor's gradient is clipped to, over all ranks: each clips its own to that divided by
+            the root of their number. Not at all by default.
+        warmup_steps: of each stage of the warm-up: 25 % are sent in the first, 6.25 % in the second, and so on down
+            to ``ratio``. 0 for none.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    References:
+        Lin et al., Deep gradient compression: reducing the communication bandwidth for distributed training, 2018.
+    """
+
+    ratio: float = 0.001
+    momentum: float = 0.9
+    clip_norm: float | None = None
+    warmup_steps: int = 0
+    number = 13
+    keeps_residual = True
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1; got {self.momentum}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0; got {self.clip_norm}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0; got {self.warmup_steps}")
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`."""
+        return estimated_bytes(self.ratio, elements, 4)
+
+    def ratio_at(self, step: int) -> float:
+        """The share that is sent in a step."""
+        if not self.warmup_steps:
+            return self.ratio
+        return max(self.ratio, 0.25 ** (1 + step // self.warmup_steps))
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`."""
+        if self.clip_norm is not None:
+            norm = float(np.linalg.norm(vector))
+            bound = self.clip_norm / state.size**0.5
+            vector = vector * vector.dtype.type(bound / norm) if norm > bound else vector
+        unsent = state.array("unsent", vector)
+        if self.momentum:
+            velocity = state.array("velocity", vector)
+            velocity *= vector.dtype.type(self.momentum)
+            velocity += vector
+            unsent += velocity
+        else:
+            unsent += vector
+        indices = sparse.largest(unsent, wanted(self.ratio_at(state.step), vector.size))
+        body = sparse.pack(indices, vector.size, unsent[indices])
+        unsent[indices] = 0
+        if self.momentum:
+            velocity[indices] = 0
+        return body

@@ -1,0 +1,82 @@
+"""Strom's method: a threshold, and one bit for each element beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression import sparse
+from tfdist.compression.method import Method
+from tfdist.compression.payload import HEADER_BYTES
+from tfdist.compression.state import State
+
+
+@dataclass(frozen=True)
+class Strom(Method):
+    """For each element of at least τ, its index and its sign, which stands for ±τ. Biased, not linear.
+
+    The rest stays in the residual (`ErrorFeedback`), also what an element has beyond τ. Indices are entropy-coded:
+    11 bits an element where one of 800 is sent, sign included, against the paper's 32; then 2300 ×.
+
+    Args:
+        tau: τ, above zero, in the units of the summed loss's gradient on one rank.
+        density: lets τ follow from the data: it grows or shrinks by up to a tenth in each step, on each rank and for
+            each tensor, so that about this share of the elements is sent; ``tau`` is where it begins, or, if None,
+            what that share of the first gradient reaches.
+
+    Raises:
+        ValueError: neither is given, or one is out of its range.
+
+    References:
+        Strom, Scalable distributed DNN training using commodity GPU cloud computing, 2015.
+    """
+
+    tau: float | None = None
+    density: float | None = None
+    number = 14
+
+    def __post_init__(self) -> None:
+        if self.tau is None and self.density is None:
+            raise ValueError("Strom needs tau, or density for a tau that follows from the data; got neither")
+        if self.tau is not None and not self.tau > 0:
+            raise ValueError(f"tau must be above 0; got {self.tau}")
+        if self.density is not None and not 0 < self.density <= 1:
+            raise ValueError(f"density must be a share of the elements, above 0 and at most 1; got {self.density}")
+
+    def payload_bytes(self, elements: int) -> float:
+        """See `Method`. Depends on the data where τ is fixed; this is of one element of 800, as in the paper."""
+        density = self.density or 1 / 800
+        return HEADER_BYTES + 33 + elements * density * (1 + np.log2(np.e / density)) / 8
+
+    def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`. The body is sparse; about each element one bit, set where it is negative, and then τ."""
+        tau = np.float32(self._tau(vector, state))
+        indices = sparse.at_least(vector, float(tau))
+        if self.density is not None:
+            goal = max(1.0, self.density * vector.size)
+            change = np.clip((indices.size / goal) ** 0.5, 0.9, 1.1)
+            state.arrays["tau"] = np.array(tau * change)
+        tail = np.array([tau], np.float32)
+        return sparse.pack(indices, vector.size, np.packbits(np.signbit(vector[indices])), tail)
+
+    def _tau(self, vector: np.ndarray, state: State) -> float:
+        smallest = float(np.finfo(np.float32).tiny)
+        if self.density is None:
+            assert self.tau is not None
+            return self.tau
+        if "tau" not in state.arrays:
+            if self.tau is not None:
+                return self.tau
+            count = min(vector.size, max(1, round(self.density * vector.size)))
+            reached = np.abs(vector[sparse.largest(vector, count)]).min()
+            return max(float(reached), smallest)
+        return max(float(state.arrays["tau"]), smallest)
+
+    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
+        """See `Method`."""
+        indices, rest = sparse.unpack(body, out.size)
+        sign_bytes = -(-indices.size // 8)
+        tau = sparse.values_of(rest[sign_bytes:], np.dtype(np.float32), 1)[0]
+        values = np.unpackbits(rest[:sign_bytes], count=indices.size) * (-2 * tau) + tau
+        sparse.scatter(out, indices, values.astype(out.dtype), combine)
