@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from typing import Any
 
@@ -43,6 +44,8 @@ class Timeline(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to record."""
+        if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
+            raise OSError(f"the timeline {self._path} cannot be written: there is no such folder, or no right to")
         engine = world.current().engine
         if engine is not None:
             self._before = engine.timeline

@@ -158,6 +158,7 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     Args:
         value: a tensor or a nested structure of tensors, which travel together; of the same shapes and dtypes on
             every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged.
+            None, the gradient of a variable that is not connected, stays None.
         op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``.
         group: the processes that take part; all by default.
 
@@ -172,10 +173,12 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     dense: list[tuple[int, tf.Tensor]] = []
     flat = tf.nest.flatten(value)
     for place, part in enumerate(flat):
-        if isinstance(part, tf.IndexedSlices):
+        if part is None:
+            results[place] = None
+        elif isinstance(part, tf.IndexedSlices):
             results[place] = _slices(bridge, part, op, group)
         else:
-            dense.append((place, tf.convert_to_tensor(part)))
+            dense.append((place, _tensor("all_reduce", part, adds=True)))
     if dense:
         places, tensors = zip(*dense, strict=True)
         results.update(zip(places, _dense(bridge, list(tensors), op, group), strict=True))
@@ -188,29 +191,37 @@ def _slices(bridge: Bridge, slices: tf.IndexedSlices, op: str, group: Group | No
     total = bridge.all_reduce_slices(slices)
     if op == "sum":
         return total
-    return tf.IndexedSlices(_divided(total.values, _size(group)), total.indices, total.dense_shape)
+    values = _divided(total.values, _size(group), total.values.dtype)
+    return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
     @tf.custom_gradient
     def reduced(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        outputs = bridge.all_reduce(inputs, combine=_COMBINE[op])
+        wide = [_for_a_mean(part) if op == "mean" else part for part in inputs]
+        outputs = bridge.all_reduce(wide, combine=_COMBINE[op], verb=op)
         if op == "mean":
-            outputs = [_divided(output, _size(group)) for output in outputs]
+            outputs = [_divided(out, _size(group), part.dtype) for out, part in zip(outputs, inputs, strict=True)]
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if op not in ("sum", "mean"):
                 raise ValueError(f"all_reduce has a gradient for 'sum' and 'mean', not for {op!r}")
-            return _dense(bridge, list(upstream), op, group)
+            return _dense(bridge, [tf.convert_to_tensor(one) for one in upstream], op, group)
 
         return outputs, gradient
 
     return list(reduced(*tensors))
 
 
-def _divided(total: tf.Tensor, count: int) -> tf.Tensor:
+def _for_a_mean(tensor: tf.Tensor) -> tf.Tensor:
+    """Small integers may have a mean where their sum overflows."""
+    small = tensor.dtype.is_integer and tensor.dtype.size < 8
+    return tf.cast(tensor, tf.int64) if small else tensor
+
+
+def _divided(total: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:
     if total.dtype.is_integer:
-        return tf.cast(tf.truncatediv(total, tf.cast(count, total.dtype)), total.dtype)
+        return tf.cast(tf.truncatediv(total, tf.cast(count, total.dtype)), dtype)
     return total / tf.cast(count, total.dtype)
 
 
@@ -227,19 +238,41 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
         The concatenation, on every process. Its gradient is each process's part of the sum of all gradients.
     """
     exchange = _context().exchange(group)
+    value = _tensor("all_gather", tensor)
+    if axis == 0:
+        return _gathered(exchange, value)
+    rank_of = value.shape.rank
+    if rank_of is None or not -rank_of <= axis < rank_of:
+        return exchange.all_gather(value, axis)  # which says what is wrong
+    order = [axis % rank_of, *(other for other in range(rank_of) if other != axis % rank_of)]
+    return tf.transpose(_gathered(exchange, tf.transpose(value, order)), np.argsort(order))
 
+
+# Each of these is the gradient of the other, so that there are gradients of gradients.
+
+
+def _gathered(exchange: Exchange, rows: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def gathered(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            last = part.shape.rank - 1
-            order = [axis % part.shape.rank, *(a for a in range(last + 1) if a != axis % part.shape.rank)]
-            rows = tf.transpose(upstream, order)
-            own = exchange.reduce_scatter(rows, rows=tf.shape(part, tf.int64)[axis])
-            return tf.transpose(own, np.argsort(order))
+            return _scattered(exchange, tf.convert_to_tensor(upstream), "sum", tf.shape(part, tf.int64)[0])
 
-        return exchange.all_gather(part, axis), gradient
+        return exchange.all_gather(part), gradient
 
-    return gathered(tf.convert_to_tensor(tensor))
+    return gathered(rows)
+
+
+def _scattered(exchange: Exchange, tensor: tf.Tensor, op: str, rows: tf.Tensor | None = None) -> tf.Tensor:
+    @tf.custom_gradient
+    def scattered(whole: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            if op not in ("sum", "mean"):
+                raise ValueError(f"reduce_scatter has a gradient for 'sum' and 'mean', not for {op!r}")
+            return _gathered(exchange, tf.convert_to_tensor(upstream))
+
+        return exchange.reduce_scatter(whole, _COMBINE[op], rows, op), gradient
+
+    return scattered(tensor)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -258,21 +291,10 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
     exchange = _context().exchange(group)
-    count = _size(group)
-
-    @tf.custom_gradient
-    def scattered(whole: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        share = exchange.reduce_scatter(whole, _COMBINE[op])
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            if op not in ("sum", "mean"):
-                raise ValueError(f"reduce_scatter has a gradient for 'sum' and 'mean', not for {op!r}")
-            back = exchange.all_gather(upstream)
-            return _divided(back, count) if op == "mean" else back
-
-        return (_divided(share, count) if op == "mean" else share), gradient
-
-    return scattered(tf.convert_to_tensor(tensor))
+    whole = _tensor("reduce_scatter", tensor, adds=True)
+    if op != "mean":
+        return _scattered(exchange, whole, op)
+    return _divided(_scattered(exchange, _for_a_mean(whole), op), _size(group), whole.dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -287,18 +309,34 @@ def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf
     Returns:
         The root's tensor. Its gradient is the sum of all gradients on the root, and zero elsewhere.
     """
-    context = _context()
-    exchange, root = context.exchange(group), _place(root_rank, group)
+    return _sent(_tensor("broadcast", tensor), root_rank, _place(root_rank, group), group)
 
+
+# Again, each is the gradient of the other.
+
+
+def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
     @tf.custom_gradient
     def sent(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            (total,) = context.bridge(group).all_reduce([upstream])
-            return total if rank() == root_rank else tf.zeros_like(total)
+            return _summed_to(tf.convert_to_tensor(upstream), root_rank, place, group)
 
-        return exchange.broadcast(value, root), gradient
+        return _context().exchange(group).broadcast(value, place), gradient
 
-    return sent(tf.convert_to_tensor(tensor))
+    return sent(tensor)
+
+
+def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
+    @tf.custom_gradient
+    def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        (total,) = _context().bridge(group).all_reduce([value], verb=f"sum to place {place}")
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return _sent(tf.convert_to_tensor(upstream), root_rank, place, group)
+
+        return (total if rank() == root_rank else tf.zeros_like(total)), gradient
+
+    return summed(tensor)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -328,26 +366,26 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
         gradient sends every row's gradient back.
     """
     exchange, count = _context().exchange(group), _size(group)
-    value = tf.convert_to_tensor(tensor)
-    if splits is None:
-        rows = tf.shape(value, tf.int64)[0]
-        if value.shape[0] is not None and value.shape[0] % count:
-            raise ValueError(f"without splits, the rows must divide by the {count} processes; got {value.shape[0]}")
-        given = tf.fill([count], rows // count)
-    else:
-        given = tf.cast(splits, tf.int64)
+    value = _tensor("all_to_all", tensor)
+    if splits is not None:
+        return _exchanged(exchange, value, tf.cast(splits, tf.int64))
+    if value.shape.rank and value.shape[0] is not None and value.shape[0] % count:
+        raise ValueError(f"without splits, the rows must divide by the {count} processes; got {value.shape[0]}")
+    rows = tf.shape(value, tf.int64)[0] if value.shape.rank else tf.constant(0, tf.int64)
+    return _exchanged(exchange, value, tf.fill([count], rows // count))[0]
 
+
+def _exchanged(exchange: Exchange, tensor: tf.Tensor, given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     @tf.custom_gradient
     def exchanged(rows: tf.Tensor) -> tuple[Any, Callable[..., tf.Tensor]]:
         taken, taken_splits = exchange.all_to_all(rows, given)
 
         def gradient(upstream: tf.Tensor, of_splits: tf.Tensor | None = None) -> tf.Tensor:
-            return exchange.all_to_all(upstream, taken_splits)[0]
+            return _exchanged(exchange, tf.convert_to_tensor(upstream), taken_splits)[0]
 
         return (taken, taken_splits), gradient
 
-    taken, taken_splits = exchanged(value)
-    return taken if splits is None else (taken, taken_splits)
+    return exchanged(tensor)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -385,8 +423,20 @@ def _context() -> _Context:
 def _members(group: Group | None) -> tuple[int, ...] | None:
     if group is None:
         return None
-    assert group.rank >= 0  # raises for a process that is no member
+    _ = group.rank  # raises for a process that is no member
     return group.ranks
+
+
+def _tensor(name: str, value: Any, adds: bool = False) -> tf.Tensor:
+    """What a user gives to a function, as a dense tensor of numbers."""
+    if isinstance(value, (tf.RaggedTensor, tf.sparse.SparseTensor)):
+        raise TypeError(f"{name} takes dense tensors; got a {type(value).__name__}: pass its parts")
+    tensor = tf.convert_to_tensor(value)
+    dtype = tensor.dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or (dtype.is_bool and not adds)):
+        advice = "cast it to an integer type first" if dtype.is_bool else "encode it as numbers first"
+        raise TypeError(f"{name} takes tensors of numbers; got {dtype.name}: {advice}")
+    return tensor
 
 
 def _size(group: Group | None) -> int:

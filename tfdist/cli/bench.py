@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -38,10 +39,11 @@ def add_parser(commands: Any) -> None:
         description="Measures the machines at hand and every all-reduce algorithm, against the cost model's prediction "
         'and bound, and keeps the calibration that AllReduceStrategy(algorithm="auto") chooses by. Start it as the job '
         "itself is started (TF_CONFIG, mpiexec, srun), or with -n on this machine.",
+        allow_abbrev=False,
     )
-    parser.add_argument("-n", "--processes", type=int, help="start so many processes of this machine")
+    parser.add_argument("-n", "--processes", type=run.positive, help="start so many processes of this machine")
     parser.add_argument(
-        "--mib", type=float, nargs="+", default=[0.004, 0.0625, 1, 16, 64], metavar="SIZE", help="sizes of vectors"
+        "--mib", type=_mib, nargs="+", default=[0.004, 0.0625, 1, 16, 64], metavar="SIZE", help="sizes of vectors"
     )
     parser.add_argument(
         "--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="which to measure"
@@ -50,6 +52,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--plot", metavar="FILE", help="also draw them there (needs matplotlib)")
     parser.add_argument("--no-store", action="store_true", help="do not keep the calibration")
     parser.set_defaults(execute=execute)
+
+
+def _mib(text: str) -> float:
+    size = float(text)
+    if not 4 <= size * 2**20 < 2**40:
+        raise argparse.ArgumentTypeError(f"expected a size in MiB, of 4 bytes at least, got {text!r}")
+    return size
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,12 @@ def execute(options: argparse.Namespace) -> int:
     if options.plot and (lacking := _without_matplotlib()):
         print(lacking, file=sys.stderr)
         return 2
+    for path in filter(None, (options.json, options.plot)):
+        if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
+            print(f"tfdist bench: {path} cannot be written: there is no such folder, or no right to", file=sys.stderr)
+            return 2
     if options.processes:
-        return _start(options.processes)
+        return _start(options)
     try:
         joined = world.join(discovery.discover(None), Timeouts.from_environment())
     except TfdistError as error:
@@ -92,25 +105,29 @@ def execute(options: argparse.Namespace) -> int:
     if joined.is_chief:
         _show(model, rows)
         described = calibration.machine(joined.engine.communicator.hosts)
-        if not options.no_store:
-            print(f'Calibration kept in {calibration.store(found, described)}, for algorithm="auto".')
         if options.json:
             _write(options.json, described, found, rows)
         if options.plot:
             _draw(options.plot, rows)
+        if not options.no_store:
+            try:
+                print(f'Calibration kept in {calibration.store(found, described)}, for algorithm="auto".')
+            except OSError as error:
+                print(f"tfdist bench: the calibration cannot be kept: {error}", file=sys.stderr)
+                return 1
     return 0
 
 
-def _start(processes: int) -> int:
+def _start(options: argparse.Namespace) -> int:
     """Starts this command again, as several processes."""
-    arguments = sys.argv[1:]
-    for flag in ("-n", "--processes"):
-        if flag in arguments:
-            at = arguments.index(flag)
-            del arguments[at : at + 2]
-    arguments = [one for one in arguments if not one.startswith(("-n", "--processes="))]
-    command = [sys.executable, "-u", "-m", "tfdist.cli", *arguments]
-    return run.Job(command, processes, share_cores=True, show_all=False).run()
+    arguments = ["--mib", *map(repr, options.mib), "--algorithms", *options.algorithms]
+    for flag in ("json", "plot"):
+        if path := getattr(options, flag):
+            arguments += [f"--{flag}", path]
+    if options.no_store:
+        arguments.append("--no-store")
+    command = [sys.executable, "-u", "-m", "tfdist.cli", "bench", *arguments]
+    return run.Job(command, options.processes, share_cores=True, show_all=False).run()
 
 
 def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         description="Starts a script as N processes of this machine, each with its TF_CONFIG, its cores and its GPU. "
         "When one of them fails, the others are ended, and its exit code is passed on.",
     )
-    parser.add_argument("-n", "--processes", type=_positive, required=True, help="how many processes")
+    parser.add_argument("-n", "--processes", type=positive, required=True, help="how many processes")
     parser.add_argument(
         "--output",
         choices=("chief", "all"),
@@ -68,7 +68,8 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(execute=execute)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that must be a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
@@ -82,6 +83,9 @@ def execute(options: argparse.Namespace) -> int:
     script = ["-m", options.script] if options.module else [options.script]
     command = [sys.executable, "-u", *script, *options.arguments]
     path = options.timeline and os.path.abspath(options.timeline)
+    if path and not os.access(os.path.dirname(path), os.W_OK):
+        print(f"tfdist run: {path} cannot be written: there is no such folder, or no right to", file=sys.stderr)
+        return 2
     if path:
         os.environ[timeline.VARIABLE] = path
     code = Job(command, options.processes, options.cores == "share", options.output == "all").run()

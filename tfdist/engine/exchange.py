@@ -49,6 +49,8 @@ class Exchange:
         """
         tensor = tf.convert_to_tensor(tensor)
         _check_rank("all_gather", tensor)
+        if not -tensor.shape.rank <= axis < tensor.shape.rank:
+            raise ValueError(f"all_gather: axis must be one of the tensor's {tensor.shape.rank} dimensions; got {axis}")
         if self._alone:
             return tensor
         axis = axis % tensor.shape.rank
@@ -77,7 +79,8 @@ class Exchange:
         def send(key: str, array: np.ndarray) -> list[np.ndarray]:
             return [self._broadcast(key, array, root, f"{array.dtype} {array.shape} from {root}")]
 
-        return self._call("broadcast", send, [tensor], [(tensor.dtype, tensor.shape)], alike=True)[0]
+        kind = f"broadcast from place {root}"
+        return self._call(kind, send, [tensor], [(tensor.dtype, tensor.shape)], alike=True)[0]
 
     def broadcast_once(self, tensor: tf.Tensor, key: str, signature: str) -> tf.Tensor:
         """Rank 0's tensor, on every process; eagerly only.
@@ -92,7 +95,13 @@ class Exchange:
         return to_tensor(self._broadcast(key, np.asarray(tensor), 0, signature))
 
     @tf.autograph.experimental.do_not_convert
-    def reduce_scatter(self, tensor: tf.Tensor, combine: np.ufunc = np.add, rows: tf.Tensor | None = None) -> tf.Tensor:
+    def reduce_scatter(
+        self,
+        tensor: tf.Tensor,
+        combine: np.ufunc = np.add,
+        rows: tf.Tensor | None = None,
+        verb: str | None = None,
+    ) -> tf.Tensor:
         """Combines a tensor over all processes, and leaves each with some of the result's rows.
 
         Args:
@@ -100,6 +109,7 @@ class Exchange:
             combine: a commutative and associative NumPy ufunc of two arguments.
             rows: how many rows this process gets, in the order of the ranks; by default all get the same number,
                 and the first ones one more where that does not divide.
+            verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
 
         Returns:
             This process's rows.
@@ -121,11 +131,12 @@ class Exchange:
             buffer[...] = array.reshape(-1)
             parts = [buffer[share.start * width : share.stop * width] for share in shares]
             own = self._run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}")
-            return [np.array(own).reshape(-1, *array.shape[1:])]
+            own_share = shares[self._place]
+            return [np.array(own).reshape(own_share.stop - own_share.start, *array.shape[1:])]
 
-        verb = "reduce-scatter" if combine is np.add else f"reduce-scatter ({combine.__name__})"
+        kind = f"reduce-scatter ({verb or ('sum' if combine is np.add else combine.__name__)})"
         operands = [tensor] if rows is None else [tensor, tf.cast(rows, tf.int64)]
-        return self._call(verb, scatter, operands, [(tensor.dtype, [None, *tensor.shape[1:]])], alike=rows is None)[0]
+        return self._call(kind, scatter, operands, [(tensor.dtype, [None, *tensor.shape[1:]])], alike=rows is None)[0]
 
     @tf.autograph.experimental.do_not_convert
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -182,6 +193,10 @@ class Exchange:
     def _size(self) -> int:
         return self._engine.size if self._members is None else len(self._members)
 
+    @property
+    def _place(self) -> int:
+        return self._engine.rank if self._members is None else self._members.index(self._engine.rank)
+
     def _run(self, key: str, plan: Plan, signature: str = "", stand_in: dict[str, Any] | None = None) -> Any:
         return self._engine.run(key, plan, signature, members=self._members, stand_in=stand_in)
 
@@ -226,5 +241,7 @@ class Exchange:
 
 
 def _check_rank(name: str, tensor: tf.Tensor) -> None:
+    if tensor.shape.rank is None:
+        raise ValueError(f"{name} must know how many dimensions a tensor has; call tf.ensure_shape on it first")
     if tensor.shape.rank == 0:
         raise ValueError(f"{name} needs tensors of at least one dimension; got a scalar")

@@ -34,7 +34,9 @@ def call_site(kind: str) -> str:
     place = _count(graph, kind)
     path = []
     while (outer := getattr(graph, "outer_graph", None)) is not None:
-        name = re.sub(r"_+\d+$", "", graph.name)
+        # TensorFlow and Keras number what they name per process, anywhere in a name: these numbers differ as soon as
+        # one process has traced or built something that another has not.
+        name = re.sub(r"_+\d+(?=_|$)", "", graph.name)
         path.append(f"{name}#{_place_among_namesakes(graph, outer, name)}" if hasattr(outer, "outer_graph") else name)
         graph = outer
     return f"{'/'.join(reversed(path))}: {kind} #{place}"

@@ -1,7 +1,9 @@
 """The functional interface, eagerly and in graphs: values, gradients, groups, joining. From 2 processes on."""
 
+import os
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,6 +78,59 @@ def gradients(call):
     equal(gradient(lambda v: tfdist.all_to_all(v, splits)[0]), np.full((2, 2), (rank + 1) % size + 1))
 
 
+def gradients_of_gradients(call):
+    """d/dx of Σg² over all ranks, where g is the gradient of Σc(x)³ over all ranks, and x is the same on all."""
+    x = tf.range(1.0, 2 * size + 1)
+
+    def second(function):
+        def compute(v):
+            with tf.GradientTape() as outer:
+                outer.watch(v)
+                with tf.GradientTape() as inner:
+                    inner.watch(v)
+                    loss = tf.reduce_sum(function(v) ** 3)
+                squares = tf.reduce_sum(inner.gradient(loss, v) ** 2)
+            return outer.gradient(squares, v)
+
+        return call(compute, x) / (36 * x**3)
+
+    ones = np.ones(2 * size)
+    equal(second(lambda v: tfdist.all_reduce(v, "sum")), size**6 * ones)
+    equal(second(lambda v: tfdist.all_reduce(v, "mean")), ones)
+    equal(second(tfdist.all_gather), size**2 * ones)
+    equal(second(lambda v: tfdist.reduce_scatter(v, "sum")), size**4 * ones)
+    equal(second(tfdist.all_to_all), ones)
+    equal(second(lambda v: tfdist.broadcast(v, 1)), size**2 * ones * (rank == 1))
+
+
+def whatever_ranks_count():
+    """Ranks that have traced and built different things before still find each other, in loops and conditionals."""
+    if rank:
+        tf.function(lambda v: tf.cond(v > 0, lambda: v, lambda: -v))(tf.constant(1.0))
+        keras.Sequential([keras.layers.Dense(1)])
+
+    @tf.function
+    def step(v):
+        with tf.GradientTape() as tape:
+            tape.watch(v)
+            mapped = tf.map_fn(lambda row: tf.cond(row[0] > 0, lambda: tfdist.all_reduce(row, "sum"), lambda: row), v)
+        return tape.gradient(mapped, v)
+
+    equal(step(tf.ones([3, 2])), np.full((3, 2), size))
+    equal(step(tf.ones([3 + (rank == 1), 2])[:3]), np.full((3, 2), size))
+
+
+def small_integers():
+    equal(tfdist.all_reduce(tf.constant([100], tf.int8)), [100])
+    equal(tfdist.reduce_scatter(tf.fill([size], tf.constant(200, tf.uint8))), [200])
+    unconnected = tfdist.all_reduce([tf.constant(1.0), None], "sum")
+    assert unconnected[1] is None
+    equal(unconnected[0], size)
+    gathered = tf.function(lambda v: tf.gradients(tf.gather(tfdist.all_reduce(v, "sum"), [0, 0]), v))
+    equal(gathered(tf.ones([2]))[0], [2 * size, 0])
+    equal(tf.shape(tfdist.reduce_scatter(tf.zeros([size, 0]))), [1, 0])
+
+
 def groups():
     pairs = [tfdist.Group([0, size - 1])]
     if size > 2:
@@ -101,6 +156,9 @@ def joining():
             equal(step(tf.ones([4])), np.full(4, with_data))
             equal(tfdist.all_reduce(tf.constant(1.0), "sum"), with_data)
             equal(tfdist.all_gather(tf.constant([rank])), [r for r in everyone if batch < 3 * r + 1])
+            for rows in (2, 1000):  # gathered, and summed in the dense form
+                slices = tf.IndexedSlices(tf.ones([rows, 3]), tf.range(rows), [1000, 3])
+                equal(tf.convert_to_tensor(tfdist.all_reduce(slices, "sum"))[:2], np.full((2, 3), with_data))
             tfdist.barrier()
         assert tfdist.join() == size - 1
     equal(tfdist.all_reduce(tf.constant(1.0), "sum"), size)
@@ -120,18 +178,42 @@ def wrong():
         (lambda: tfdist.broadcast(tf.ones(1), size), "root_rank must be one of the ranks"),
         (lambda: tfdist.all_to_all(tf.ones(size + 1)), "divide by"),
         (lambda: tfdist.all_gather(tf.constant(1)), "at least one dimension"),
+        (lambda: tfdist.all_gather(tf.ones([2, 2]), axis=5), "one of the tensor's 2 dimensions; got 5"),
+        (lambda: tfdist.all_to_all(tf.constant(1)), "at least one dimension"),
+        (lambda: tfdist.all_reduce(tf.constant("a")), "tensors of numbers; got string"),
+        (lambda: tfdist.all_reduce(tf.constant(True)), "cast it to an integer type"),
+        (lambda: tfdist.all_gather(tf.ragged.constant([[1], []])), "dense tensors; got a RaggedTensor"),
     ):
-        with pytest.raises(ValueError, match=re.escape(words)):
+        with pytest.raises((ValueError, TypeError), match=re.escape(words)):
             call()
+    unknown = tf.function(tfdist.all_gather, input_signature=[tf.TensorSpec(None)])
+    with pytest.raises(ValueError, match="how many dimensions"):
+        unknown.get_concrete_function()
 
 
+def different():
+    calls = {
+        "op": [lambda: tfdist.all_reduce(tf.ones(2), "sum"), lambda: tfdist.all_reduce(tf.ones(2), "mean")],
+        "root": [lambda: tfdist.broadcast(tf.ones(2), 0), lambda: tfdist.broadcast(tf.ones(2), 1)],
+    }[os.environ["TEST_DIFFERENT"]]
+    if os.environ["TEST_DIFFERENT"] == "op":
+        for call in calls:  # on all ranks alike: both are known
+            call()
+    calls[rank]()
+
+
+if os.environ.get("TEST_DIFFERENT"):
+    different()
 eagerly = lambda function, *tensors: function(*tensors)  # noqa: E731
 in_graph = lambda function, *tensors: tf.function(function)(*tensors)  # noqa: E731
 for call in (eagerly, in_graph):
     values(call)
     gradients(call)
+    gradients_of_gradients(call)
+small_integers()
 groups()
 variables()
 wrong()
 joining()
+whatever_ranks_count()
 print("DONE", flush=True)
