@@ -61,6 +61,7 @@ def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
 
 
 def _begin(choice: Method | None, vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
+    vector = _with_unsent(vector, state, choice)
     if choice is None:
         return _plain(vector, out, state, choose)
     if choice.route is Route.GATHER:
@@ -73,11 +74,28 @@ def _begin(choice: Method | None, vector: np.ndarray, out: np.ndarray, state: St
     return _add_up(choice, vector, out, state, choose)
 
 
+def _with_unsent(vector: np.ndarray, state: State, choice: Method | None) -> np.ndarray:
+    """The vector, and what an earlier method of the schedule left unsent where this one does not look for it."""
+    if not is_finite(vector):
+        return vector
+    kept = []
+    if choice is None or choice.route is Route.EXCHANGE:
+        kept.append((slice(None), state.arrays.pop("residual", None)))
+    if (choice is None or choice.route is not Route.EXCHANGE) and state.has_parts:
+        parts = partition(vector.size, state.size)
+        for rank, part in enumerate(parts):
+            kept.append((part, state.part(f"for {rank}").arrays.pop("residual", None)))
+        kept.append((parts[state.rank], state.part("sum").arrays.pop("residual", None)))
+    unsent = [(part, array) for part, array in kept if array is not None]
+    if unsent:
+        vector = vector.copy()
+        for part, array in unsent:
+            vector[part] += array
+    return vector
+
+
 def _plain(vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:
-    """As it is, and what an earlier method left unsent with it."""
-    for name in ("residual", "unsent"):
-        if (unsent := state.arrays.pop(name, None)) is not None and is_finite(vector):
-            vector = vector + unsent
+    """As it is."""
     total = np.empty_like(vector)
 
     def schedule(comm: Communicator, tag: int) -> Schedule:

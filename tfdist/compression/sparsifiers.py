@@ -222,17 +222,17 @@ class DeepGradientCompression(Sparsifier):
             norm = float(np.linalg.norm(vector))
             bound = self.clip_norm / state.size**0.5
             vector = vector * vector.dtype.type(bound / norm) if norm > bound else vector
-        unsent = state.array("unsent", vector)
+        residual = state.array("residual", vector)
         if self.momentum:
             velocity = state.array("velocity", vector)
             velocity *= vector.dtype.type(self.momentum)
             velocity += vector
-            unsent += velocity
+            residual += velocity
         else:
-            unsent += vector
-        indices = sparse.largest(unsent, wanted(self.ratio_at(state.step), vector.size))
-        body = sparse.pack(indices, vector.size, unsent[indices])
-        unsent[indices] = 0
+            residual += vector
+        indices = sparse.largest(residual, wanted(self.ratio_at(state.step), vector.size))
+        body = sparse.pack(indices, vector.size, residual[indices])
+        residual[indices] = 0
         if self.momentum:
             velocity[indices] = 0
         return body

@@ -48,6 +48,11 @@ class State:
             kept = self.arrays[name] = np.zeros_like(like)
         return kept
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of the tensor have been encoded on their own."""
+        return bool(self._parts)
+
     def part(self, name: str) -> State:
         """The state of a part of the tensor, which is encoded on its own."""
         if name not in self._parts:

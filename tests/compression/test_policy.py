@@ -1,0 +1,67 @@
+"""Policies and schedules."""
+
+import pytest
+
+from tfdist import compression as c
+from tfdist.compression.policy import as_policy, chosen
+
+
+def at(compression, name="dense/kernel", shape=(100, 100), step=0):
+    schedule = chosen(as_policy(compression), name, shape)
+    return schedule and schedule.at(step)
+
+
+def test_a_bare_method_is_for_large_matrices():
+    assert at(c.Int8(stochastic=True)) == c.Int8(stochastic=True)
+    assert at(c.Int8(stochastic=True), shape=(31, 33)) is None
+    assert at(c.Int8(stochastic=True), shape=(5000,)) is None
+    assert at(None) is None
+
+
+def test_biased_methods_get_feedback():
+    assert at(c.TopK()) == c.ErrorFeedback(c.TopK())
+    assert at(c.WithoutFeedback(c.TopK())) == c.WithoutFeedback(c.TopK())
+    assert at(c.DeepGradientCompression()) == c.DeepGradientCompression()
+    assert at(c.FewerWorkers(2, c.TopK())) == c.FewerWorkers(2, c.ErrorFeedback(c.TopK()))
+
+
+def test_by_size():
+    policy = c.by_size({0: None, 10: c.QSGD(), 1000: c.RandomK()})
+    assert at(policy, shape=(3, 3)) is None
+    assert at(policy, shape=(10,)) == c.QSGD()
+    assert at(policy, shape=(10, 100)) == c.RandomK()
+
+
+def test_by_name():
+    policy = c.by_name({"bias|gamma": None, "embed": c.QSGD()}, otherwise=c.skip_small(c.RandomK(), elements=50))
+    assert at(policy, name="embedding/bias") is None
+    assert at(policy, name="embedding/table", shape=(2,)) == c.QSGD()
+    assert at(policy, shape=(5, 9)) is None
+    assert at(policy, shape=(50,)) is None
+    assert at(policy, shape=(5, 10)) == c.RandomK()
+
+
+def test_schedules():
+    schedule = c.Schedule({0: c.FewerWorkers(1), 10: None, 20: c.RandomK()}, every=100)
+    steps = [at(schedule, step=step) for step in (0, 9, 10, 19, 20, 99, 100, 115)]
+    few = c.FewerWorkers(1)
+    assert steps == [few, few, None, None, c.RandomK(), c.RandomK(), few, None]
+    assert at(schedule, shape=(10, 10)) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: as_policy("topk"), TypeError, "compression must be None or one of Method, .*; got 'topk'"),
+        (lambda: as_policy(c.TopK), TypeError, r"an object, such as TopK\(\); got the class TopK"),
+        (lambda: c.Schedule({1: None}), ValueError, "begins with step 0"),
+        (lambda: c.Schedule({0: None, 5: c.TopK()}, every=5), ValueError, "above the last step"),
+        (lambda: c.Schedule({0: c.by_size({0: None})}), TypeError, "a schedule holds"),
+        (lambda: c.by_size({5: None}), ValueError, "a choice for 0 elements"),
+        (lambda: c.by_name({"a": 3}), TypeError, "got 3"),
+        (lambda: c.FewerWorkers(0), ValueError, "at least 1"),
+    ],
+)
+def test_what_makes_no_sense(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

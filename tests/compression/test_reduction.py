@@ -1,0 +1,152 @@
+"""Sums of compressed vectors over simulated ranks, on every route."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.collectives.simulation import simulate
+from tests.compression.methods import ALL, BIASED, UNBIASED
+from tfdist import compression as c
+from tfdist.compression import reduction
+from tfdist.compression.feedback import with_feedback
+
+rng = np.random.default_rng(4)
+
+
+class World:
+    """Ranks that add vectors, step after step."""
+
+    def __init__(self, choice, size, shape):
+        self.choice, self.size = choice, size
+        self.states = [c.State("x", rank, size, shape=shape) for rank in range(size)]
+
+    def step(self, vectors, choice=...):
+        choice = self.choice if choice is ... else choice
+        outs = [np.full_like(vector, 7) for vector in vectors]
+        plans = [
+            reduction.all_reduce(choice, vector, out, state, lambda nbytes: "ring")
+            for vector, out, state in zip(vectors, outs, self.states, strict=True)
+        ]
+        _, self.communicators = simulate(self.size, lambda rank: plans[rank])
+        for out in outs:
+            np.testing.assert_array_equal(out.view(np.uint8), outs[0].view(np.uint8))
+        return outs[0]
+
+    def residuals(self):
+        """Of all ranks, those of the parts and of their sums among them, in place."""
+        total = np.zeros(self.states[0].shape).reshape(-1)
+        parts = reduction.partition(total.size, self.size)
+        for rank, state in enumerate(self.states):
+            total += state.arrays.get("residual", 0)
+            for other, part in enumerate(parts):
+                total[part] += state.part(f"for {other}").arrays.get("residual", 0)
+            total[parts[rank]] += state.part("sum").arrays.get("residual", 0)
+        return total
+
+
+def normals(size, elements, dtype=np.float32):
+    return [(1e-3 * rng.standard_normal(elements)).astype(dtype) for _ in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("method", ALL, ids=str)
+def test_all_ranks_get_the_same_sum(method, size):
+    world = World(with_feedback(method), size, (50, 61))
+    for _ in range(3):
+        total = world.step(normals(size, 3050))
+        assert np.isfinite(total).all()
+        assert total.any()
+    assert all(state.step == 3 for state in world.states)
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2, 7])
+@pytest.mark.parametrize("method", ALL, ids=str)
+def test_fewer_elements_than_ranks(method, elements):
+    world = World(with_feedback(method), 4, (elements,))
+    total = world.step(normals(4, elements))
+    assert total.shape == (elements,)
+    assert np.isfinite(total).all()
+
+
+@pytest.mark.parametrize("method", [m for m in BIASED if not isinstance(m, c.SignSGD)], ids=str)
+def test_sums_and_residuals_make_up_all_gradients(method):
+    """Over all ranks, to rounding: what was summed, and what is kept on all ranks, are the gradients' sum."""
+    world = World(with_feedback(method), 3, (40, 50))
+    given, summed = np.zeros(2000), np.zeros(2000)
+    for _ in range(12):
+        vectors = normals(3, 2000)
+        given += np.sum(vectors, axis=0)
+        summed += world.step(vectors)
+    np.testing.assert_allclose(summed + world.residuals(), given, atol=3e-6 * np.abs(given).max())
+
+
+@pytest.mark.parametrize("method", UNBIASED, ids=str)
+def test_the_mean_of_sums_is_the_sum(method):
+    """Within 5 standard deviations of the projection on the sum itself."""
+    vectors = normals(3, 400)
+    expected = np.sum(vectors, axis=0).astype(np.float64)
+    world = World(method, 3, (20, 20))
+    projections = [world.step(vectors) @ expected / (expected @ expected) for _ in range(400)]
+    assert abs(np.mean(projections) - 1) < 5 * np.std(projections) / 400**0.5 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("method", [c.Float16(), c.TopK(0.5), c.PowerSGD(2), None], ids=str)
+def test_other_dtypes(method, dtype):
+    vectors = normals(2, 2000, dtype)
+    total = World(method and with_feedback(method), 2, (40, 50)).step(vectors)
+    assert total.dtype == dtype
+    if not isinstance(method, c.PowerSGD | c.TopK):
+        np.testing.assert_allclose(
+            total.astype(float), np.sum([v.astype(float) for v in vectors], 0), atol=2e-5, rtol=1e-2
+        )
+
+
+@pytest.mark.parametrize("method", ALL, ids=str)
+def test_one_ranks_nan_makes_the_sum_nan_and_the_next_step_is_sound(method):
+    world = World(with_feedback(method), 3, (50, 60))
+    world.step(normals(3, 3000))
+    vectors = normals(3, 3000)
+    vectors[1][2999] = np.nan
+    assert np.isnan(world.step(vectors)).all()
+    assert np.isfinite(world.step(normals(3, 3000))).all()
+
+
+def test_scheduled_to_nothing_what_was_unsent_is_sent():
+    world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
+    first, second = normals(2, 2000), normals(2, 2000)
+    summed = world.step(first) + world.step(second, choice=None)
+    np.testing.assert_allclose(summed, np.sum(first + second, axis=0), atol=1e-8)
+    assert not world.residuals().any()
+
+
+def test_nothing_is_lost_where_a_schedule_changes_methods():
+    """Between routes that keep residuals in different places, and at the end to none."""
+    choices = [c.Int8(), c.TopK(0.01), c.OneBit(), c.PowerSGD(2), c.DeepGradientCompression(0.05, 0.0), c.Int4(), None]
+    world = World(None, 3, (40, 50))
+    given, summed = np.zeros(2000), np.zeros(2000)
+    for choice in choices:
+        vectors = normals(3, 2000)
+        given += np.sum(vectors, axis=0)
+        summed += world.step(vectors, choice=choice and with_feedback(choice))
+        np.testing.assert_allclose(summed + world.residuals(), given, atol=1e-7)
+    assert not world.residuals().any()
+
+
+def test_fewer_workers():
+    world = World(c.FewerWorkers(2), 4, (2000,))
+    vectors = normals(4, 2000)
+    np.testing.assert_allclose(world.step(vectors), 2 * (vectors[0] + vectors[1]), rtol=1e-5, atol=1e-9)
+    compressed = World(c.FewerWorkers(1, c.RandomK(1.0)), 4, (2000,))
+    np.testing.assert_allclose(compressed.step(vectors), 4 * vectors[0], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ALL, ids=str)
+def test_bytes_are_counted(method):
+    """Payloads, that is; besides them go their lengths, 8 bytes each."""
+    world = World(with_feedback(method), 4, (100, 200))
+    world.step(normals(4, 20_000))
+    for state, communicator in zip(world.states, world.communicators, strict=True):
+        assert state.given_bytes == 80_000
+        assert state.plain_bytes == 120_000
+        assert 0 <= communicator.bytes_sent - state.sent_bytes <= 8 * 2 * 3
