@@ -173,7 +173,7 @@ def test_the_mean_of_many_is_the_vector(method):
     chi_squared = (mean_error[where] / (variance[where] / DRAWS)).sum()
     assert chi_squared < 126
     # Elsewhere an outcome is certain but for rounding, or another one too rare for a test of normal means.
-    assert np.sqrt(mean_error[~where]).max(initial=0) < 1e-4 * float(vector.max())
+    assert np.sqrt(mean_error[~where]).max(initial=0) < 1e-3 * float(vector.max())
     bound = method.variance(64)
     if bound:
         assert squares.sum() / DRAWS <= 1.1 * bound * float((vector.astype(np.float64) ** 2).sum())
