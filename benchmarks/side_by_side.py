@@ -26,14 +26,15 @@ def installed(module):
     return importlib.util.find_spec(module) is not None
 
 
-def measure(command, size=1, env=None, way="plain", cores=None):
-    """Runs a command, on one core a process, and returns what it reported.
+def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
+    """Runs a command, on one core a process, and returns what it reported last.
 
     Args:
         command: Python script and arguments.
         size: number of processes.
         env: more environment variables; a function of the rank, or a mapping.
         way: "plain" starts each process with its rank and size as arguments; "tfdist" and "mpiexec" by a launcher.
+        deadline: in seconds; None for none.
         cores: whether each process is pinned to a core; by default where there are enough.
     """
     available = sorted(os.sched_getaffinity(0))
@@ -60,13 +61,13 @@ def measure(command, size=1, env=None, way="plain", cores=None):
                 preexec_fn=lambda core=core: os.sched_setaffinity(0, core),
             )
         )
-    return reported(popens)
+    return reported(popens, deadline)
 
 
-def reported(popens):
+def reported(popens, deadline=600):
     """Waits for the processes of one measurement, and returns what one of them reported."""
     try:
-        outputs = [popen.communicate(timeout=600) for popen in popens]
+        outputs = [popen.communicate(timeout=deadline) for popen in popens]
     finally:
         for popen in popens:
             popen.kill()
