@@ -35,12 +35,15 @@ class World:
     def residuals(self):
         """Of all ranks, those of the parts and of their sums among them, in place."""
         total = np.zeros(self.states[0].shape).reshape(-1)
-        parts = reduction.partition(total.size, self.size)
         for rank, state in enumerate(self.states):
             total += state.arrays.get("residual", 0)
-            for other, part in enumerate(parts):
-                total[part] += state.part(f"for {other}").arrays.get("residual", 0)
-            total[parts[rank]] += state.part("sum").arrays.get("residual", 0)
+            begin = 0
+            for other in range(self.size):
+                residual = state.part(f"for {other}").arrays.get("residual", np.zeros(0))
+                total[begin : begin + residual.size] += residual
+                if other == rank and residual.size:
+                    total[begin : begin + residual.size] += state.part("sum").arrays.get("residual", 0)
+                begin += residual.size
         return total
 
 

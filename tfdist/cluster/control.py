@@ -60,6 +60,7 @@ class Control:
     Attributes:
         job: the job's unique name, once let in.
         failure: why the job cannot go on, as soon as it is known.
+        fails_first: whether this task is why, by an error of its own.
         departed: by rank, how many calls of each collective a task had made when it ended.
         names: by rank, what a task that ended is called.
         joined: by rank, how many calls of each collective a rank had made when it joined (`Engine.join`).
@@ -69,6 +70,7 @@ class Control:
         self.address = address
         self.job = ""
         self.failure: TfdistError | None = None
+        self.fails_first = False
         self.departed: dict[int, dict[str, int]] = {}
         self.names: dict[int, str] = {}
         self.joined: dict[int, dict[str, int]] = {}
@@ -231,7 +233,13 @@ class Control:
             if self.failure:
                 raise self.failure
             if late:
-                late(time.monotonic() - begin)
+                try:
+                    late(time.monotonic() - begin)
+                except TfdistError:
+                    with self._arrived:  # it may have objected to what came after the answer
+                        if number in self._replies:
+                            return self._replies.pop(number)
+                    raise
         raise RequestTimeoutError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
 
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
@@ -244,6 +252,17 @@ class Control:
     def attend(self, listener: Listener | None) -> None:
         """Whom the listening thread tells what the server asks and says about collectives."""
         self._listener = listener
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tells the other tasks why this one cannot go on."""
+        why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
+        self.send({"type": "fails", "why": why[:1000], "mismatch": isinstance(error, MismatchError)})
+
+    def after_fork(self) -> None:
+        """In a child process: the connection is the parent's, and must end with it."""
+        self._closing = True
+        if self._socket is not None:
+            self._socket.close()
 
     def leave(self, failed: str | None, counts: dict[str, int]) -> None:
         """Says farewell: how this task ended, and how far it came in each collective."""

@@ -15,6 +15,7 @@ import asyncio
 import json
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ class Server:
         member = Member(rank, claims, writer, time.monotonic())
         self.members[rank] = member
         answer = {"welcome": rank, "job": self.job.name}
-        proof = wire.prove(self.job.secret.encode(), "server", nonces, answer)
+        proof = wire.prove(self.job.secret.encode("utf-8", "surrogateescape"), "server", nonces, answer)
         member.send({**answer, "proof": proof})
         if self.failure:
             member.send(self.failure)
@@ -153,7 +154,7 @@ class Server:
 
     def _objection(self, hello: dict[str, Any], claims: dict[str, Any], nonces: tuple[str, str]) -> str | None:
         """Why a task may not come in, or None. The proof comes first: nobody else learns anything."""
-        expected = wire.prove(self.job.secret.encode(), "task", nonces, claims)
+        expected = wire.prove(self.job.secret.encode("utf-8", "surrogateescape"), "task", nonces, claims)
         if not wire.proven(hello.get("proof"), expected):
             return (
                 "wrong or missing secret: this task could not prove that it knows the job's secret. "
@@ -165,9 +166,10 @@ class Server:
                 "Install the same version on every task."
             )
         if claims.get("digest") != self.job.digest:
+            tasks = textwrap.shorten(", ".join(self.job.tasks), 1000, placeholder=" …")
             return (
                 "another cluster spec: this task's list of tasks differs from the chief's, which is: "
-                f"{', '.join(self.job.tasks)}. Give every task the same `cluster` in TF_CONFIG."
+                f"{tasks}. Give every task the same `cluster` in TF_CONFIG."
             )
         rank = claims.get("rank")
         if not isinstance(rank, int) or not 0 <= rank < self.size:
@@ -292,6 +294,10 @@ class Server:
             self._explain(float(message["seconds"]))
         elif kind == "leave":
             self._leave(member, message)
+        elif kind == "fails":
+            mismatch, why = message["mismatch"], str(message["why"])
+            told = why if mismatch else f"{self._name(member)} failed: {why}"
+            self._fail(member.rank, told, "mismatch" if mismatch else "lost")
         else:
             self._coordination.heard(member.rank, message)
             if kind == "state" and self._coordination.all_have_answered():

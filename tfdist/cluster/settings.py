@@ -56,7 +56,7 @@ def read_secret() -> bytes:
         ClusterSpecError: the file cannot be read or is empty.
     """
     if secret := os.environ.get("TFDIST_SECRET"):
-        return secret.encode()
+        return secret.encode("utf-8", "surrogateescape")
     if path := os.environ.get("TFDIST_SECRET_FILE"):
         try:
             secret_bytes = Path(path).read_bytes().strip()

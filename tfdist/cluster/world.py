@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist._version import __version__
@@ -50,6 +51,7 @@ class World:
         local_size: how many those are.
         engine: runs their collectives; None in a world of one.
         control: the connection to the rendezvous server; None in a world of one.
+        pid: of the process that joined; a forked child is no part of the world.
     """
 
     rank: int = 0
@@ -58,6 +60,7 @@ class World:
     local_size: int = 1
     engine: Engine | None = None
     control: Control | None = None
+    pid: int = field(default_factory=os.getpid)
 
     @property
     def is_chief(self) -> bool:
@@ -194,7 +197,21 @@ def _world_of(
         engine.timeline = timeline.Timeline(communicator.rank, engine.run("the clocks", clock_offset()))
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
     atexit.register(_leave, world, module, server, manager, _Watchdog())
+    os.register_at_fork(after_in_child=control.after_fork)
+    sys.excepthook = _telling_others(control, sys.excepthook)
     return world
+
+
+def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Says why this task ends as soon as it is known: the end itself may wait for threads of the user's."""
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if control.failure is None and not isinstance(error, TfdistError):  # those have been told already
+            control.fails_first = True
+            control.tell_failure(error)
+        original(kind, error, traceback)
+
+    return hook
 
 
 def _say_who_can_join(address: str) -> None:
@@ -237,11 +254,13 @@ def _leave(
     control, engine = world.control, world.engine
     assert control is not None
     assert engine is not None
+    if os.getpid() != world.pid:
+        return  # a forked child; the job is its parent's
     _write_timeline(engine)
     error = getattr(sys, "last_value", None)
     failed = control.failure is not None or engine.failure is not None or error is not None
     reason = f"{type(error).__name__}: {error}" if error is not None else None
-    if control.failure is not None or engine.failure is not None:
+    if (control.failure is not None or engine.failure is not None) and not control.fails_first:
         launcher.tell("a victim")
     control.leave(reason[:1000] if reason else None, engine.counts())
     if not failed:
@@ -277,4 +296,4 @@ def _await_others(world: World) -> bool:
             return False
         engine.communicator.progress()
         time.sleep(_FAREWELL_POLL_SECONDS)
-    return True
+    return control.failure is None

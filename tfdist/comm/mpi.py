@@ -191,10 +191,9 @@ class _Transfer:
                 return False
         elif not self._arrived(*self._expected):
             return False
-        self._request = None
         if self._then is not None:
-            self._then()
-        self._buffer = self._then = None
+            self._then()  # where this raises, the transfer has not completed
+        self._request = self._buffer = self._then = None
         return True
 
     def _arrived(self, source: int, nbytes: int) -> bool:

@@ -36,6 +36,24 @@ class Invitation(NamedTuple):
     token: bytes
 
 
+class _Region(NamedTuple):
+    """A part of the file that is mapped as one.
+
+    Attributes:
+        address: where, in this process.
+        start: its first byte in the file.
+        memory: all of it.
+    """
+
+    address: int
+    start: int
+    memory: np.ndarray
+
+
+_REGION_BYTES = 1 << 28
+"""The least that is mapped at once. Every mapping keeps a file descriptor; memory is only taken when it is touched."""
+
+
 class Arena(BufferPool):
     """A `BufferPool` whose memory the neighbours can read."""
 
@@ -44,8 +62,8 @@ class Arena(BufferPool):
         self._fd = os.memfd_create("tfdist")
         self._end = 0
         self._growing = threading.Lock()
-        self._addresses: list[int] = []
-        self._regions: list[tuple[int, np.ndarray]] = []
+        self._regions: tuple[_Region, ...] = ()  # by address; replaced as a whole, as `find` takes no lock
+        self._rest = np.empty(0, np.uint8)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._allocate(_TOKEN_BYTES)[:_TOKEN_BYTES] = np.frombuffer(self._token, np.uint8)
 
@@ -54,26 +72,35 @@ class Arena(BufferPool):
         return Invitation(os.getpid(), self._fd, self._token)
 
     def _allocate(self, nbytes: int) -> np.ndarray:
+        pages = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         with self._growing:
-            start = self._end
-            size = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            os.ftruncate(self._fd, start + size)
-            region = np.frombuffer(mmap.mmap(self._fd, size, offset=start), np.uint8)
-            self._end += size
-            at = bisect.bisect(self._addresses, region.ctypes.data)
-            self._regions.insert(at, (start, region))
-            self._addresses.insert(at, region.ctypes.data)
-            return region
+            if pages > self._rest.size:
+                self._rest = self._map(max(pages, _REGION_BYTES))
+            taken, self._rest = self._rest[:pages], self._rest[pages:]
+            return taken
+
+    def _map(self, nbytes: int) -> np.ndarray:
+        start = self._end
+        os.ftruncate(self._fd, start + nbytes)
+        memory = np.frombuffer(mmap.mmap(self._fd, nbytes, offset=start), np.uint8)
+        self._end += nbytes
+        region = _Region(memory.ctypes.data, start, memory)
+        self._regions = tuple(sorted((*self._regions, region), key=_address))
+        return memory
 
     def find(self, array: np.ndarray) -> Place | None:
         """Where an array lies in the file; None if it lies elsewhere."""
-        address = array.__array_interface__["data"][0]
-        at = bisect.bisect(self._addresses, address) - 1
+        address, regions = array.__array_interface__["data"][0], self._regions
+        at = bisect.bisect(regions, address, key=_address) - 1
         if at < 0:
             return None
-        start, region = self._regions[at]
-        within = address - self._addresses[at]
-        return Place(start, region.size, within) if within + array.nbytes <= region.size else None
+        begin, start, memory = regions[at]
+        within = address - begin
+        return Place(start, memory.size, within) if within + array.nbytes <= memory.size else None
+
+
+def _address(region: _Region) -> int:
+    return region.address
 
 
 class Neighbour:
@@ -87,9 +114,14 @@ class Neighbour:
     """
 
     def __init__(self, invitation: Invitation) -> None:
-        self._fd = os.open(f"/proc/{invitation.pid}/fd/{invitation.fd}", os.O_RDONLY)
+        path = f"/proc/{invitation.pid}/fd/{invitation.fd}"
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # it may be anything of a stranger's
         self._regions: dict[int, np.ndarray] = {}
-        if os.pread(self._fd, _TOKEN_BYTES, 0) != invitation.token:
+        try:
+            token = os.pread(self._fd, _TOKEN_BYTES, 0)
+        except OSError:
+            token = b""
+        if token != invitation.token:
             os.close(self._fd)
             raise OSError(f"process {invitation.pid} here is another one than there")
 

@@ -37,6 +37,10 @@ class _Wrapper(Linear):
         """See `Method`."""
         return self.method.payload_bytes(elements)
 
+    def granule(self, shape: tuple[int, ...] | None) -> int:
+        """See `Method`."""
+        return self.method.granule(shape)
+
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`."""
         return self.method.pack(vector, state)

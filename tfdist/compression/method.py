@@ -102,6 +102,14 @@ class Method(abc.ABC):
             body = self.pack(vector, state if state is not None else State())
         return payloads.write(Payload(self.number, vector.dtype, vector.size, body))
 
+    def encode_zeros(self, elements: int, dtype: np.dtype, state: State) -> np.ndarray:
+        """As `encode`, of zeros, in a state of their own."""
+        return self.encode(np.zeros(elements, dtype), State(shape=state.shape))
+
+    def granule(self, shape: tuple[int, ...] | None) -> int:
+        """So many consecutive elements of a tensor belong together, and go to one rank on `Route.EXCHANGE`."""
+        return 1
+
     def decode(self, payload: np.ndarray, out: np.ndarray | None = None, combine: np.ufunc | None = None) -> np.ndarray:
         """Reads a payload.
 

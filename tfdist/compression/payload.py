@@ -95,5 +95,13 @@ def read(written: np.ndarray, method: int, elements: int | None = None) -> Paylo
     return Payload(number, np.dtype(f"f{itemsize}"), count, None if flags else body)
 
 
+def without_filling(written: np.ndarray) -> np.ndarray:
+    """The bytes of a payload that may have been filled up to a length agreed on."""
+    if len(written) < HEADER_BYTES:
+        return written
+    length = _HEADER.unpack(written[: _HEADER.size].tobytes())[-1]
+    return written[: HEADER_BYTES + length]
+
+
 def _checksum(header: bytes, body: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(body).data, zlib.crc32(header))

@@ -47,6 +47,10 @@ class _Quantizer(Method):
         blocks = -(-elements // self.block)
         return payload.HEADER_BYTES + 4 * blocks + -(-elements * self._bits // 8)
 
+    def granule(self, shape: tuple[int, ...] | None) -> int:
+        """See `Method`."""
+        return self.block
+
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. The body is all scales (float32), and then all levels, packed."""
         generator = state.generator() if self._rounds_at_random() else None

@@ -13,6 +13,7 @@ from tfdist.collectives.all_to_all import all_to_all
 from tfdist.collectives.schedule import Plan, Schedule, partition
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
+from tfdist.compression import payload as payloads
 from tfdist.compression.method import Linear, Method, Route, as_working, is_finite
 from tfdist.compression.policy import Choice, FewerWorkers
 from tfdist.compression.state import State
@@ -67,9 +68,7 @@ def _begin(choice: Method | None, vector: np.ndarray, out: np.ndarray, state: St
     if choice.route is Route.GATHER:
         return _gather(choice, choice.encode(vector, state), vector.dtype, out, state)
     if choice.route is Route.EXCHANGE:
-        parts = partition(vector.size, state.size)
-        encoded = [choice.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
-        return _exchange(choice, encoded, vector.dtype, out, state)
+        return _exchange(choice, vector, out, state)
     assert isinstance(choice, Linear)
     return _add_up(choice, vector, out, state, choose)
 
@@ -82,10 +81,16 @@ def _with_unsent(vector: np.ndarray, state: State, choice: Method | None) -> np.
     if choice is None or choice.route is Route.EXCHANGE:
         kept.append((slice(None), state.arrays.pop("residual", None)))
     if (choice is None or choice.route is not Route.EXCHANGE) and state.has_parts:
-        parts = partition(vector.size, state.size)
-        for rank, part in enumerate(parts):
-            kept.append((part, state.part(f"for {rank}").arrays.pop("residual", None)))
-        kept.append((parts[state.rank], state.part("sum").arrays.pop("residual", None)))
+        begin = 0
+        for rank in range(state.size):
+            residual = state.part(f"for {rank}").arrays.pop("residual", None)
+            if residual is None:
+                continue
+            part = slice(begin, begin + residual.size)
+            kept.append((part, residual))
+            if rank == state.rank:
+                kept.append((part, state.part("sum").arrays.pop("residual", None)))
+            begin = part.stop
     unsent = [(part, array) for part, array in kept if array is not None]
     if unsent:
         vector = vector.copy()
@@ -134,33 +139,50 @@ def _gather(method: Method, own: np.ndarray, dtype: np.dtype, out: np.ndarray, s
     return schedule
 
 
-def _exchange(method: Method, encoded: list[np.ndarray], dtype: np.dtype, out: np.ndarray, state: State) -> Plan:
-    """Each rank adds its part of all vectors; then all get every part's sum."""
+def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Plan:
+    """Each rank adds its part of all vectors; then all get every part's sum.
+
+    Payloads of one method and length are equally long on all ranks, so that nobody need tell; only those of what is not
+    finite are shorter, and are filled up.
+    """
+    dtype = vector.dtype
+    parts = _parts(vector.size, state.size, method.granule(state.shape))
+    encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
+    sizes = [
+        payload.size if is_finite(vector[part]) else method.encode_zeros(part.stop - part.start, dtype, state).size
+        for part, payload in zip(parts, encoded, strict=True)
+    ]
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        parts = partition(out.size, comm.size)
-        # Payloads of one method and size are equally long; only empty bodies, of what is not finite, are shorter.
-        lengths = np.array([[payload.size] for payload in encoded], np.int64)
-        theirs = np.zeros_like(lengths)
-        yield from all_to_all(list(lengths), list(theirs))(comm, tag)
-        arrived = [np.empty(int(length), np.uint8) for length in theirs[:, 0]]
-        yield from all_to_all(encoded, arrived)(comm, tag)
+        arrived = [np.empty(sizes[comm.rank], np.uint8) for _ in parts]
+        yield from all_to_all([_filled_up(one, size) for one, size in zip(encoded, sizes, strict=True)], arrived)(
+            comm, tag
+        )
         own = parts[comm.rank]
-        merged = method.merge(arrived, own.stop - own.start, dtype, state.part("sum"))
-        sizes = np.zeros(comm.size, np.int64)
-        sizes[comm.rank] = merged.size
-        yield from all_gather([sizes[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
-        sums = [merged if rank == comm.rank else np.empty(int(size), np.uint8) for rank, size in enumerate(sizes)]
+        given = [payloads.without_filling(payload) for payload in arrived]
+        merged = method.merge(given, own.stop - own.start, dtype, state.part("sum"))
+        sums = [np.empty(size, np.uint8) for size in sizes]
+        sums[comm.rank] = _filled_up(merged, sizes[comm.rank])
         yield from all_gather(sums)(comm, tag)
-        state.sent_bytes += sum(one.size for rank, one in enumerate(encoded) if rank != comm.rank)
-        state.sent_bytes += sum(one.size for rank, one in enumerate(sums) if rank != (comm.rank + 1) % comm.size)
+        state.sent_bytes += sum(size for rank, size in enumerate(sizes) if rank != comm.rank)
+        state.sent_bytes += sum(size for rank, size in enumerate(sizes) if rank != (comm.rank + 1) % comm.size)
         filled = [(part, payload) for part, payload in zip(parts, sums, strict=True) if part.stop > part.start]
         for part, payload in filled:
-            _written(out[part], dtype, functools.partial(method.decode, payload))
+            _written(out[part], dtype, functools.partial(method.decode, payloads.without_filling(payload)))
         if any(np.isnan(out[part.start]) for part, _ in filled):
             out.fill(np.nan)  # on any other route, too, all of the tensor is, or nothing
 
     return schedule
+
+
+def _parts(elements: int, ranks: int, granule: int) -> list[slice]:
+    """A part for each rank, of whole granules but for the end."""
+    granules = partition(-(-elements // granule), ranks)
+    return [slice(min(part.start * granule, elements), min(part.stop * granule, elements)) for part in granules]
+
+
+def _filled_up(payload: np.ndarray, size: int) -> np.ndarray:
+    return payload if payload.size == size else np.pad(payload, (0, size - payload.size))
 
 
 def _add_up(method: Linear, vector: np.ndarray, out: np.ndarray, state: State, choose: Chooser) -> Plan:

@@ -35,6 +35,10 @@ class OneBit(Method):
         """See `Method`."""
         return HEADER_BYTES + 4 + 8 * -(-elements // _SHORTEST_COLUMN) + -(-elements // 8)
 
+    def granule(self, shape: tuple[int, ...] | None) -> int:
+        """See `Method`."""
+        return _column(shape)
+
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. The body is the length of a column (uint32), two means per column (float32), and the signs."""
         column = _column(state.shape)

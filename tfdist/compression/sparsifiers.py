@@ -219,7 +219,8 @@ class DeepGradientCompression(Sparsifier):
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`."""
         if self.clip_norm is not None:
-            norm = float(np.linalg.norm(vector))
+            norm = float(np.linalg.norm(vector, np.inf))
+            norm *= float(np.linalg.norm(vector / vector.dtype.type(norm))) if norm else 0.0
             bound = self.clip_norm / state.size**0.5
             vector = vector * vector.dtype.type(bound / norm) if norm > bound else vector
         residual = state.array("residual", vector)

@@ -56,7 +56,7 @@ class State:
     def part(self, name: str) -> State:
         """The state of a part of the tensor, which is encoded on its own."""
         if name not in self._parts:
-            self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed)
+            self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed, self.shape)
         part = self._parts[name]
         part.step = self.step
         return part

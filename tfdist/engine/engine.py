@@ -173,9 +173,11 @@ class Engine:
         return self._attendance.join()
 
     def fail(self, error: TfdistError) -> None:
-        """Makes every wait, now and later, raise the error."""
+        """Makes every wait, now and later, raise the error; and tells the other ranks, if they do not know."""
         if self._failure is None:
             self._failure = error
+            if self.control and self.control.failure is None:
+                self.control.tell_failure(error)
 
     def close(self) -> None:
         """Ends the progress thread."""
@@ -258,7 +260,7 @@ class Engine:
                     answer = self.control.request(
                         "agree",
                         self._timeouts.collective,
-                        patience.tell,
+                        patience.check,
                         key=key,
                         signature=signature,
                         members=pending.members,
@@ -267,6 +269,9 @@ class Engine:
                     late = patience.too_late()
                     self.fail(late)
                     raise late from None
+                except TfdistError as error:
+                    self.fail(error)
+                    raise
                 finally:
                     self._asking.remove(pending)
                     patience.over()
@@ -311,6 +316,8 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            if self._failure:
+                raise self._failure  # a schedule that has failed must not be resumed
             moved = False
             with self._explained(), np.errstate(all="ignore"):
                 for pending in list(self._active):
@@ -339,9 +346,12 @@ class Engine:
         """Whose fault a broken transfer is: the rendezvous server usually knows a moment later."""
         try:
             yield
-        except (RuntimeError, OSError) as error:  # MPI's, and this package's own
-            if isinstance(error, TfdistError):
-                self.fail(error)
+        except TfdistError as error:
+            self.fail(error)
+            raise
+        except Exception as error:
+            if not type(error).__module__.startswith("mpi4py"):
+                self.fail(TfdistError(f"rank {self.rank} failed in a collective: {type(error).__name__}: {error}"))
                 raise
             end = time.monotonic() + _EXPLANATION_SECONDS
             while self.control and not self.control.failure and time.monotonic() < end:
@@ -352,9 +362,6 @@ class Engine:
             )
             self.fail(explanation)
             raise explanation from error
-        except Exception as error:
-            self.fail(TfdistError(f"rank {self.rank} failed in a collective: {type(error).__name__}: {error}"))
-            raise
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

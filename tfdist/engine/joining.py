@@ -68,6 +68,7 @@ class Attendance:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._invitations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._early: list[dict[str, Any]] = []
         self._last: int | None = None
 
     def join(self) -> int:
@@ -90,9 +91,15 @@ class Attendance:
     def _stand_in(self, call: dict[str, Any]) -> None:
         engine = self._engine
         engine.learn(call["key"], call["number"])
-        if engine.calls_of(call["number"]) == call["call"]:  # else an earlier invitation to it has been followed
+        begun = engine.calls_of(call["number"])
+        if begun < call["call"]:
+            self._early.append(call)  # the invitation to the call before it is on its way
+        elif begun == call["call"]:  # else an earlier invitation to it has been followed
             members = call["members"] and tuple(call["members"])
             engine.post(call["key"], plan_of(call["stand_in"]), members=members, overlaps=False)
+            early, self._early = self._early, []
+            for other in early:
+                self._stand_in(other)
 
     def invite(self, call: dict[str, Any], stand_in: dict[str, Any] | None) -> None:
         """Invites the ranks that have joined to a call that this rank has posted, if that is its office.
@@ -106,13 +113,15 @@ class Attendance:
         if control is None or not control.joined or stand_in is None:
             return
         joined = dict(control.joined)
-        if engine.rank != min(set(range(engine.size)) - set(joined), default=-1):
+        if call["number"] is None:
+            return  # the ranks are agreeing on it; `post` invites when they have
+        members = range(engine.size) if call["members"] is None else call["members"]
+        if engine.rank != min(set(members) - set(joined), default=-1):
             return
         absent = [
             rank
             for rank, counts in joined.items()
-            if (call["members"] is None or rank in call["members"])
-            and counts.get(str(call["number"]), 0) <= call["call"]
+            if rank in members and counts.get(str(call["number"]), 0) <= call["call"]
         ]
         if absent:
             control.send({"type": "invite", "to": absent, "stand_in": stand_in, **call})

@@ -58,7 +58,7 @@ class Patience:
                     f"rank {self._rank} waits in {self._pending.key} (call {self._pending.call + 1}), but "
                     f"{self._control.names[rank]} has ended its script without it. Every rank must take the same steps."
                 )
-        if self._pending.stand_in is None:
+        if self._pending.stand_in is None and self._pending.number is not None:
             for rank, counts in list(self._control.joined.items()):
                 if self._is_missing(rank, counts):
                     raise PeerLostError(
@@ -94,5 +94,7 @@ class Patience:
 
     def _is_missing(self, rank: int, counts: dict[str, int]) -> bool:
         """Whether a rank, which has made so many calls and makes no more, belongs here."""
-        takes_part = self._pending.members is None or rank in self._pending.members
-        return takes_part and counts.get(str(self._pending.number), 0) <= self._pending.call
+        pending = self._pending
+        takes_part = pending.members is None or rank in pending.members
+        agreeing = pending.number is None  # on what the key's number is: it did not stay for the answer
+        return takes_part and (agreeing or counts.get(str(pending.number), 0) <= pending.call)

@@ -1,0 +1,115 @@
+"""How processes end, and what the others see of it; TEST_CASE names one way."""
+
+import os
+import sys
+import threading
+
+import numpy as np
+
+from tfdist.cluster import discovery, world
+from tfdist.cluster.settings import Timeouts
+from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.engine import joining
+from tfdist.errors import TfdistError
+
+joined = world.join(discovery.discover(None), Timeouts.from_environment())
+engine, rank, size = joined.engine, joined.rank, joined.size
+
+
+def sum_of_ones(key, members=None):
+    total = np.ones(4)
+    stand_in = joining.sum_of(4, total.dtype, "ring")
+    engine.run(key, ALGORITHMS["ring"](total), members=members, stand_in=stand_in)
+    return total[0]
+
+
+def new_key_after_an_end():
+    """Rank 0 has ended its script when rank 1 begins something new."""
+    if rank == 1:
+        while 0 not in joined.control.departed:
+            threading.Event().wait(0.01)
+        try:
+            sum_of_ones("new")
+        except TfdistError as error:
+            print("GOT", error, flush=True)
+
+
+def caught_failure():
+    """Rank 1 fails by itself in a collective, and catches that."""
+
+    def failing(comm, tag):
+        yield ()
+        raise MemoryError("no more")
+
+    sum_of_ones("known")
+    try:
+        if rank == 1:
+            engine.run("known", failing)
+        else:
+            sum_of_ones("known")
+    except (TfdistError, MemoryError) as error:
+        print("GOT", type(error).__name__, error, flush=True)
+    sys.exit(3)
+
+
+def new_key_while_one_joins():
+    """Rank 1 has joined when the others are agreeing on a new key, and while they are."""
+    if rank == 1:
+        engine.join()
+    else:
+        for number in range(20):
+            assert sum_of_ones(f"new {number}") == size - 1
+        engine.join()
+    print("DONE", flush=True)
+
+
+def group_of_some():
+    """In a group of ranks 1 and 2, rank 2 has joined; rank 0, which is no member, has not."""
+    if rank == 2:
+        engine.join()
+    elif rank == 1:
+        while 2 not in joined.control.joined:
+            threading.Event().wait(0.01)
+        assert sum_of_ones("in a group", members=(1, 2)) == 1
+        joined.control.send({"type": "put", "key": "rank 1 is through", "value": "yes"})
+        engine.join()
+    else:
+        while joined.control.request("get", key="rank 1 is through")["value"] is None:
+            pass
+        engine.join()
+    print("DONE", flush=True)
+
+
+def thread_that_stays():
+    """Rank 1's script fails while a thread of its own keeps its process from ending."""
+    if rank == 1:
+        threading.Thread(target=threading.Event().wait).start()
+        raise ValueError("a mistake")
+    try:
+        sum_of_ones("known")
+    except TfdistError as error:
+        print("GOT", error, flush=True)
+
+
+def forked_child():
+    """A child that rank 1 forks ends in the ordinary way; another lives on. Neither counts as the rank."""
+    if rank == 1:
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+    assert sum_of_ones("known") == size
+    if rank == 1:
+        parent = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == parent:
+                threading.Event().wait(0.01)
+            threading.Event().wait(5)
+            os._exit(0)
+        os.kill(parent, 9)
+    try:
+        sum_of_ones("known")
+    except TfdistError as error:
+        print("GOT", error, flush=True)
+
+
+globals()[os.environ["TEST_CASE"]]()

@@ -1,0 +1,52 @@
+"""Processes that end, fail, join or fork at awkward moments: the others are told the truth, and soon."""
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = [str(harness.PROGRAMS / "endings.py")]
+
+
+def outputs_of(case, codes, left=False):
+    with harness.started(PROGRAM, len(codes), {"TEST_CASE": case}) as processes:
+        ended = processes.wait(30)
+        outputs = processes.outputs()
+        assert [end.code for end in ended] == codes, outputs
+    if not left:
+        harness.assert_nothing_left()
+    return [end.output for end in ended]
+
+
+def test_a_rank_has_ended_when_another_begins_something_new():
+    assert "rank 1 waits in new (call 1), but rank 0" in outputs_of("new_key_after_an_end", [0, 0])[1]
+
+
+def test_a_failure_that_its_rank_catches_reaches_the_others():
+    outputs = outputs_of("caught_failure", [3, 3])
+    assert "GOT MemoryError no more" in outputs[1]
+    assert "GOT PeerLostError rank 1" in outputs[0]
+    assert "failed: rank 1 failed in a collective: MemoryError: no more" in outputs[0]
+
+
+def test_a_rank_joins_while_others_use_new_keys():
+    for output in outputs_of("new_key_while_one_joins", [0, 0, 0]):
+        assert "DONE" in output
+
+
+def test_a_member_of_a_group_joins_and_a_stranger_does_not():
+    for output in outputs_of("group_of_some", [0, 0, 0]):
+        assert "DONE" in output
+
+
+def test_a_rank_fails_but_cannot_end():
+    with harness.started(PROGRAM, 2, {"TEST_CASE": "thread_that_stays"}) as processes:
+        assert processes.popens[0].wait(30) == 0, processes.outputs()
+        assert "failed: ValueError: a mistake" in processes.output(0)
+
+
+def test_a_forked_child_is_not_the_rank():
+    outputs = outputs_of("forked_child", [0, -9], left=True)
+    assert "rank 1" in outputs[0]
+    assert "died (its connection closed without a farewell)" in outputs[0]
