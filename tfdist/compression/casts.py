@@ -17,12 +17,15 @@ _SEGMENT = 1 << 18
 """Elements at a time: so many that calling TensorFlow costs nothing beside the cast."""
 
 
+_WORTH_A_CALL = 1 << 15
+"""Elements from which on TensorFlow's casts of float16 and float8 are quicker than NumPy's, calls included."""
+
 _LARGEST_EXPONENT = 120
 """Of a scale: both it and what it is the inverse of are float32 numbers."""
 
 
 class _Cast(Method):
-    """Casts to a narrower floating-point type, by TensorFlow's kernels: 10 times as fast as NumPy's, on one core.
+    """Casts to a narrower floating-point type.
 
     Attributes:
         stochastic: whether to round up or down at random, so that the mean is exact, and not to the nearest.
@@ -47,15 +50,15 @@ class _Cast(Method):
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. Finite values beyond the type's range become its largest."""
-        return self._cast(vector, state)
+        return self._narrowed(vector, state)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
         narrow = body.view(self.dtype)
         for segment in segments(out.size, _SEGMENT):
-            store(out[segment], _by_tensorflow(narrow[segment], out.dtype), combine)
+            store(out[segment], _cast(narrow[segment], out.dtype), combine)
 
-    def _cast(self, vector: np.ndarray, state: State, factor: float = 1.0) -> np.ndarray:
+    def _narrowed(self, vector: np.ndarray, state: State, factor: float = 1.0) -> np.ndarray:
         body = np.empty(vector.size * self.dtype.itemsize, np.uint8)
         narrow = body.view(self.dtype)
         generator = state.generator() if self.stochastic else None
@@ -70,7 +73,7 @@ class _Cast(Method):
                 wide = np.concatenate([round_stochastically(wide[part], self.dtype, generator) for part in small])
             if not within or generator is not None:
                 wide = np.clip(wide, -largest, largest)
-            narrow[segment] = _by_tensorflow(wide, self.dtype)
+            narrow[segment] = _cast(wide, self.dtype)
         return body
 
 
@@ -147,7 +150,7 @@ class Float8(_Cast):
             exponent = math.floor(math.log2(float(ml_dtypes.finfo(self.dtype).max) / largest))
         exponent = max(-_LARGEST_EXPONENT, min(exponent, _LARGEST_EXPONENT))
         head = np.frombuffer(np.int32(exponent).tobytes(), np.uint8)
-        return np.concatenate([head, self._cast(vector, state, 2.0**exponent)])
+        return np.concatenate([head, self._narrowed(vector, state, 2.0**exponent)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
@@ -186,7 +189,10 @@ def _largest(vector: np.ndarray) -> np.floating:
     return max(vector.max(), -vector.min())
 
 
-def _by_tensorflow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Casts where that is quickest: NumPy's of bfloat16 are as fast as TensorFlow's, whose calls cost 0.2 ms."""
+    if array.size < _WORTH_A_CALL or ml_dtypes.bfloat16 in (array.dtype, dtype):
+        return array.astype(dtype)
     import tensorflow as tf
 
     from tfdist.engine.tensors import to_tensor
