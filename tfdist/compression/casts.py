@@ -176,9 +176,11 @@ def round_stochastically(vector: np.ndarray, dtype: np.dtype, generator: np.rand
     # The bits of a float are in the order of its magnitude: a random amount below the last bit kept carries into it.
     bits = (vector.view(word) + noise) & ~word.type((1 << dropped) - 1)
     rounded = bits.view(vector.dtype)
+    if limits.minexp == np.finfo(vector.dtype).minexp:
+        return rounded
     smallest_normal = vector.dtype.type(2.0**limits.minexp)
     subnormal = np.flatnonzero(np.abs(vector) < smallest_normal)
-    if subnormal.size:  # these are evenly spaced, unlike those of the wider type
+    if subnormal.size:  # these are evenly spaced, where those of the wider type are not
         spacing = vector.dtype.type(2.0 ** (limits.minexp - limits.nmant))
         chances = noise[subnormal].astype(vector.dtype) * vector.dtype.type(2.0**-dropped)
         rounded[subnormal] = np.floor(vector[subnormal] / spacing + chances) * spacing

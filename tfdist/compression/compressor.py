@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ class Compressed:
     """A tensor that is compressed, at least in some steps.
 
     Attributes:
+        path: of its variable.
         schedule: what is done in which step.
         state: what is kept of it.
     """
 
+    path: str
     schedule: Schedule
     state: State
 
@@ -76,18 +79,18 @@ class Compressor:
             path, shape = self._variables[identity]
             floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
             schedule = policy.chosen(self._policy, path, shape) if floating else None
-            self._tensors[identity] = None if schedule is None else Compressed(schedule, self._new_state(path, shape))
+            self._tensors[identity] = None if schedule is None else Compressed(path, schedule, self._new_state(shape))
         return self._tensors[identity]
 
-    def _new_state(self, path: str, shape: tuple[int, ...]) -> State:
-        namesakes = sum(state.name.partition(" #")[0] == path for state in self._states())
-        name = f"{path} #{namesakes + 1}" if namesakes else path
+    def _new_state(self, shape: tuple[int, ...]) -> State:
+        # Known by its place: the paths of variables hold numbers that count what a process has built.
+        name = str(len(self._states()))
         state = State(name, self._rank, self._size, self._seed, shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
         return state
 
-    def _states(self) -> Iterable[State]:
+    def _states(self) -> list[State]:
         return [tensor.state for tensor in self._tensors.values() if tensor is not None]
 
     # What is reported.
@@ -95,12 +98,13 @@ class Compressor:
     def traffic(self) -> dict[str, dict[str, int]]:
         """By the variables' paths: bytes of their gradients, bytes sent, and bytes that a ring would have sent."""
         return {
-            state.name: {
-                "given_bytes": state.given_bytes,
-                "sent_bytes": state.sent_bytes,
-                "plain_bytes": state.plain_bytes,
+            tensor.path: {
+                "given_bytes": tensor.state.given_bytes,
+                "sent_bytes": tensor.state.sent_bytes,
+                "plain_bytes": tensor.state.plain_bytes,
             }
-            for state in self._states()
+            for tensor in self._tensors.values()
+            if tensor is not None
         }
 
     # What is saved.
@@ -116,9 +120,8 @@ class Compressor:
             prefix: the checkpoint's path.
         """
         arrays: dict[str, Any] = {
-            f"{index}/{kept}": array for index, state in enumerate(self._states()) for kept, array in state.saved()
+            f"{state.name}/{kept}": array for state in self._states() for kept, array in state.saved()
         }
-        arrays["names"] = np.array([state.name for state in self._states()], str)
         path = self.file(prefix)
         partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
         try:
@@ -146,15 +149,13 @@ class Compressor:
             return 0
         try:
             with np.load(path) as arrays:
-                names = arrays["names"].tolist()
                 for key in arrays.files:
-                    index, _, kept = key.partition("/")
-                    if kept:
-                        self._restored.setdefault(names[int(index)], {})[kept] = arrays[key]
-        except (ValueError, KeyError, IndexError, zlib.error) as error:
+                    name, _, kept = key.partition("/")
+                    self._restored.setdefault(name, {})[kept] = arrays[key]
+            steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
+        except (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             self._restored.clear()
             raise OSError(f"{path} does not hold the state of compression ({error}); delete it to begin anew") from None
-        steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
         return 1 + zlib.crc32(repr(steps).encode())
 
     def adopt(self) -> None:

@@ -119,6 +119,7 @@ def _restore_for_all(callback: Any, extended: AllReduceExtended) -> None:
     def end_own(logs: Any = None) -> None:
         if compressor is not None and callback.delete_checkpoint:
             compressor.file(_backup(callback)).unlink(missing_ok=True)
+            exchange.barrier()  # the chief removes the folder, which may be the same one
         if chief:
             end(logs)
 

@@ -1,0 +1,77 @@
+"""What a process keeps of its compressed tensors: which, and how it is saved."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tfdist import compression as c
+from tfdist.compression.compressor import Compressor
+
+
+def gradient(dtype="float32"):
+    return SimpleNamespace(dtype=SimpleNamespace(name=dtype))
+
+
+def made():
+    compressor = Compressor(c.TopK(0.1), rank=1, size=2)
+    compressor.know({"a": ("dense/kernel", (50, 40)), "b": ("dense/bias", (40,)), "c": ("conv/kernel", (5, 5, 8, 8))})
+    return compressor
+
+
+def states(compressor):
+    return [compressor.tensor(one, gradient()).state for one in ("a", "c")]
+
+
+def test_tensors_are_those_of_the_policy():
+    compressor = made()
+    assert compressor.tensor("b", gradient()) is None
+    assert compressor.tensor("a", gradient("int32")) is None
+    assert made().tensor("a", gradient("bfloat16")) is not None
+    first, second = states(made())
+    assert (first.shape, first.rank, first.size, second.shape) == ((50, 40), 1, 2, (5, 5, 8, 8))
+    assert states(compressor := made())[0] is states(compressor)[0]
+    assert list(compressor.traffic()) == ["dense/kernel", "conv/kernel"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_is_saved_is_restored(tmp_path, late):
+    compressor = made()
+    first, second = states(compressor)
+    first.step, second.step = 3, 3
+    first.array("residual", np.ones(2000, np.float32))[...] = 7
+    second.part("for 1").array("residual", np.ones(5, np.float64))[...] = 8
+    compressor.save(tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras.compression-1-of-2.npz"]
+    again = made()
+    if not late:
+        states(again)[0].array("residual", np.ones(3, np.float32))
+    assert again.load(tmp_path / "model.keras") == made().load(tmp_path / "model.keras") != 0
+    if not late:
+        again.adopt()
+    first, second = states(again)
+    assert (first.step, second.step) == (3, 3)
+    np.testing.assert_array_equal(first.array("residual", np.ones(2000, np.float32)), 7)
+    np.testing.assert_array_equal(second.part("for 1").array("residual", np.ones(5, np.float64)), 8)
+    again.forget()
+    assert not first.arrays
+    assert first.step == 0
+
+
+def test_other_steps_give_another_number(tmp_path):
+    numbers = []
+    for step in (1, 2):
+        compressor = made()
+        for state in states(compressor):
+            state.step = step
+        compressor.save(tmp_path / "x")
+        numbers.append(made().load(tmp_path / "x"))
+    assert numbers[0] != numbers[1]
+
+
+def test_no_file_and_a_damaged_one(tmp_path):
+    compressor = made()
+    assert compressor.load(tmp_path / "x") == 0
+    compressor.file(tmp_path / "x").write_bytes(b"PK nonsense")
+    with pytest.raises(OSError, match="delete it to begin anew"):
+        compressor.load(tmp_path / "x")

@@ -1,0 +1,184 @@
+"""Training with compressed gradients: accuracy on digits, equality of ranks, what is reported, saved and refused."""
+
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tfdist
+from tfdist import compression as c
+
+FOLDER = sys.argv[1]
+digits = load_digits()
+x, y = (digits.images / 16.0).astype("float32").reshape(-1, 64), digits.target
+METHODS = {
+    "none": None,
+    "Float16": c.Float16(),
+    "BFloat16": c.BFloat16(stochastic=True),
+    "Float8": c.Float8(),
+    "Int8": c.Int8(),
+    "Int4": c.Int4(),
+    "QSGD": c.QSGD(),
+    "TernGrad": c.TernGrad(block=256),
+    "OneBit": c.OneBit(),
+    "SignSGD": c.SignSGD(),
+    "RandomK": c.ErrorFeedback(c.RandomK(0.25)),
+    "TopK": c.TopK(0.02),
+    "Threshold": c.Threshold(0.005),
+    "DGC": c.DeepGradientCompression(0.02, momentum=0.9, warmup_steps=10),
+    "Strom": c.Strom(density=0.02),
+    "Atomo": c.Atomo(0.25),
+    "AtomoSVD": c.AtomoSVD(3),
+    "PowerSGD": c.PowerSGD(4),
+    "schedule": c.Schedule({0: c.FewerWorkers(1), 10: None, 20: c.TopK(0.1), 60: c.Int8()}),
+    "by name": c.by_name({"bias": None, "dense": c.QSGD()}, otherwise=c.by_size({0: None, 500: c.TopK(0.1)})),
+}
+
+
+def trained(compression, epochs=8, momentum=0.9, callbacks=(), seed=1):
+    keras.utils.set_random_seed(seed)
+    strategy = tfdist.AllReduceStrategy(compression=compression)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(64, "relu")]
+        )
+        model.add(keras.layers.Dense(10))
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=momentum),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    history = model.fit(x[:1500], y[:1500], batch_size=128, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    return strategy, model, history
+
+
+def assert_alike(strategy, model):
+    """Weights are equal to the last bit on all ranks."""
+    for variable in model.trainable_variables:
+        bits = tf.bitcast(tf.reshape(tf.convert_to_tensor(variable), [1, -1]), tf.int32)
+        everyone = strategy.extended.exchange.all_gather(bits).numpy()
+        np.testing.assert_array_equal(everyone, everyone[:1].repeat(strategy.size, 0))
+
+
+def accuracies():
+    results = {}
+    for name, method in METHODS.items():
+        reporter = tfdist.callbacks.Communication()
+        strategy, model, _ = trained(method, momentum=0.0 if name == "DGC" else 0.9, callbacks=[reporter])
+        assert_alike(strategy, model)
+        accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)[1]
+        ratio = reporter.history.get("compression_ratio", [1.0])[-1]
+        results[name] = {"accuracy": accuracy, "ratio": ratio, "layers": sorted(strategy.compression())}
+        if method is not None:
+            given = sum(one["given_bytes"] for one in strategy.compression().values())
+            assert given % (4 * 64 * 64) == 0, given
+    if strategy.rank == 0:
+        print("RESULT", json.dumps(results), flush=True)
+
+
+class Ends(keras.callbacks.Callback):
+    """Interrupts training after an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._epoch:
+            raise RuntimeError("interrupted")
+
+
+def goes_on():
+    """Training that was interrupted goes on with the residuals and steps that it had; afterwards its files are gone."""
+    for name in ("TopK", "Int8", "PowerSGD", "RandomK"):
+        backup = os.path.join(FOLDER, f"backup-{name}")
+        with pytest.raises(RuntimeError, match="interrupted"):
+            trained(METHODS[name], 4, callbacks=[keras.callbacks.BackupAndRestore(backup), Ends(2)])
+        restored = keras.callbacks.BackupAndRestore(backup)
+        strategy, model, _ = trained(METHODS[name], 4, callbacks=[restored], seed=2)
+        assert_alike(strategy, model)
+        states = [tensor.state for tensor in strategy.extended.compressor._tensors.values() if tensor]
+        assert {state.step for state in states} == {4 * 12}, [state.step for state in states]
+        assert not [file for file in os.listdir(FOLDER) if "compression-" in file]
+
+
+def saved():
+    """Residuals go with a saved model, and are refused where a rank's are missing or of another step."""
+    strategy, model, _ = trained(METHODS["TopK"], epochs=1)
+    path = os.path.join(FOLDER, "model.keras")
+    model.save(path)
+    kept = strategy.extended.compressor.file(path)
+    assert kept.exists(), kept
+    compressor = tfdist.AllReduceStrategy(compression=METHODS["TopK"]).extended.compressor
+    again = tfdist.AllReduceStrategy(compression=METHODS["TopK"])
+    again.restore_compression(path)
+    with again.scope():
+        loaded = keras.models.load_model(path)
+    loaded.fit(x[:128], y[:128], batch_size=128, verbose=0)
+    steps = {tensor.state.step for tensor in again.extended.compressor._tensors.values() if tensor}
+    assert steps == {13}, steps
+    strategy.extended.bridge.all_reduce([tf.constant(1)])  # all have read
+    if strategy.rank == 1:
+        kept.unlink()
+    again.restore_compression(path)
+    steps = {tensor.state.step for tensor in again.extended.compressor._tensors.values() if tensor}
+    assert steps == {0}, steps
+    assert compressor is not None
+
+
+def not_finite():
+    """One rank's NaN reaches the optimizer of every rank, which skips the step; the next one is sound."""
+    for name in ("TopK", "Int8", "PowerSGD", "SignSGD"):
+        strategy = tfdist.AllReduceStrategy(compression=METHODS[name])
+        with strategy.scope():
+            weights = keras.Variable(np.ones((64, 64)))
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1.0)
+            optimizer.build([weights])
+
+        def step(gradient, optimizer=optimizer, weights=weights):
+            optimizer.apply([gradient], [weights])
+
+        run = tf.function(lambda gradient, strategy=strategy, step=step: strategy.run(step, args=(gradient,)))
+        values = [weights.numpy()]
+        for bad in (False, True, False):
+            gradient = np.ones((64, 64), np.float32)
+            gradient[3, 5] = np.nan if bad and strategy.rank == 1 else 1.0
+            run(tf.constant(gradient))
+            values.append(weights.numpy())
+        assert (values[1] < values[0]).any()
+        np.testing.assert_array_equal(values[2], values[1])
+        assert (values[3] < values[2]).any()
+        assert np.isfinite(values[3]).all()
+
+
+def absent():
+    """A gradient that is None on one rank only is told; on all, it is left alone."""
+    strategy = tfdist.AllReduceStrategy(compression=METHODS["TopK"])
+    with strategy.scope():
+        used, unused = keras.Variable(np.ones((64, 64))), keras.Variable(np.ones((64, 64)))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([used, unused])
+
+    def step(none):
+        gradient = tf.ones((64, 64))
+        optimizer.apply([gradient, None if none else gradient], [used, unused])
+
+    tf.function(lambda: strategy.run(step, args=(True,)))()
+    assert (unused.numpy() == 1).all()
+    assert used.numpy().min() < 1
+    try:
+        tf.function(lambda: strategy.run(step, args=(strategy.rank == 0,)))()
+    except (tfdist.MismatchError, tfdist.PeerLostError, tf.errors.OpError):
+        print("TOLD", strategy.extended.world.engine.failure, flush=True)
+        sys.exit(5)
+
+
+{"accuracies": accuracies, "goes on": goes_on, "saved": saved, "not finite": not_finite, "absent": absent}[
+    os.environ["TEST_CASE"]
+]()
+print("DONE", flush=True)

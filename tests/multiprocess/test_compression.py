@@ -1,0 +1,50 @@
+"""Training with compressed gradients, on real processes."""
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "compression.py")
+
+
+def outputs_of(case, size, folder, codes=None):
+    with harness.started([PROGRAM, str(folder)], size, {"TEST_CASE": case}) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == (codes or [0] * size), processes.outputs()
+    harness.assert_nothing_left()
+    return ended
+
+
+def test_every_method_learns_digits(tmp_path):
+    """The short version of benchmarks/compression_accuracy.py. Nothing here is exact, nor close to failing."""
+    (results,) = harness.results(outputs_of("accuracies", 2, tmp_path))
+    none = results.pop("none")
+    assert none["accuracy"] > 0.9
+    least = {"Float16": 1.9, "BFloat16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}
+    for name, result in results.items():
+        assert result["accuracy"] > none["accuracy"] - 0.06, (name, results)
+        assert result["ratio"] > least.get(name, 0.9), (name, results)
+        if name not in ("by name",):
+            assert [layer.rsplit("/", 1)[-1] for layer in result["layers"]] == ["kernel", "kernel"], result
+
+
+def test_interrupted_training_goes_on_with_its_residuals(tmp_path):
+    outputs_of("goes on", 2, tmp_path)
+
+
+def test_residuals_go_with_a_saved_model(tmp_path):
+    ended = outputs_of("saved", 2, tmp_path)
+    assert "the residuals of compression saved beside" in ended[0].output
+    assert "those of rank(s) [1] are missing" in ended[0].output
+
+
+def test_steps_that_are_not_finite_are_skipped(tmp_path):
+    outputs_of("not finite", 3, tmp_path)
+
+
+def test_a_gradient_that_one_rank_lacks(tmp_path):
+    ended = outputs_of("absent", 2, tmp_path, codes=[0, 5])  # rank 0 has nothing to do, and ends
+    assert "rank 1 waits in" in ended[1].output
+    assert "has ended its script without it. Every rank must take the same steps." in ended[1].output
