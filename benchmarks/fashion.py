@@ -8,7 +8,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def load():
-    """Images between 0 and 1, with a channel, and labels: for training, and for testing. Call it before Keras is used."""
+    """Images between 0 and 1, with a channel, and labels: for training, for testing. Call it before Keras is used."""
     if not DEBIAN.is_dir():
         return _scaled()  # Keras fetches it
     with tempfile.TemporaryDirectory() as home:

@@ -73,9 +73,9 @@ def test_the_largest_are_exactly_the_largest(elements, values):
     }[values]().astype(np.float32)
     for count in (1, elements // 100, elements // 3, elements):
         found = sparse.largest(vector, count)
-        assert found.size == count
         assert (np.diff(found) > 0).all()
         magnitudes = np.sort(np.abs(vector))[::-1][:count]
+        magnitudes = magnitudes[magnitudes > 0]
         np.testing.assert_array_equal(np.sort(np.abs(vector[found]))[::-1], magnitudes)
 
 

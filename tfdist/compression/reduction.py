@@ -119,7 +119,8 @@ def _gather(method: Method, own: np.ndarray, dtype: np.dtype, out: np.ndarray, s
         lengths[comm.rank] = own.size
         yield from all_gather([lengths[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
         payloads = {comm.rank: own}
-        total = np.zeros(out.size, dtype)
+        total = out if out.dtype == dtype else np.empty(out.size, dtype)
+        total.fill(0)
         following = 0
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         for step in range(comm.size):
@@ -134,7 +135,8 @@ def _gather(method: Method, own: np.ndarray, dtype: np.dtype, out: np.ndarray, s
             while following in payloads:
                 method.decode(payloads[following], total, np.add)
                 following += 1
-        out[...] = total
+        if total is not out:
+            out[...] = total
 
     return schedule
 

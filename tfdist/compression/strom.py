@@ -56,7 +56,8 @@ class Strom(Method):
         if self.density is not None:
             goal = max(1.0, self.density * vector.size)
             change = np.clip((indices.size / goal) ** 0.5, 0.9, 1.1)
-            state.arrays["tau"] = np.array(tau * change)
+            if np.isfinite(tau):
+                state.arrays["tau"] = np.array(tau * change)
         tail = np.array([tau], np.float32)
         return sparse.pack(indices, vector.size, np.packbits(np.signbit(vector[indices])), tail)
 
@@ -69,8 +70,7 @@ class Strom(Method):
             if self.tau is not None:
                 return self.tau
             count = min(vector.size, max(1, round(self.density * vector.size)))
-            reached = np.abs(vector[sparse.largest(vector, count)]).min()
-            return max(float(reached), smallest)
+            return max(float(np.abs(vector[sparse.largest(vector, count)]).min(initial=np.inf)), smallest)
         return max(float(state.arrays["tau"]), smallest)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
