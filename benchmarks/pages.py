@@ -1,13 +1,16 @@
-"""Runs every benchmark and writes the tables and figures of docs/benchmarks.md; takes about 20 minutes.
+"""Runs every benchmark and writes the tables and figures of the documentation; takes hours, mostly for compression.
 
 python benchmarks/pages.py            # everything
 python benchmarks/pages.py small fit  # these again; the others' figures are kept
 """
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+import compression_time
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "benchmarks"
@@ -22,6 +25,9 @@ COMMANDS = {
     "fit": [sys.executable, HERE / "fit.py"],
     "memory": [sys.executable, HERE / "memory.py"],
     "network": [sys.executable, HERE / "network.py"],
+    "compression": [sys.executable, HERE / "compression.py"],
+    "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
+    "compression_time": [sys.executable, HERE / "compression_time.py"],
 }
 
 
@@ -38,6 +44,8 @@ def main():
     draw_all_reduce(found["all_reduce_2"])
     if "network" in found:
         draw_network(found["network"])
+    if "compression_time" in found:
+        draw_compression_time(found["compression_time"])
 
 
 def table(header, rows):
@@ -141,6 +149,52 @@ def write_network(figures):
     )
 
 
+def write_compression(figures):
+    columns = ["encode GB/s", "decode GB/s", "both GB/s", "ratio"]
+    rows = [
+        [f"`{name}`", *(f"{row[column]:.2f}" if column in row else "—" for column in columns)]
+        for name, row in figures["methods"].items()
+    ]
+    return table(["", *columns], rows)
+
+
+def write_compression_accuracy(figures):
+    sections = []
+    for model, methods in figures["models"].items():
+        rows = []
+        for name, runs in methods.items():
+            accuracies = [100 * run["accuracy"] for run in runs]
+            rows.append(
+                [
+                    name,
+                    f"{statistics.mean(accuracies):.2f}",
+                    f"{min(accuracies):.2f} – {max(accuracies):.2f}",
+                    f"{runs[0]['mib_sent']:.1f}",
+                    f"{runs[0]['ratio']:.1f}" if runs[0]["ratio"] else "—",
+                    f"{statistics.median(run['seconds'] for run in runs):.0f}",
+                ]
+            )
+        header = [model, "accuracy, %, mean of seeds", "from – to", "MiB sent", "times smaller", "s"]
+        sections.append(table(header, rows))
+    return "\n".join(sections)
+
+
+def write_compression_time(figures):
+    base = [compression_time.to_target(run, figures["target"]) for run in figures["line"]["none"]]
+    rows = []
+    for name, runs in figures["line"].items():
+        times = [compression_time.to_target(run, figures["target"]) for run in runs]
+        step = statistics.median(run["readings"][-1][0] / run["readings"][-1][1] for run in runs)
+        row = [name, f"{1e3 * step:.0f}", "not reached", "—"]
+        if all(times) and all(base):
+            seconds = statistics.median(times)
+            row[2:] = [f"{seconds:.1f}", f"{statistics.median(base) / seconds:.1f} ×"]
+        shared = figures["shared memory"].get(name)
+        row.append(f"{1e3 * shared['readings'][-1][0] / shared['readings'][-1][1]:.0f}" if shared else "—")
+        rows.append(row)
+    return table(["", "ms a step", "s to the target", "against none", "ms a step in memory"], rows)
+
+
 WRITERS = {
     "all_reduce_2": write_all_reduce,
     "all_reduce_4": write_all_reduce,
@@ -150,6 +204,9 @@ WRITERS = {
     "fit": write_fit,
     "memory": write_memory,
     "network": write_network,
+    "compression": write_compression,
+    "compression_accuracy": write_compression_accuracy,
+    "compression_time": write_compression_time,
 }
 
 
@@ -190,6 +247,16 @@ def draw_network(figures):
         axes.plot([int(size) for size in sizes], [row["predicted"] for row in rows], "--", color=line.get_color())
     axes.legend(frameon=False)
     save(figure, "growth")
+
+
+def draw_compression_time(figures):
+    figure, axes = axes_of(xscale="log", xlabel="seconds of training at 100 Mbit/s", ylabel="test accuracy")
+    for name, runs in figures["line"].items():
+        style = {"linewidth": 2.5, "color": "black"} if name == "none" else {}
+        seconds, _, accuracies = zip(*runs[0]["readings"], strict=True)
+        axes.plot(seconds, accuracies, label=name, **style)
+    axes.legend(frameon=False, fontsize=7, ncol=2)
+    save(figure, "compression_time")
 
 
 if __name__ == "__main__":

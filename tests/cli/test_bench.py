@@ -65,3 +65,19 @@ def test_alone():
     ended = tfdist("bench")
     assert ended.returncode == 2
     assert "this process is alone" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "-3"], "a whole number of at least 1, got '-3'"),
+        (["--proc", "2"], "unrecognized arguments: --proc"),
+        (["-n", "2", "--mib", "-1"], "a size in MiB"),
+        (["-n", "2", "--mib", "nan"], "a size in MiB"),
+        (["-n", "2", "--json", "/nowhere/x.json"], "/nowhere/x.json cannot be written"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, words):
+    ended = tfdist("bench", *arguments)
+    assert ended.returncode == 2
+    assert words in ended.stderr

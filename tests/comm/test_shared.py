@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -67,3 +69,27 @@ def test_a_process_that_is_another_one_is_not_taken_for_the_neighbour():
         Neighbour(Invitation(pid, fd, b"x" * 16))
     with pytest.raises(OSError, match="No such file"):
         Neighbour(Invitation(pid, 10_000, b""))
+
+
+def test_many_buffers_need_few_file_descriptors():
+    arena = Arena()
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [arena.take(4) for _ in range(3000)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len({arena.find(one) for one in kept}) == 3000
+
+
+def test_places_are_right_while_another_thread_allocates():
+    arena = Arena()
+    mine = arena.take(1 << 20)
+    place = arena.find(mine)
+    growing = threading.Thread(target=lambda: [arena.take(1 << 29) for _ in range(200)])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        growing.start()
+        while growing.is_alive():
+            assert arena.find(mine) == place
+    finally:
+        sys.setswitchinterval(interval)
+        growing.join()
