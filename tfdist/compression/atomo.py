@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.compression import sparse
-from tfdist.compression.method import Method, store
+from tfdist.compression.method import Method, segments, store
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.sparsifiers import Sparsifier, check_ratio, estimated_bytes, wanted
 from tfdist.compression.state import State
@@ -101,7 +101,7 @@ class AtomoSVD(Method):
         """See `Method`."""
         rows = int(np.frombuffer(body[:_COUNT_BYTES].tobytes(), np.uint32)[0])
         factors = np.frombuffer(body[_COUNT_BYTES:].tobytes(), out.dtype)
-        store(out, product(factors, rows, out.size // rows), combine)
+        store_product(factors, rows, out, combine)
 
 
 def as_matrix(vector: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -114,16 +114,21 @@ def as_matrix(vector: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
     return vector.reshape(-1, columns)
 
 
-def product(factors: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The matrix that two factors make, flat.
+def store_product(factors: np.ndarray, rows: int, out: np.ndarray, combine: np.ufunc | None) -> None:
+    """Combines the matrix that two factors make with what lies in ``out``; overwrites it by default.
 
     Args:
-        factors: of ``rows`` by r, and of r by ``columns``, one after the other.
+        factors: of ``rows`` by r, and of r by the number of columns, one after the other.
         rows: of the matrix.
-        columns: of the matrix.
+        out: the matrix, flat.
+        combine: as of `Method.unpack`.
     """
+    columns = out.size // rows
     rank = factors.size // (rows + columns)
-    return (factors[: rows * rank].reshape(rows, rank) @ factors[rows * rank :].reshape(rank, columns)).reshape(-1)
+    left, right = factors[: rows * rank].reshape(rows, rank), factors[rows * rank :].reshape(rank, columns)
+    matrix = out.reshape(rows, columns)
+    for part in segments(rows, max(1, (1 << 16) // columns)):
+        store(matrix[part], left[part] @ right, combine)
 
 
 def probabilities(magnitudes: np.ndarray, budget: float) -> np.ndarray:

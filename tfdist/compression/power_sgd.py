@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist.compression.atomo import as_matrix, product
-from tfdist.compression.method import Linear, store
+from tfdist.compression.atomo import as_matrix, store_product
+from tfdist.compression.method import Linear
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
@@ -70,7 +70,7 @@ class PowerSGD(Linear):
         """See `Method`."""
         rows = int(np.frombuffer(body[:_ROWS_BYTES].tobytes(), np.uint32)[0])
         factors = np.frombuffer(body[_ROWS_BYTES:].tobytes(), out.dtype)
-        store(out, product(factors, rows, out.size // rows), combine)
+        store_product(factors, rows, out, combine)
 
 
 def _body(directions: np.ndarray, factor: np.ndarray) -> np.ndarray:

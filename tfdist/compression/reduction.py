@@ -26,7 +26,7 @@ def all_reduce(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State
 
     Args:
         choice: what is done in this step; the same on all ranks.
-        vector: of floating point, one-dimensional; only read, and only before this returns.
+        vector: of floating point, one-dimensional; only read.
         out: where the sum comes to lie, like ``vector``.
         state: of the tensor; its step ends here.
         choose: names the all-reduce algorithm for a vector of so many bytes, where what is sent adds up.
