@@ -46,7 +46,6 @@ def methods():
         c.AtomoSVD(3),
         c.ErrorFeedback(c.Int8()),
         c.ErrorFeedback(c.TopK(0.01)),
-        c.ErrorFeedback(c.Strom(tau=3.23e-3)),
     ]
 
 

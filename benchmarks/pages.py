@@ -2,6 +2,7 @@
 
 python benchmarks/pages.py            # everything
 python benchmarks/pages.py small fit  # these again; the others' figures are kept
+python benchmarks/pages.py none       # only writes the pages, from the figures that are kept
 """
 
 import json
@@ -32,7 +33,7 @@ COMMANDS = {
 
 
 def main():
-    wanted = sys.argv[1:] or list(COMMANDS)
+    wanted = [name for name in sys.argv[1:] if name != "none"] or ([] if sys.argv[1:] else list(COMMANDS))
     RESULTS.mkdir(exist_ok=True)
     for name in wanted:
         print(f"--- {name}", flush=True)
