@@ -234,7 +234,7 @@ class TernGrad(_Quantizer):
         return magnitudes.max(1)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: Σ|x|(s - |x|) is largest where one element is large and all others are half of it."""
+        """See `Method`: it is largest where one element is 1, and all others 1 by the root of their number."""
         return min(elements, self.block) ** 0.5 / 2
 
 
