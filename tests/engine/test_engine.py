@@ -10,7 +10,7 @@ from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
 from tfdist.engine.pending import Pending
-from tfdist.errors import CollectiveTimeoutError, PeerLostError
+from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 
 class Agreeing:
@@ -21,9 +21,13 @@ class Agreeing:
     def __init__(self):
         self.numbers, self.failure, self.departed, self.names, self.joined = {}, None, {}, {}, {}
         self.lock = threading.Lock()
+        self.told = []
 
     def attend(self, listener):
         pass
+
+    def tell_failure(self, error):
+        self.told.append(error)
 
     def send(self, message):
         pass
@@ -129,6 +133,35 @@ def test_broken_transfer_is_explained_by_the_rank_that_caused_it(engines):
     with pytest.raises(PeerLostError, match="rank 1 died"):
         made[0].run("x", breaks)
     assert made[0].failure is cause
+
+
+def test_what_breaks_here_is_told_to_the_others(engines):
+    made, control = engines
+
+    def breaks(comm, tag):
+        yield ()
+        raise MemoryError("no more")
+
+    with pytest.raises(MemoryError):
+        made[0].run("x", breaks)
+    assert [str(error) for error in control.told] == ["rank 0 failed in a collective: MemoryError: no more"]
+    with pytest.raises(TfdistError, match="no more"):
+        made[0].run("y", ring.all_reduce(np.ones(3)))
+
+
+def test_a_schedule_that_failed_is_not_taken_for_done(engines):
+    made, _ = engines
+    failing = threading.Event()
+
+    def breaks(comm, tag):
+        yield ()
+        failing.set()
+        raise MemoryError("no more")
+
+    pending = made[0].post("x", breaks)  # the progress thread resumes it
+    assert failing.wait(10)
+    with pytest.raises((MemoryError, TfdistError), match="no more"):
+        made[0].wait(pending)
 
 
 def test_counts():

@@ -9,22 +9,24 @@ pytestmark = pytest.mark.multiprocess
 PROGRAM = str(harness.PROGRAMS / "compression.py")
 
 
-def outputs_of(case, size, folder, codes=None):
+def outputs_of(case, size, folder, codes=None, deadline=harness.DEADLINE):
     with harness.started([PROGRAM, str(folder)], size, {"TEST_CASE": case}) as processes:
-        ended = processes.wait()
+        ended = processes.wait(deadline)
         assert [end.code for end in ended] == (codes or [0] * size), processes.outputs()
     harness.assert_nothing_left()
     return ended
 
 
 def test_every_method_learns_digits(tmp_path):
-    """The short version of benchmarks/compression_accuracy.py. Nothing here is exact, nor close to failing."""
-    (results,) = harness.results(outputs_of("accuracies", 2, tmp_path))
+    """The short version of benchmarks/compression_accuracy.py: 72 steps, few for what sends late and little."""
+    results, _ = harness.results(outputs_of("accuracies", 2, tmp_path, deadline=300))
     none = results.pop("none")
-    assert none["accuracy"] > 0.9
-    least = {"Float16": 1.9, "BFloat16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}
+    assert none["accuracy"] > 0.88
+    least = {"Float16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}
+    less = dict.fromkeys(("Float16", "Float8", "Int8", "QSGD", "schedule", "by name"), 0.03)
+    less.update(TopK=0.25, Strom=0.3, RandomK=0.4)
     for name, result in results.items():
-        assert result["accuracy"] > none["accuracy"] - 0.06, (name, results)
+        assert result["accuracy"] > none["accuracy"] - less.get(name, 0.12), (name, results)
         assert result["ratio"] > least.get(name, 0.9), (name, results)
         if name not in ("by name",):
             assert [layer.rsplit("/", 1)[-1] for layer in result["layers"]] == ["kernel", "kernel"], result
