@@ -28,7 +28,7 @@ def measure(alone):
     def median_of(count, elements, limit):
         vectors = [tf.Variable(tf.ones([elements])) for _ in range(count)]
         plan = buckets.plan
-        bridge.buckets.plan = lambda sizes, dtypes: plan(sizes, dtypes, int(limit * MIB), int(alone * MIB))
+        bridge.buckets.plan = lambda sizes, kinds: plan(sizes, kinds, int(limit * MIB), int(alone * MIB))
 
         @tf.function
         def step():

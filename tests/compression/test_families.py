@@ -44,22 +44,24 @@ def test_sign_sgd_counts_votes():
     method = c.SignSGD()
     vectors = [np.array(v, np.float32) for v in ([1, -1, 2, -5], [2, -2, -2, 5], [-9, -1, 1, 5])]
     state = c.State()
-    merged = method.merge([method.encode(v) for v in vectors], 4, np.dtype(np.float32), state)
+    total = np.empty(4, np.float32)
+    method.add([method.encode(v) for v in vectors], total, state)
     scale = sum(np.abs(v).mean() for v in vectors)
-    np.testing.assert_allclose(method.decode(merged), scale * np.array([1, -1, 1, 1]), rtol=1e-6)
+    np.testing.assert_allclose(total, scale * np.array([1, -1, 1, 1]), rtol=1e-6)
+    np.testing.assert_array_equal(method.decode(method.encode(total)), total)
     paper = c.SignSGD(scaled=False)
-    merged = paper.merge([paper.encode(v) for v in vectors], 4, np.dtype(np.float32), state)
-    np.testing.assert_array_equal(paper.decode(merged), [1, -1, 1, 1])
+    paper.add([paper.encode(v) for v in vectors], total, state)
+    np.testing.assert_array_equal(paper.decode(paper.encode(total)), [1, -1, 1, 1])
 
 
 def test_sign_sgd_breaks_ties_by_turns():
     method = c.SignSGD(scaled=False)
     payloads = [method.encode(np.full(6, sign, np.float32)) for sign in (1, -1)]
-    state, total = c.State(), np.zeros(6)
-    for step in range(2):
-        state.step = step
-        total += method.decode(method.merge(payloads, 6, np.dtype(np.float32), state))
-    np.testing.assert_array_equal(total, 0)
+    state, totals = c.State(), np.empty((2, 6), np.float32)
+    for state.step in range(2):
+        method.add(payloads, totals[state.step], state)
+    np.testing.assert_array_equal(np.abs(totals), 1)
+    np.testing.assert_array_equal(totals.sum(0), 0)
 
 
 @pytest.mark.parametrize("elements", [10, 5000, 600_000])

@@ -8,7 +8,6 @@ import tfdist
 from tests.compression.methods import ALL, BIASED, OWN_RESIDUAL, UNBIASED
 from tfdist import compression as c
 from tfdist.compression.feedback import with_feedback
-from tfdist.compression.method import Linear
 from tfdist.compression.payload import HEADER_BYTES
 
 rng = np.random.default_rng(0)
@@ -189,7 +188,6 @@ def test_who_gets_feedback(method):
 @pytest.mark.parametrize("method", [m for m in ALL if m.linear], ids=str)
 def test_linear_methods_add_up(method):
     """Sums of what the rounds hand out decode to the sum of what each rank's decode to."""
-    assert isinstance(method, Linear)
     vectors = [normal(2400) for _ in range(3)]
     states = [c.State("x", rank, 3, shape=(40, 60)) for rank in range(3)]
     running = [method.rounds(vector, state) for vector, state in zip(vectors, states, strict=True)]

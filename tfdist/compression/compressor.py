@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 import os
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import Plan
 from tfdist.compression import policy, reduction
+from tfdist.compression.fusion import Chooser, Talk, Traffic, ring_bytes, together
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
@@ -30,15 +33,36 @@ class Compressed:
         path: of its variable.
         schedule: what is done in which step.
         state: what is kept of it.
+        traffic: of this process.
     """
 
     path: str
     schedule: Schedule
     state: State
+    traffic: Traffic = field(default_factory=Traffic)
 
-    def all_reduce(self, vector: np.ndarray, out: np.ndarray, choose: Callable[[int], str]) -> Plan:
-        """Begins the next step; see `tfdist.compression.reduction.all_reduce`."""
-        return reduction.all_reduce(self.schedule.at(self.state.step), vector, out, self.state, choose)
+    def talk(self, vector: np.ndarray, out: np.ndarray) -> Talk:
+        """Begins the next step; see `tfdist.compression.reduction.talk`."""
+        self.traffic.given_bytes += vector.nbytes
+        self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
+        return reduction.talk(self.schedule.at(self.state.step), vector, out, self.state)
+
+
+def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarray, choose: Chooser) -> Plan:
+    """Begins the next step of tensors that travel together.
+
+    Args:
+        tensors: in their order in the vector.
+        vector: their elements, one-dimensional; only read.
+        out: where their sums come to lie, like ``vector``.
+        choose: names the all-reduce algorithm for so many bytes, where what is sent adds up.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+    ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
+    pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
+    return together([(tensor.talk(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
 
 
 class Compressor:
@@ -98,13 +122,7 @@ class Compressor:
     def traffic(self) -> dict[str, dict[str, int]]:
         """By the variables' paths: bytes of their gradients, bytes sent, and bytes that a ring would have sent."""
         return {
-            tensor.path: {
-                "given_bytes": tensor.state.given_bytes,
-                "sent_bytes": tensor.state.sent_bytes,
-                "plain_bytes": tensor.state.plain_bytes,
-            }
-            for tensor in self._tensors.values()
-            if tensor is not None
+            tensor.path: dataclasses.asdict(tensor.traffic) for tensor in self._tensors.values() if tensor is not None
         }
 
     # What is saved.

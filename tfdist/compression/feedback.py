@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from tfdist.compression.method import Linear, Method
+from tfdist.compression.method import Method
 from tfdist.compression.state import State
 
 
-class _Wrapper(Linear):
+class _Wrapper(Method):
     """A method that goes the way of another one, and is read like it."""
 
     def __init__(self, method: Method) -> None:
@@ -49,20 +49,12 @@ class _Wrapper(Linear):
         """See `Method`."""
         self.method.unpack(body, out, combine)
 
-    def merge(
-        self,
-        encoded: Sequence[np.ndarray],
-        elements: int,
-        dtype: np.dtype,
-        state: State,
-        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
-    ) -> np.ndarray:
+    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
         """See `Method`."""
-        return self.method.merge(encoded, elements, dtype, state, encode or self.encode)
+        self.method.add(encoded, total, state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Linear`."""
-        assert isinstance(self.method, Linear)
+        """See `Method`."""
         return self.method.rounds(vector, state)
 
 
@@ -99,7 +91,7 @@ class ErrorFeedback(_Wrapper):
         return body
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Linear`."""
+        """See `Method`."""
         residual = state.array("residual", vector)
         residual += vector
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -133,41 +133,19 @@ class Method(abc.ABC):
             self.unpack(content.body, out, combine)
         return out
 
-    def merge(
-        self,
-        encoded: Sequence[np.ndarray],
-        elements: int,
-        dtype: np.dtype,
-        state: State,
-        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
-    ) -> np.ndarray:
+    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
         """Adds the vectors of several payloads, for `Route.EXCHANGE`.
 
         Args:
             encoded: payloads, in the order of the ranks.
-            elements: of each vector.
-            dtype: float32 or float64.
-            state: of the sum.
-            encode: how the sum is encoded; like any other vector by default.
-
-        Returns:
-            The payload of the sum.
+            total: float32 or float64, of the vectors' size; overwritten.
+            state: of the tensor.
         """
-        total = np.zeros(elements, dtype)
-        for payload in encoded:
-            self.decode(payload, total, np.add)
-        return (encode or self.encode)(total, state)
+        for place, payload in enumerate(encoded):
+            self.decode(payload, total, np.add if place else None)
 
-
-class Linear(Method):
-    """A method whose payloads add up: it hands vectors to an all-reduce, one after the other."""
-
-    linear = True
-    route = Route.ALL_REDUCE
-
-    @abc.abstractmethod
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """Yields vectors to be summed over all ranks, and is sent the sums.
+        """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.
 
         Args:
             vector: as of `pack`.
@@ -176,6 +154,7 @@ class Linear(Method):
         Returns:
             The bodies of two payloads: of the sum, and of what this rank has added to it.
         """
+        raise TypeError(f"what {self!r} sends does not add up: its route is not {Route.ALL_REDUCE}")
 
 
 def as_working(vector: np.ndarray) -> np.ndarray:

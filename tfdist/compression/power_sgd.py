@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.compression.atomo import as_matrix, store_product
-from tfdist.compression.method import Linear
+from tfdist.compression.method import Method, Route
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
@@ -16,7 +16,7 @@ _ROWS_BYTES = 4
 
 
 @dataclass(frozen=True)
-class PowerSGD(Linear):
+class PowerSGD(Method):
     """The projection of the summed gradient onto a few directions, which follow it from step to step.
 
     Biased, and linear: two thin matrices travel, and each adds up. Made for `ErrorFeedback`.
@@ -33,6 +33,8 @@ class PowerSGD(Linear):
 
     rank: int = 4
     number = 17
+    linear = True
+    route = Route.ALL_REDUCE
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -43,7 +45,7 @@ class PowerSGD(Linear):
         return HEADER_BYTES + _ROWS_BYTES + 8 * self.rank * elements**0.5
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Linear`."""
+        """See `Method`."""
         matrix = as_matrix(vector, state.shape)
         rank = min(self.rank, *matrix.shape)
         factor = state.arrays.get("factor")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tfdist.compression import payload as payloads
 from tfdist.compression.method import Method, Route, segments, store
-from tfdist.compression.payload import HEADER_BYTES, Payload
+from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
 _SHORTEST_COLUMN = 1024
@@ -122,29 +122,29 @@ class SignSGD(Method):
             values += scale
             store(out[segment], values, combine)
 
-    def merge(
-        self,
-        encoded: Sequence[np.ndarray],
-        elements: int,
-        dtype: np.dtype,
-        state: State,
-        encode: Callable[[np.ndarray, State], np.ndarray] | None = None,
-    ) -> np.ndarray:
+    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
         """See `Method`: counts the votes."""
-        votes = np.zeros(elements, np.int32)
-        scale = 0.0
-        for payload in encoded:
-            body = payloads.read(payload, self.number, elements).body
-            if body is None:
-                return payload
-            if elements:
-                scale += float(np.frombuffer(body[:4].tobytes(), np.float32)[0])
-                votes += np.unpackbits(body[4:], count=elements)
-        twice, ranks = 2 * votes, len(encoded)
-        by_turns = (np.arange(elements) + state.step) % 2 == 1
-        negative = (twice > ranks) | ((twice == ranks) & by_turns)
-        body = _signs_body(scale if self.scaled else 1.0, np.packbits(negative)) if elements else votes.view(np.uint8)
-        return payloads.write(Payload(self.number, np.dtype(dtype), elements, body))
+        bodies = [payloads.read(payload, self.number, total.size).body for payload in encoded]
+        voters = [body for body in bodies if body is not None and total.size]
+        if len(voters) < len(bodies):
+            total.fill(np.nan)
+            return
+        scale = sum(float(np.frombuffer(body[:4].tobytes(), np.float32)[0]) for body in voters)
+        for segment in segments(total.size, 1 << 15):
+            bits = slice(segment.start // 8, -(-segment.stop // 8))
+            votes = np.zeros(segment.stop - segment.start, np.int32)
+            for body in voters:
+                votes += np.unpackbits(body[4:][bits], count=votes.size)
+            votes *= -2
+            votes += len(voters)  # those for less those against
+            if len(voters) % 2 == 0:
+                votes[votes == 0] = _by_turns(votes.size, state.step)[votes == 0]
+            np.copysign(scale if self.scaled else 1.0, votes, out=total[segment])
+
+
+def _by_turns(count: int, step: int) -> np.ndarray:
+    """So many 1 and -1 in turn."""
+    return 1 - 2 * ((np.arange(count) + step) % 2)
 
 
 def _signs_body(scale: float, bits: np.ndarray) -> np.ndarray:

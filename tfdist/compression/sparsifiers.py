@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.compression import sparse
-from tfdist.compression.method import Linear, Method
+from tfdist.compression.method import Method, Route
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
@@ -106,7 +106,7 @@ class Threshold(Sparsifier):
 
 
 @dataclass(frozen=True)
-class RandomK(Linear):
+class RandomK(Method):
     """One random element of every 1/ratio consecutive ones, times as many; 100 × at 1 %. Unbiased and linear.
 
     All ranks draw the same elements from a shared seed, so that only values travel, and add up. Drawing one from each
@@ -126,6 +126,8 @@ class RandomK(Linear):
     ratio: float = 0.01
     number = 12
     unbiased = True
+    linear = True
+    route = Route.ALL_REDUCE
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
@@ -139,7 +141,7 @@ class RandomK(Linear):
         return -(-elements // wanted(self.ratio, elements)) - 1
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Linear`."""
+        """See `Method`."""
         own = self.pack(vector, state)
         total = yield own[_SEED.size :].view(vector.dtype).copy()
         return np.concatenate([own[: _SEED.size], total.view(np.uint8)]), own

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+
+_BOUNDS = "bounds"
 
 
 class State:
@@ -21,9 +25,6 @@ class State:
     Attributes:
         step: how many times the tensor has been encoded.
         arrays: by name.
-        given_bytes: of the tensor, over all steps.
-        sent_bytes: to other ranks, over all steps.
-        plain_bytes: that a ring all-reduce would have sent instead.
     """
 
     def __init__(
@@ -36,9 +37,6 @@ class State:
         self.shape = shape
         self.step = 0
         self.arrays: dict[str, np.ndarray] = {}
-        self.given_bytes = 0
-        self.sent_bytes = 0
-        self.plain_bytes = 0
         self._parts: dict[str, State] = {}
 
     def array(self, name: str, like: np.ndarray) -> np.ndarray:
@@ -49,12 +47,29 @@ class State:
         return kept
 
     @property
-    def has_parts(self) -> bool:
-        """Whether parts of the tensor have been encoded on their own."""
-        return bool(self._parts)
+    def parts(self) -> list[slice]:
+        """What is encoded on its own, a part for each rank; none where the tensor is encoded as a whole."""
+        bounds = self.arrays.get(_BOUNDS, np.zeros(1, np.int64)).tolist()
+        return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+    def divide(self, parts: Sequence[slice]) -> None:
+        """Says what is encoded on its own from now on. What other parts have left unsent, the whole tensor has then.
+
+        Args:
+            parts: one after the other, a part for each rank; none for the whole tensor.
+        """
+        if list(parts) == self.parts:
+            return
+        for rank, part in enumerate(self.parts):
+            for name in [f"for {rank}", "sum"] if rank == self.rank else [f"for {rank}"]:
+                unsent = self.part(name).arrays.get("residual")
+                if unsent is not None:
+                    self.array("residual", np.empty(self.parts[-1].stop, unsent.dtype))[part] += unsent
+        self._parts.clear()
+        self.arrays[_BOUNDS] = np.array([0, *(part.stop for part in parts)])
 
     def part(self, name: str) -> State:
-        """The state of a part of the tensor, which is encoded on its own."""
+        """The state of a part of the tensor: ``for k``, of that for rank k; ``sum``, of the sum that this rank makes."""
         if name not in self._parts:
             self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed, self.shape)
         part = self._parts[name]

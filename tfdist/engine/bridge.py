@@ -25,6 +25,7 @@ from tfdist.collectives import algorithms
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.cost import Calibration
+from tfdist.compression import compressor
 from tfdist.compression.compressor import Compressed
 from tfdist.engine import buckets, joining
 from tfdist.engine.buckets import Bucket
@@ -43,7 +44,7 @@ class _Sum:
         dtype: of all of them.
         shapes: dtypes and shapes, as far as they are known, in words.
         verb: what is done to them, in a word.
-        compressed: how its one member is compressed; None where it is not.
+        compressed: how its members are compressed; empty where they are not.
     """
 
     def __init__(
@@ -52,17 +53,17 @@ class _Sum:
         bucket: Bucket,
         tensors: Sequence[tf.Tensor],
         names: Sequence[str],
-        compressed: Compressed | None,
+        compressed: Sequence[Compressed | None],
         verb: str,
     ) -> None:
         self.combine = combine
-        self.compressed = compressed
+        self.compressed = [how for how in (compressed[member] for member in bucket.members) if how is not None]
         self.members = bucket.members
         self.contents = ", ".join(names[member] for member in bucket.members)
         self._tensors = [tensors[member] for member in bucket.members]
         self.dtype = self._tensors[0].dtype
         self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in self._tensors)
-        self.verb = verb if compressed is None else f"compressed {verb}"
+        self.verb = f"compressed {verb}" if self.compressed else verb
 
     def packed(self) -> tf.Tensor:
         """All members as one tensor; put together by TensorFlow, where they are, and not at all if there is one."""
@@ -143,8 +144,7 @@ class Bridge:
         compressed = compressed or [None] * len(tensors)
         verb = verb or ("sum" if combine is np.add else combine.__name__)
         jobs = [
-            _Sum(combine, bucket, tensors, names, compressed[bucket.members[0]], verb)
-            for bucket in _plan(tensors, compressed)
+            _Sum(combine, bucket, tensors, names, compressed, verb) for bucket in _plan(tensors, compressed)
         ]
         if tf.executing_eagerly():
             totals = self._sum_eagerly(jobs, contributes)
@@ -244,8 +244,8 @@ class Bridge:
             array = _finite_or_zero(array)
         buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
         vector, stand_in = array.reshape(-1), None
-        if job.compressed is not None:
-            plan = job.compressed.all_reduce(vector, buffer, self._choose_in_turn)
+        if job.compressed:
+            plan = compressor.all_reduce(job.compressed, vector, buffer, self._choose_in_turn)
         else:
             algorithm = self._choose(array.nbytes)
             plan = ALGORITHMS[algorithm](buffer, job.combine, source=vector)
@@ -324,10 +324,10 @@ def _finite_or_zero(array: np.ndarray) -> np.ndarray:
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:
-    """Buckets for tensors whose size is known when they are traced; the others go alone, and so do compressed ones."""
+    """Buckets for tensors whose size is known when they are traced; the others go alone. Compressed ones have theirs."""
     sizes = []
-    for tensor, how in zip(tensors, compressed, strict=True):
+    for tensor in tensors:
         elements = tensor.shape.num_elements()
-        alone = elements is None or how is not None
-        sizes.append(buckets.BUCKET_BYTES if alone else elements * tensor.dtype.size)
-    return buckets.plan(sizes, [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors])
+        sizes.append(buckets.BUCKET_BYTES if elements is None else elements * tensor.dtype.size)
+    kinds = [(tensor.dtype, how is not None) for tensor, how in zip(tensors, compressed, strict=True)]
+    return buckets.plan(sizes, kinds)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 BUCKET_BYTES = 16 << 20
 """A bucket is closed when it holds this much."""
@@ -16,25 +14,25 @@ ALONE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype that travel together.
+    """Tensors of one kind that travel together.
 
     Attributes:
         members: their positions in the list that was packed.
-        dtype: of all of them.
+        kind: of all of them.
     """
 
     members: tuple[int, ...]
-    dtype: np.dtype
+    kind: Hashable
 
 
 def plan(
-    sizes: Sequence[int], dtypes: Sequence[np.dtype], limit: int = BUCKET_BYTES, alone: int = ALONE_BYTES
+    sizes: Sequence[int], kinds: Sequence[Hashable], limit: int = BUCKET_BYTES, alone: int = ALONE_BYTES
 ) -> list[Bucket]:
     """Distributes tensors over buckets, in their order.
 
     Args:
         sizes: bytes of each tensor.
-        dtypes: of each tensor.
+        kinds: of each tensor, its dtype among them; only tensors of one kind travel together.
         limit: bytes after which a bucket is closed.
         alone: bytes from which on a tensor has a bucket of its own.
 
@@ -42,17 +40,17 @@ def plan(
         Buckets, in the order in which their last member comes.
     """
     closed: list[Bucket] = []
-    open_members: dict[np.dtype, list[int]] = {}
-    open_bytes: dict[np.dtype, int] = {}
-    for position, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True)):
+    open_members: dict[Hashable, list[int]] = {}
+    open_bytes: dict[Hashable, int] = {}
+    for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         if size >= alone:
-            closed.append(Bucket((position,), dtype))
+            closed.append(Bucket((position,), kind))
             continue
-        members = open_members.setdefault(dtype, [])
+        members = open_members.setdefault(kind, [])
         members.append(position)
-        open_bytes[dtype] = open_bytes.get(dtype, 0) + size
-        if open_bytes[dtype] >= limit:
-            closed.append(Bucket(tuple(open_members.pop(dtype)), dtype))
-            del open_bytes[dtype]
-    closed += [Bucket(tuple(members), dtype) for dtype, members in open_members.items()]
+        open_bytes[kind] = open_bytes.get(kind, 0) + size
+        if open_bytes[kind] >= limit:
+            closed.append(Bucket(tuple(open_members.pop(kind)), kind))
+            del open_bytes[kind]
+    closed += [Bucket(tuple(members), kind) for kind, members in open_members.items()]
     return sorted(closed, key=lambda bucket: bucket.members[-1])

@@ -1,0 +1,190 @@
+"""What compressed tensors ask the other ranks for, and how those of a bucket ask together, in one message each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.collectives.all_gather import all_gather
+from tfdist.collectives.all_to_all import all_to_all
+from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.collectives.transfer import exchange
+from tfdist.comm.communicator import Communicator
+
+Chooser = Callable[[int], str]
+"""Names the all-reduce algorithm for a vector of so many bytes."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Asks for the sum of a vector over all ranks, and is answered with a new array.
+
+    Attributes:
+        vector: one-dimensional; of one dtype in all of a bucket's tensors.
+    """
+
+    vector: np.ndarray
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Has a payload for every rank, and is answered with those that they have for this one, by rank.
+
+    Attributes:
+        payloads: by rank; those for one rank are equally long on all ranks.
+    """
+
+    payloads: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Asks for the payloads of all ranks, which are handed over one by one; the answer is None.
+
+    Attributes:
+        payload: of this rank.
+        read: takes a rank and its payload; in the order of the ranks, as soon as those before it are there.
+        sizes: of the payloads, by rank; None where ranks do not know those of others.
+    """
+
+    payload: np.ndarray
+    read: Callable[[int, np.ndarray], object]
+    sizes: Sequence[int] | None = None
+
+
+Request = Sum | Exchange | Gather
+
+Talk = Generator[Request, Any, None]
+"""One tensor's way to its sum: yields what it asks for, and is sent the answers."""
+
+
+@dataclass
+class Traffic:
+    """Bytes of a tensor, over all steps.
+
+    Attributes:
+        given_bytes: of the tensor itself.
+        sent_bytes: to other ranks.
+        plain_bytes: that a ring all-reduce would have sent instead.
+    """
+
+    given_bytes: int = 0
+    sent_bytes: int = 0
+    plain_bytes: int = 0
+
+
+def together(talks: Sequence[tuple[Talk, Traffic]], choose: Chooser) -> Plan:
+    """Lets several tensors talk at once: what they ask for next goes in one collective of each kind.
+
+    Args:
+        talks: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They begin
+            here; what follows the first answer is part of the plan.
+        choose: an algorithm for the sums.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+    first = _asked(talks, dict.fromkeys(range(len(talks))))
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        asked = first
+        while asked:
+            answers: dict[int, Any] = {}
+            for kind, collective in _COLLECTIVES.items():
+                places = [place for place, request in asked.items() if isinstance(request, kind)]
+                if not places:
+                    continue
+                found = yield from collective([asked[place] for place in places], comm, tag, choose)
+                for place, (answer, sent_bytes) in zip(places, found, strict=True):
+                    answers[place] = answer
+                    talks[place][1].sent_bytes += sent_bytes
+            asked = _asked(talks, answers)
+
+    return schedule
+
+
+def _asked(talks: Sequence[tuple[Talk, Traffic]], answers: Mapping[int, Any]) -> dict[int, Request]:
+    """What is asked for next, by those talks, in their order, that go on after these answers."""
+    asked = {}
+    for place, answer in sorted(answers.items()):
+        try:
+            asked[place] = talks[place][0].send(answer)
+        except StopIteration:
+            pass
+    return asked
+
+
+# Each collective serves several requests of its kind, and returns their answers and the bytes sent for each.
+
+
+def _sum(requests: Sequence[Sum], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+    vector = _joined([request.vector for request in requests])
+    total = np.empty_like(vector)
+    yield from ALGORITHMS[choose(total.nbytes)](total, source=vector)(comm, tag)
+    totals = _cut(total, [request.vector.size for request in requests])
+    return [(part, ring_bytes(part.nbytes, comm.size)) for part in totals]
+
+
+def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+    given = [_joined([request.payloads[rank] for request in requests]) for rank in range(comm.size)]
+    arrived = [np.empty_like(given[comm.rank]) for _ in given]
+    yield from all_to_all(given, arrived)(comm, tag)
+    sizes = [request.payloads[comm.rank].size for request in requests]
+    answers = list(zip(*(_cut(payloads, sizes) for payloads in arrived), strict=True))
+    sent = [sum(payload.size for payload in request.payloads) for request in requests]
+    return [(answer, total - own) for answer, total, own in zip(answers, sent, sizes, strict=True)]
+
+
+def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+    """Round the ring. What arrives is read while the next is on its way."""
+    sizes = yield from _sizes(requests, comm, tag)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    blocks = {comm.rank: _joined([request.payload for request in requests])}
+    following = 0
+    for step in range(comm.size):
+        if step < comm.size - 1:
+            source = (comm.rank - step - 1) % comm.size
+            arriving = np.empty(sizes[source].sum(), np.uint8)
+            outgoing = blocks[(comm.rank - step) % comm.size]
+            yield from exchange(comm, tag, outgoing=outgoing, destination=right, target=arriving, source=left)
+            blocks[source] = arriving
+        while following in blocks:
+            for request, payload in zip(requests, _cut(blocks[following], sizes[following]), strict=True):
+                request.read(following, payload)
+            following += 1
+    passed_on = sizes.sum(0) - sizes[right]
+    return [(None, int(sent_bytes)) for sent_bytes in passed_on]
+
+
+def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule:
+    """Of all ranks' payloads: a row for each rank, a column for each request."""
+    sizes = np.zeros((comm.size, len(requests)), np.int64)
+    unknown = [place for place, request in enumerate(requests) if request.sizes is None]
+    for place, request in enumerate(requests):
+        sizes[:, place] = 0 if request.sizes is None else request.sizes
+    if unknown:
+        told = np.zeros((comm.size, len(unknown)), np.int64)
+        told[comm.rank] = [requests[place].payload.size for place in unknown]
+        yield from all_gather(list(told))(comm, tag)
+        sizes[:, unknown] = told
+    return sizes
+
+
+_COLLECTIVES: dict[type, Callable[..., Schedule]] = {Sum: _sum, Exchange: _exchange, Gather: _gather}
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _cut(array: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(sizes)[:-1])
+
+
+def ring_bytes(nbytes: int, ranks: int) -> int:
+    """What a rank sends of so many bytes in a ring all-reduce."""
+    return 2 * nbytes * (ranks - 1) // ranks
