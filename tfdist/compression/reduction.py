@@ -82,9 +82,7 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     dtype, parts = vector.dtype, state.parts
     encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
     sizes = [
-        payload.size
-        if payload.size > HEADER_BYTES
-        else method.encode_zeros(part.stop - part.start, dtype, state).size
+        payload.size if payload.size > HEADER_BYTES else method.encode_zeros(part.stop - part.start, dtype, state).size
         for part, payload in zip(parts, encoded, strict=True)
     ]
     arrived = yield Exchange([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-
 _BOUNDS = "bounds"
 
 
@@ -69,7 +68,7 @@ class State:
         self.arrays[_BOUNDS] = np.array([0, *(part.stop for part in parts)])
 
     def part(self, name: str) -> State:
-        """The state of a part of the tensor: ``for k``, of that for rank k; ``sum``, of the sum that this rank makes."""
+        """The state of a part of the tensor: ``for k``, of the one for rank k; ``sum``, of the sum of this rank's."""
         if name not in self._parts:
             self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed, self.shape)
         part = self._parts[name]

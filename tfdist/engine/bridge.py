@@ -143,9 +143,7 @@ class Bridge:
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         compressed = compressed or [None] * len(tensors)
         verb = verb or ("sum" if combine is np.add else combine.__name__)
-        jobs = [
-            _Sum(combine, bucket, tensors, names, compressed, verb) for bucket in _plan(tensors, compressed)
-        ]
+        jobs = [_Sum(combine, bucket, tensors, names, compressed, verb) for bucket in _plan(tensors, compressed)]
         if tf.executing_eagerly():
             totals = self._sum_eagerly(jobs, contributes)
         else:
@@ -324,7 +322,7 @@ def _finite_or_zero(array: np.ndarray) -> np.ndarray:
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:
-    """Buckets for tensors whose size is known when they are traced; the others go alone. Compressed ones have theirs."""
+    """Buckets for tensors whose size is known when they are traced; others go alone, compressed ones by themselves."""
     sizes = []
     for tensor in tensors:
         elements = tensor.shape.num_elements()
