@@ -12,7 +12,10 @@ from tfdist.errors import PayloadError
 
 _LENGTH = struct.Struct("<Q")
 _SAMPLE = 1 << 16
-"""Elements from which a bound for the largest ones is estimated."""
+"""Elements, at most, from which a bound for the largest ones is estimated."""
+
+_WORTH_IT = 1 << 13
+"""Fewer elements are selected from without a bound."""
 
 
 def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
@@ -103,10 +106,10 @@ def largest(vector: np.ndarray, count: int) -> np.ndarray:
 
 def _estimated_bound(vector: np.ndarray, count: int) -> float:
     """What somewhat more elements than wanted are expected to reach."""
-    if vector.size <= 4 * _SAMPLE:
+    if vector.size < _WORTH_IT:
         return 0.0
     # An odd stride meets all columns of a matrix, whose number is even as a rule.
-    sample = np.abs(vector[:: vector.size // _SAMPLE | 1])
+    sample = np.abs(vector[:: max(8, vector.size // _SAMPLE) | 1])
     wanted = count / vector.size * sample.size
     place = int(wanted + 4 * wanted**0.5 + 4)
     return float(np.partition(sample, sample.size - place)[sample.size - place]) if place < sample.size else 0.0
