@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import uuid
@@ -13,44 +14,40 @@ import keras
 import tensorflow as tf
 from keras.src.saving import saving_api
 
+from tfdist.strategies import at_work
 from tfdist.strategies.extended import AllReduceExtended
 
 log = logging.getLogger("tfdist")
 
 
-def install(replace: Callable[..., None], of_model: Callable[[Any], AllReduceExtended | None]) -> None:
+def install(replace: Callable[..., None]) -> None:
     """Puts the seams of saving in place.
 
     Args:
         replace: puts one function in the place of another.
-        of_model: finds a model's strategy.
     """
-    replace(keras.Model, "save", lambda original: _written_once(original, of_model, whole=True))
-    replace(keras.Model, "save_weights", lambda original: _written_once(original, of_model, whole=True))
-    replace(keras.Model, "export", lambda original: _written_once(original, of_model, whole=False))
-    replace(keras.Model, "load_weights", lambda original: _read_for_all(original, of_model))
+    replace(keras.Model, "save", functools.partial(_written_once, whole=True))
+    replace(keras.Model, "save_weights", functools.partial(_written_once, whole=True))
+    replace(keras.Model, "export", functools.partial(_written_once, whole=False))
+    replace(keras.Model, "load_weights", _read_for_all)
     for owner in (keras.models, keras.saving):
         replace(owner, "load_model", _after_the_chief)
-        replace(owner, "save_model", lambda original: _saved_by_method(original, of_model))
+        replace(owner, "save_model", _saved_by_method)
     saving_api.load_model = keras.saving.load_model
 
 
-def _saved_by_method(
-    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None]
-) -> Callable[..., Any]:
+def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(model, *args, **kwargs) if of_model(model) is None else model.save(*args, **kwargs)
+        return original(model, *args, **kwargs) if at_work.of_model(model) is None else model.save(*args, **kwargs)
 
     return save_model
 
 
-def _written_once(
-    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None], whole: bool
-) -> Callable[..., Any]:
+def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
     """The chief writes, without the other ranks; a file appears whole, under its name, or not at all."""
 
     def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = of_model(self)
+        extended = at_work.of_model(self)
         if extended is None:
             return original(self, filepath, *args, **kwargs)
         if whole and extended.compressor is not None:
@@ -81,15 +78,13 @@ def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return path.suffix in (".keras", ".h5") and not kwargs.get("max_shard_size") and len(args) < 2 and not asks_first
 
 
-def _read_for_all(
-    original: Callable[..., Any], of_model: Callable[[Any], AllReduceExtended | None]
-) -> Callable[..., Any]:
+def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """The chief reads the weights, and every rank gets them; also where only the chief has the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         from tfdist.strategies.keras_callbacks import broadcast_state
 
-        extended = of_model(self)
+        extended = at_work.of_model(self)
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
@@ -116,8 +111,8 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     """Under a strategy's scope all ranks load together, after the chief has written what they load."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = getattr(tf.distribute.get_strategy(), "extended", None)
-        if not isinstance(extended, AllReduceExtended):
+        extended = at_work.current()
+        if extended is None:
             return original(filepath, *args, **kwargs)
         extended.bridge.all_reduce([tf.constant([1], tf.int32)])
         model = original(filepath, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Every adaptation of Keras that a strategy alone cannot make, in one place.
+"""Every adaptation of Keras that a strategy alone cannot make, and those of training steps.
 
 Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one that asks whether an
 `AllReduceStrategy` is at work, and otherwise does what Keras does. Each has a test of its own.
@@ -23,26 +23,20 @@ Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as trainer_module
 from keras.src.losses import loss as loss_module
-from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers import compile_utils
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
-from tfdist.strategies import keras_callbacks, keras_saving
+from tfdist.strategies import at_work, keras_callbacks, keras_data, keras_optimizers, keras_saving
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.sample_counts import batch_size
@@ -66,38 +60,19 @@ def install() -> None:
     _replace(trainer, "predict_on_batch", _of_own_rows)
     _replace(trainer, "_make_function", _with_sample_counts)
     _replace(trainer, "make_predict_function", _without_xla)
-    _replace(trainer, "_maybe_symbolic_build", _built_from_the_spec)
     _replace(compile_utils.CompileLoss, "call", _with_trackers_weighed)
     _replace(loss_module, "scale_loss_for_distribution", _weighed)
     _replace(loss_module, "unscale_loss_for_distribution", _unweighed)
     _replace(trainer_module, "reduce_per_replica", _gathered)
-    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
-    _replace(tf_optimizer.TFOptimizer, "_backend_update_step", _with_variables_known)
-    _replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _telling_whose)
-    base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
     _replace(seed_generator.SeedGenerator, "next", _folded)
-    _replace(trainer_module.TFEpochIterator, "__init__", _shuffled_alike)
-    py_dataset_adapter.random = _AgreedShuffle()
-    keras_saving.install(_replace, of_model)
+    keras_data.install(_replace)
+    keras_optimizers.install(_replace)
+    keras_saving.install(_replace)
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(seam(original)))
-
-
-def of_model(model: Any) -> AllReduceExtended | None:
-    """The inner half of the `AllReduceStrategy` that a model was built under, if it was."""
-    return _ours(getattr(model, "_distribute_strategy", None))
-
-
-def _ours(strategy: Any) -> AllReduceExtended | None:
-    extended = getattr(strategy, "extended", None)
-    return extended if isinstance(extended, AllReduceExtended) else None
-
-
-def _current() -> AllReduceExtended | None:
-    return _ours(tf.distribute.get_strategy())
 
 
 # fit, evaluate, predict as a whole.
@@ -107,7 +82,7 @@ def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
     """An error of tfdist that went through a graph comes back as TensorFlow's; raise the one that was meant."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = of_model(self)
+        extended = at_work.of_model(self)
         try:
             return original(self, *args, **kwargs)
         except tf.errors.OpError as error:
@@ -121,7 +96,7 @@ def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = of_model(self)
+        extended = at_work.of_model(self)
         if extended is None:
             return original(self, *args, **kwargs)
         args, callbacks = _take_callbacks(args, kwargs)
@@ -129,7 +104,7 @@ def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         finally:
-            py_dataset_adapter.random.release()
+            keras_data.forget_the_order()
 
     return fit
 
@@ -149,7 +124,7 @@ def _take_callbacks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
 
 def _with_averaged_state(original: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (extended := of_model(self)) is not None:
+        if (extended := at_work.of_model(self)) is not None:
             keras_callbacks.average_local_state(self, extended)
         return original(self, *args, **kwargs)
 
@@ -162,7 +137,7 @@ def _with_global_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if of_model(self) is None:
+        if at_work.of_model(self) is None:
             return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         return_dict = call.arguments.get("return_dict", False)
@@ -178,7 +153,7 @@ def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     """`predict_on_batch` is of the rows that this process brings, and of no others."""
 
     def predict_on_batch(self: Any, x: Any) -> Any:
-        if of_model(self) is None:
+        if at_work.of_model(self) is None:
             return original(self, x)
         outputs = self.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
         return tree.map_structure(trainer_module.convert_to_np_if_not_ragged, outputs)
@@ -191,7 +166,7 @@ def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_sample_counts(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        extended = of_model(self)
+        extended = at_work.of_model(self)
         if extended is None:
             return original(self, step_function)
         counts = extended.sample_counts
@@ -234,7 +209,7 @@ def _with_trackers_weighed(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        extended = _current()
+        extended = at_work.current()
         if extended is None or not extended.sample_counts.active:
             return original(self, y_true, y_pred, sample_weight)
         if not self.built:
@@ -265,7 +240,7 @@ def _counting_own(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
 
 def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_predict_function(self: Any, force: bool = False) -> Any:
-        if of_model(self) is not None:
+        if at_work.of_model(self) is not None:
             self.jit_compile = False
         return original(self, force=force)
 
@@ -274,7 +249,7 @@ def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighed(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale_loss_for_distribution(value: Any) -> Any:
-        extended = _current()
+        extended = at_work.current()
         if extended is not None and extended.sample_counts.active:
             return extended.sample_counts.weigh(tf.convert_to_tensor(value))
         return original(value)
@@ -284,7 +259,7 @@ def _weighed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unweighed(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale_loss_for_distribution(value: Any) -> Any:
-        extended = _current()
+        extended = at_work.current()
         if extended is not None and extended.sample_counts.active:
             return extended.sample_counts.unweigh(tf.convert_to_tensor(value))
         return original(value)
@@ -292,96 +267,11 @@ def _unweighed(original: Callable[..., Any]) -> Callable[..., Any]:
     return unscale_loss_for_distribution
 
 
-def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    def check_finite(self: Any, grads: Any) -> Any:
-        finite = original(self, grads)
-        extended = _current()
-        replica = tf.distribute.get_replica_context()
-        if extended is None or replica is None:
-            return finite
-        if extended.sample_counts.active:
-            finite = tf.logical_or(finite, extended.sample_counts.own_is_empty())
-        infinite = tf.cast(tf.logical_not(finite), tf.int32)
-        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
-
-    return check_finite
-
-
-def _with_variables_known(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = _current()
-        if extended is not None and extended.compressor is not None:
-            known = {}
-            for variable in trainable_variables:
-                path = variable.path if isinstance(variable, keras.Variable) else variable.name
-                known[self._var_key(variable)] = path, tuple(variable.shape)
-            extended.compressor.know(known)
-        return original(self, grads, trainable_variables, *args, **kwargs)
-
-    return _backend_update_step
-
-
-def _telling_whose(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        extended = _current()
-        replica = tf.distribute.get_replica_context()
-        if extended is None or extended.compressor is None or replica is None:
-            return original(self, grads_and_vars)
-        pairs = list(grads_and_vars)
-        present = [(grad, variable) for grad, variable in pairs if grad is not None]
-        options = private.GradientOptions([self._var_key(variable) for _, variable in present])
-        grads = [grad for grad, _ in present]
-        reduced = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, grads, options) if grads else [])
-        return [(None if grad is None else next(reduced), variable) for grad, variable in pairs]
-
-    return _all_reduce_sum_gradients
-
-
-class _OptimizerOps:
-    """`keras.ops` as the optimizers see it: conditionals are taken for all local replicas at once.
-
-    Gradient accumulation and the averaging of weights hold updates inside `ops.cond`; replicas of several devices
-    can meet there only if the conditional stands outside of them.
-    """
-
-    def __init__(self, ops: Any) -> None:
-        self._ops = ops
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ops, name)
-
-    def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        extended = _current()
-        replica = tf.distribute.get_replica_context()
-        if extended is None or replica is None or len(extended.worker_devices) == 1:
-            return self._ops.cond(pred, true_fn, false_fn)
-
-        def take(strategy: Any, pred: Any, branches: Any) -> None:
-            def run(branch: str) -> Callable[[], None]:
-                def in_each_replica() -> None:
-                    strategy.extended.call_for_each_replica(
-                        lambda functions: functions.branches[branch](), args=(branches,)
-                    )
-
-                return in_each_replica
-
-            self._ops.cond(strategy.experimental_local_results(pred)[0], run("true"), run("false"))
-
-        return replica.merge_call(take, args=(pred, _Branches({"true": true_fn, "false": false_fn})))
-
-
-class _Branches:
-    """One replica's two ways; an object, so that `tf.distribute` passes it through as it is."""
-
-    def __init__(self, branches: dict[str, Callable[[], Any]]) -> None:
-        self.branches = branches
-
-
 def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        if _current() is None or replica is None or not isinstance(seed, tf.Tensor):
+        if at_work.current() is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
         own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
         folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))
@@ -390,47 +280,9 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     return next_seed
 
 
-# Data.
-
-
-def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if of_model(self) is None or iterator is None:
-            return original(self, iterator=iterator, data_batch=data_batch)
-        spec = iterator._distributed_dataset.element_spec
-        parts = tree.flatten(tree.map_structure(_batch_of_one, spec))
-        if all(part is not None for part in parts):
-            # Without drawing a batch: a generator would not yield it again.
-            return original(self, data_batch=tree.map_structure(_batch_of_one, spec))
-        for _, _, batches in iterator:
-            local = tree.map_structure(
-                lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, next(batches)
-            )
-            return original(self, data_batch=tree.map_structure(_with_a_sample, local))
-        return None
-
-    return _maybe_symbolic_build
-
-
-def _batch_of_one(spec: Any) -> tf.Tensor | None:
-    """A sample like those that a dataset holds; None where its spec does not tell the shape."""
-    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
-        return None
-    shape = [1, *spec.shape[1:]] if spec.shape.rank else []
-    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
-
-
-def _with_a_sample(part: Any) -> Any:
-    """A process without samples in the first step builds its model from the shape of one."""
-    if not isinstance(part, tf.Tensor) or part.shape.rank == 0 or part.shape[0] != 0:
-        return part
-    return tf.zeros([1, *part.shape[1:]], part.dtype)
-
-
 def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        extended = _ours(strategy)
+        extended = at_work.of_strategy(strategy)
         if extended is None or reduction != "concat":
             return original(values, strategy, reduction)
         exchange = extended.exchange
@@ -445,62 +297,3 @@ def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         return tree.map_structure(gather, values)
 
     return reduce_per_replica
-
-
-def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        extended = _ours(distribute_strategy)
-        if extended is None:
-            original(self, distribute_strategy, *args, **kwargs)
-            return
-        with _shuffling_alike(extended):
-            original(self, distribute_strategy, *args, **kwargs)
-
-    return __init__
-
-
-@contextlib.contextmanager
-def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
-    """Datasets that Keras makes inside are shuffled in the chief's way on every process."""
-    own = private.global_seed()
-    state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
-    agreed = extended.exchange.broadcast_once(
-        tf.constant(state), "the seed that data is shuffled with", "int64 (3,)"
-    ).numpy()
-    py_dataset_adapter.random.seed(int(agreed[1] if agreed[0] else agreed[2]))
-    if agreed[0]:
-        with private.seeded(int(agreed[1])):
-            yield
-        return
-    # No seed was set. A seeded operation would repeat one order in every epoch, so draw the orders on the host.
-    generator = np.random.default_rng(int(agreed[2]))
-    original = tf.random.shuffle
-
-    def shuffle(value: tf.Tensor, seed: int | None = None, name: str | None = None) -> tf.Tensor:
-        if seed is not None:
-            return original(value, seed, name)
-        shuffled = tf.numpy_function(generator.permutation, [value], value.dtype)
-        shuffled.set_shape(value.shape)
-        return shuffled
-
-    tf.random.shuffle = shuffle
-    try:
-        yield
-    finally:
-        tf.random.shuffle = original
-
-
-class _AgreedShuffle:
-    """Stands in for the module `random` where Keras shuffles the order of a `PyDataset`."""
-
-    def __init__(self) -> None:
-        self._generator: Any = random
-
-    def seed(self, seed: int) -> None:
-        self._generator = random.Random(seed)
-
-    def release(self) -> None:
-        self._generator = random
-
-    def shuffle(self, items: list[Any]) -> None:
-        self._generator.shuffle(items)
