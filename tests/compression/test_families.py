@@ -44,24 +44,34 @@ def test_sign_sgd_counts_votes():
     method = c.SignSGD()
     vectors = [np.array(v, np.float32) for v in ([1, -1, 2, -5], [2, -2, -2, 5], [-9, -1, 1, 5])]
     state = c.State()
-    total = np.empty(4, np.float32)
-    method.add([method.encode(v) for v in vectors], total, state)
+    merged = method.merge([method.encode(v) for v in vectors], 4, np.dtype(np.float32), state)
     scale = sum(np.abs(v).mean() for v in vectors)
-    np.testing.assert_allclose(total, scale * np.array([1, -1, 1, 1]), rtol=1e-6)
-    np.testing.assert_array_equal(method.decode(method.encode(total)), total)
+    np.testing.assert_allclose(method.decode(merged), scale * np.array([1, -1, 1, 1]), rtol=1e-6)
     paper = c.SignSGD(scaled=False)
-    paper.add([paper.encode(v) for v in vectors], total, state)
-    np.testing.assert_array_equal(paper.decode(paper.encode(total)), [1, -1, 1, 1])
+    merged = paper.merge([paper.encode(v) for v in vectors], 4, np.dtype(np.float32), state)
+    np.testing.assert_array_equal(paper.decode(merged), [1, -1, 1, 1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_sign_sgd_counts_the_votes_of_any_number(ranks):
+    method, elements = c.SignSGD(scaled=False), 40_003
+    vectors = rng.standard_normal((ranks, elements)).astype(np.float32)
+    payloads = [method.encode(vector) for vector in vectors]
+    found = method.decode(method.merge(payloads, elements, np.dtype(np.float32), c.State()))
+    votes = np.sign(vectors).sum(0)
+    np.testing.assert_array_equal(found[votes != 0], np.sign(votes)[votes != 0])
+    by_turns = np.where(np.arange(elements) % 2, -1, 1)
+    np.testing.assert_array_equal(found[votes == 0], by_turns[votes == 0])
 
 
 def test_sign_sgd_breaks_ties_by_turns():
     method = c.SignSGD(scaled=False)
     payloads = [method.encode(np.full(6, sign, np.float32)) for sign in (1, -1)]
-    state, totals = c.State(), np.empty((2, 6), np.float32)
+    state, totals = c.State(), []
     for state.step in range(2):
-        method.add(payloads, totals[state.step], state)
+        totals.append(method.decode(method.merge(payloads, 6, np.dtype(np.float32), state)))
     np.testing.assert_array_equal(np.abs(totals), 1)
-    np.testing.assert_array_equal(totals.sum(0), 0)
+    np.testing.assert_array_equal(totals[0], -totals[1])
 
 
 @pytest.mark.parametrize("elements", [10, 5000, 600_000])

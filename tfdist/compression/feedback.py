@@ -49,9 +49,10 @@ class _Wrapper(Method):
         """See `Method`."""
         self.method.unpack(body, out, combine)
 
-    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
+    def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
         """See `Method`."""
-        self.method.add(encoded, total, state)
+        merge = self.method.merge if self.method.votes else super().merge
+        return merge(encoded, elements, dtype, state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """See `Method`."""

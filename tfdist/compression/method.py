@@ -39,6 +39,7 @@ class Method(abc.ABC):
         linear: whether the decoded sum of encodings is the sum of the decoded ones.
         route: how processes add.
         keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
+        votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Method(abc.ABC):
     linear: bool = False
     route: Route = Route.GATHER
     keeps_residual: bool = False
+    votes: bool = False
 
     @abc.abstractmethod
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -133,16 +135,22 @@ class Method(abc.ABC):
             self.unpack(content.body, out, combine)
         return out
 
-    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
+    def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
         """Adds the vectors of several payloads, for `Route.EXCHANGE`.
 
         Args:
             encoded: payloads, in the order of the ranks.
-            total: float32 or float64, of the vectors' size; overwritten.
-            state: of the tensor.
+            elements: of each vector.
+            dtype: float32 or float64.
+            state: of the sum.
+
+        Returns:
+            The payload of the sum.
         """
+        total = np.zeros(elements, dtype)
         for place, payload in enumerate(encoded):
             self.decode(payload, total, np.add if place else None)
+        return self.encode(total, state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.

@@ -87,9 +87,8 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     ]
     arrived = yield Exchange([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
     own = parts[state.rank]
-    total = np.empty(own.stop - own.start, dtype)
-    method.add([payloads.without_filling(payload) for payload in arrived], total, state)
-    merged = method.encode(total, state.part("sum"))
+    given = [payloads.without_filling(payload) for payload in arrived]
+    merged = method.merge(given, own.stop - own.start, dtype, state.part("sum"))
 
     def read(rank: int, payload: np.ndarray) -> None:
         _written(out[parts[rank]], dtype, functools.partial(method.decode, payloads.without_filling(payload)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.compression import payload as payloads
 from tfdist.compression.method import Method, Route, segments, store
-from tfdist.compression.payload import HEADER_BYTES
+from tfdist.compression.payload import HEADER_BYTES, Payload
 from tfdist.compression.state import State
 
 _SHORTEST_COLUMN = 1024
@@ -96,6 +96,7 @@ class SignSGD(Method):
     scaled: bool = True
     number = 9
     route = Route.EXCHANGE
+    votes = True
 
     @property
     def keeps_residual(self) -> bool:  # type: ignore[override]
@@ -108,43 +109,59 @@ class SignSGD(Method):
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. The body is the scale (float32) and the bits that are set for negative elements."""
-        scale = float(np.abs(vector).mean(dtype=np.float64)) if self.scaled else 1.0
+        scale = _mean_magnitude(vector) if self.scaled else 1.0
         return _signs_body(scale, np.packbits(np.signbit(vector)))
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
-        scale = np.frombuffer(body[:4].tobytes(), np.float32)[0]
-        bits = body[4:]
+        table = np.frombuffer(body[:4].tobytes(), np.float32)[0] * _OF_BYTES
         for segment in segments(out.size, 1 << 15):
-            count = segment.stop - segment.start
-            negative = np.unpackbits(bits[segment.start // 8 : -(-segment.stop // 8)], count=count)
-            values = negative * (-2 * scale)
-            values += scale
+            values = table[body[4:][_bytes_of(segment)]].reshape(-1)[: segment.stop - segment.start]
             store(out[segment], values, combine)
 
-    def add(self, encoded: Sequence[np.ndarray], total: np.ndarray, state: State) -> None:
-        """See `Method`: counts the votes."""
-        bodies = [payloads.read(payload, self.number, total.size).body for payload in encoded]
-        voters = [body for body in bodies if body is not None and total.size]
-        if len(voters) < len(bodies):
-            total.fill(np.nan)
-            return
-        scale = sum(float(np.frombuffer(body[:4].tobytes(), np.float32)[0]) for body in voters)
-        for segment in segments(total.size, 1 << 15):
-            bits = slice(segment.start // 8, -(-segment.stop // 8))
-            votes = np.zeros(segment.stop - segment.start, np.int32)
-            for body in voters:
-                votes += np.unpackbits(body[4:][bits], count=votes.size)
-            votes *= -2
-            votes += len(voters)  # those for less those against
-            if len(voters) % 2 == 0:
-                votes[votes == 0] = _by_turns(votes.size, state.step)[votes == 0]
-            np.copysign(scale if self.scaled else 1.0, votes, out=total[segment])
+    def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
+        """See `Method`."""
+        bodies = []
+        for payload in encoded:
+            body = payloads.read(payload, self.number, elements).body
+            if body is None:
+                return payload
+            bodies.append(body)
+        scale = sum(float(np.frombuffer(body[:4].tobytes(), np.float32)[0]) for body in bodies) if elements else 0.0
+        negative = np.empty(-(-elements // 8), np.uint8)
+        for segment in segments(elements, 1 << 15):
+            place = _bytes_of(segment)
+            negative[place] = _majority([body[4:][place] for body in bodies], _BY_TURNS[state.step % 2])
+        body = _signs_body(scale if self.scaled else 1.0, negative) if elements else negative
+        return payloads.write(Payload(self.number, np.dtype(dtype), elements, body))
 
 
-def _by_turns(count: int, step: int) -> np.ndarray:
-    """So many 1 and -1 in turn."""
-    return 1 - 2 * ((np.arange(count) + step) % 2)
+_OF_BYTES = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).astype(np.float32)
+"""For each byte, what its 8 bits stand for: 1 or, where they are set, -1."""
+
+_BY_TURNS = (0b01010101, 0b10101010)
+
+
+def _bytes_of(segment: slice) -> slice:
+    """Where the bits of a segment are, which begins with a whole byte."""
+    return slice(segment.start // 8, -(-segment.stop // 8))
+
+
+def _majority(votes: Sequence[np.ndarray], tied: int) -> np.ndarray:
+    """The bits that most of several arrays of bits have set, and those of ``tied`` where as many have as have not."""
+    if len(votes) == 2:
+        one, other = votes
+        return (one & other) | ((one ^ other) & tied)
+    count = np.zeros(8 * votes[0].size, np.int32)
+    for bits in votes:
+        count += np.unpackbits(bits)
+    packed = np.packbits(2 * count > len(votes))
+    return packed if len(votes) % 2 else packed | (np.packbits(2 * count == len(votes)) & tied)
+
+
+def _mean_magnitude(vector: np.ndarray) -> float:
+    """In float64, of sums over segments that stay in the cache."""
+    return sum(float(np.abs(vector[segment]).sum()) for segment in segments(vector.size, 1 << 15)) / vector.size
 
 
 def _signs_body(scale: float, bits: np.ndarray) -> np.ndarray:
