@@ -17,7 +17,7 @@ import side_by_side
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 BATCH = 64
-EVERY = 10
+EVERY = 5
 """Steps between readings of the accuracy."""
 LEARNING_RATE, MOMENTUM = 0.02, 0.9
 

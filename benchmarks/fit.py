@@ -11,7 +11,7 @@ import time
 
 import side_by_side
 
-SAMPLES = 4096
+SAMPLES = 16384
 BATCH = 128
 
 

@@ -60,3 +60,20 @@ def test_models_of_other_strategies_are_left_alone():
         assert len(model.evaluate(np.ones((7, 4)), np.ones((7, 2)), verbose=0)) == 2
         assert np.isfinite(model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)))).all()
         assert "loss" in model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)), None, None, True)
+
+
+def test_datasets_are_not_tuned_unless_the_user_asks_for_it():
+    """A dropped iterator would wait for its tuner's next turn, which may take as long as the epoch has."""
+    strategy = tfdist.AllReduceStrategy()
+    tuned = tf.data.Options()
+    tuned.autotune.enabled = True
+    plain = tf.data.Dataset.range(8).batch(4)
+    for dataset, enabled in ((plain, False), (plain.with_options(tuned), True)):
+        for distributed in (
+            strategy.experimental_distribute_dataset(dataset),
+            strategy.distribute_datasets_from_function(lambda context, dataset=dataset: dataset),
+        ):
+            iterator = iter(distributed)._iterators[0]
+            assert iterator._dataset.options().autotune.enabled is enabled
+            (on_device,) = iterator._iterator._device_iterators
+            assert on_device._dataset.options().autotune.enabled is False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.compression import sparse
-from tfdist.compression.method import Method, segments, store
+from tfdist.compression.method import Method, segments
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.sparsifiers import Sparsifier, check_ratio, estimated_bytes, wanted
 from tfdist.compression.state import State
@@ -127,8 +127,13 @@ def store_product(factors: np.ndarray, rows: int, out: np.ndarray, combine: np.u
     rank = factors.size // (rows + columns)
     left, right = factors[: rows * rank].reshape(rows, rank), factors[rows * rank :].reshape(rank, columns)
     matrix = out.reshape(rows, columns)
-    for part in segments(rows, max(1, (1 << 16) // columns)):
-        store(matrix[part], left[part] @ right, combine)
+    many = max(1, (1 << 15) // columns)
+    product = np.empty((min(many, rows), columns), out.dtype)
+    for part in segments(rows, many):
+        here = matrix[part] if combine is None else product[: part.stop - part.start]
+        np.matmul(left[part], right, out=here)
+        if combine is not None:
+            combine(matrix[part], here, out=matrix[part])
 
 
 def probabilities(magnitudes: np.ndarray, budget: float) -> np.ndarray:

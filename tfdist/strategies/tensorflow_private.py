@@ -6,15 +6,19 @@ Checked on TensorFlow 2.18 and 2.21. What may change between versions, and what 
   the dataset methods, ``_reduce_to`` and the replica ids to be overridden.
 - ``input_lib._calculate_replicas_with_values`` is called once per step of a distributed iterator, with the
   optionals of all local replicas; its result decides, on all processes alike, whether there is another step.
+- ``multi_device_iterator_ops._create_device_dataset`` makes what brings batches to one device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_util,
     cross_device_ops,
@@ -96,7 +100,7 @@ def is_distributed_variable(value: Any) -> bool:
 def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any) -> Any:
     """A `tf.distribute.DistributedDataset` whose every step counts replicas and samples over all processes."""
     distributed = input_util.get_distributed_dataset(
-        dataset,
+        _not_tuned(dataset),
         input_workers,
         strategy,
         num_replicas_in_sync=context_.num_replicas_in_sync,
@@ -111,9 +115,37 @@ def distributed_datasets_from_function(
 ) -> Any:
     """As `distributed_dataset`, of the dataset that the user's function makes for this process."""
     distributed = input_util.get_distributed_datasets_from_function(
-        function, input_workers, [context_], strategy, options
+        lambda its_context: _not_tuned(function(its_context)), input_workers, [context_], strategy, options
     )
     return _always_counting(distributed)
+
+
+def _not_tuned(dataset: Any) -> Any:
+    """The dataset without tf.data's tuner, unless the user has asked for it.
+
+    An iterator that is dropped waits for its tuner's next turn, whose period doubles from 10 ms to a minute: it is
+    woken before `CancellationManager.IsCancelled` is true, and goes to sleep again. An epoch could take twice as long.
+    ``AUTOTUNE`` then stands for as many calls at once as there are cores, and prefetching works as before.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def _brought_without_tuning() -> None:
+    """Puts a seam on what brings batches to the devices: it has a tuner of its own, with nothing to tune."""
+    original = multi_device_iterator_ops._create_device_dataset
+
+    @functools.wraps(original)
+    def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
+        return _not_tuned(original(*args, **kwargs))
+
+    multi_device_iterator_ops._create_device_dataset = create_device_dataset
+
+
+_brought_without_tuning()
 
 
 def _always_counting(distributed: Any) -> Any:
