@@ -12,10 +12,13 @@ import time
 import side_by_side
 
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
-WITHOUT_MOMENTUM = {"OneBit": 0.1, "SignSGD": 0.1, "none, no momentum": 0.1, "DGC 0.1 %": LEARNING_RATE}
+WITHOUT_MOMENTUM = {
+    **dict.fromkeys(("none, no momentum", "OneBit", "SignSGD", "RandomK 10 %"), 0.1),
+    "DGC 0.1 %": LEARNING_RATE,
+}
 """Learning rates, which fall to zero along a line: seeds then differ by 0.1 to 0.2 points, not by 2.
 
-Signs, with what feedback adds to them, diverge at this momentum; DGC has its own.
+What is sent late adds up with momentum: signs and random elements diverge at this rate with it. DGC has its own.
 """
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 import uuid
 
@@ -37,6 +39,7 @@ def hosts(count=2, rate=None):
     tag = uuid.uuid4().hex[:6]
     switch = f"tfd{tag}s"
     names = [f"tfd{tag}{index}" for index in range(count)]
+    terminated = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without cleaning up
     try:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -55,6 +58,7 @@ def hosts(count=2, rate=None):
             await_carrier(name)
         yield names
     finally:
+        signal.signal(signal.SIGTERM, terminated)
         for name in (*names, switch):
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("netns", "del", name)
