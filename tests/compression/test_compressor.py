@@ -1,5 +1,6 @@
 """What a process keeps of its compressed tensors: which, and how it is saved."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +59,42 @@ def test_what_is_saved_is_restored(tmp_path, late):
     assert first.step == 0
 
 
+def test_what_is_saved_is_for_its_own_variable(tmp_path):
+    """Here the first layer is frozen after it was saved, so that others take its place."""
+    compressor = made()
+    states(compressor)[0].array("residual", np.ones(2000, np.float32))[...] = 7
+    compressor.save(tmp_path / "x")
+    again = made()
+    again.know({"d": ("other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
+    again.load(tmp_path / "x")
+    assert not again.tensor("d", gradient()).state.arrays
+    again = made()
+    again.know({"e": ("model_3/dense_7/kernel", (50, 40)), "f": ("dense_4/kernel", (50, 40))})
+    again.load(tmp_path / "x")
+    assert "residual" in again.tensor("f", gradient()).state.arrays  # numbers in paths count what was built before
+    assert not again.tensor("e", gradient()).state.arrays
+
+
+def test_what_was_loaded_and_not_yet_used_is_saved_again(tmp_path):
+    compressor = made()
+    states(compressor)[0].step = 5
+    compressor.save(tmp_path / "x")
+    again = made()
+    again.load(tmp_path / "x")
+    again.save(tmp_path / "y")
+    last = made()
+    assert last.load(tmp_path / "y") != 0
+    assert states(last)[0].step == 5
+
+
+def test_other_numbers_of_processes_and_other_places(tmp_path, caplog):
+    made().save("gs://bucket/model.keras")
+    assert "local files only" in caplog.text
+    Compressor(c.TopK(0.1), rank=0, size=3).save(tmp_path / "x")
+    assert Compressor(c.TopK(0.1), rank=0, size=2).load(tmp_path / "x") == 0
+    assert "of another number of processes" in caplog.text
+
+
 def test_other_steps_give_another_number(tmp_path):
     numbers = []
     for step in (1, 2):
@@ -72,6 +109,9 @@ def test_other_steps_give_another_number(tmp_path):
 def test_no_file_and_a_damaged_one(tmp_path):
     compressor = made()
     assert compressor.load(tmp_path / "x") == 0
-    compressor.file(tmp_path / "x").write_bytes(b"PK nonsense")
-    with pytest.raises(OSError, match="delete it to begin anew"):
-        compressor.load(tmp_path / "x")
+    stream = io.BytesIO()
+    np.save(stream, np.ones(3))
+    for content in (b"PK nonsense", stream.getvalue(), b""):
+        compressor.file(tmp_path / "x").write_bytes(content)
+        with pytest.raises(OSError, match="delete it to begin anew"):
+            compressor.load(tmp_path / "x")

@@ -139,6 +139,48 @@ def test_nothing_is_lost_where_a_schedule_changes_methods():
     assert not world.residuals().any()
 
 
+def test_what_was_unsent_is_sent_by_a_method_without_feedback():
+    world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
+    first, second = normals(2, 2000), normals(2, 2000)
+    summed = world.step(first) + world.step(second, choice=with_feedback(c.WithoutFeedback(c.TopK(1.0))))
+    np.testing.assert_allclose(summed, np.sum(first + second, axis=0), atol=1e-8)
+    assert not world.residuals().any()
+
+
+@pytest.mark.parametrize("method", [c.Int4(), c.OneBit(), c.TopK(0.01)], ids=str)
+def test_nan_leaves_all_residuals_of_its_rank(method):
+    world = World(with_feedback(method), 2, (50, 60))
+    world.step(normals(2, 3000))
+    before = {name: array.copy() for name, array in world.states[1].saved() if "residual" in name}
+    vectors = normals(2, 3000)
+    vectors[1][0] = np.nan
+    world.step(vectors)
+    after = dict(world.states[1].saved())
+    assert before
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+
+
+@pytest.mark.parametrize("method", [m for m in ALL if m in BIASED], ids=str)
+def test_a_gradient_that_overflows_spoils_its_step_only(method):
+    world = World(with_feedback(method), 2, (50, 60))
+    with np.errstate(all="ignore"):
+        world.step([np.full(3000, 1e37, np.float32) for _ in range(2)])
+    for _ in range(2):
+        total = world.step(normals(2, 3000))
+    assert np.isfinite(total).all()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_who_has_nothing_does_not_vote(scaled):
+    method = c.SignSGD(scaled=scaled)
+    vectors = normals(4, 2000)
+    for choice in (c.FewerWorkers(1, with_feedback(method)), with_feedback(method)):
+        given = vectors if isinstance(choice, c.FewerWorkers) else [vectors[0], *np.zeros((3, 2000), np.float32)]
+        np.testing.assert_array_equal(np.sign(World(choice, 4, (2000,)).step(given)), np.sign(vectors[0]))
+    assert not World(with_feedback(method), 4, (2000,)).step([np.zeros(2000, np.float32)] * 4).any()
+
+
 def test_fewer_workers():
     world = World(c.FewerWorkers(2), 4, (2000,))
     vectors = normals(4, 2000)

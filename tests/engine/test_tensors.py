@@ -1,6 +1,18 @@
+import numpy as np
+import pytest
 import tensorflow as tf
 
-from tfdist.engine.tensors import call_site
+from tfdist.engine.tensors import call_site, to_tensor
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, bool])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_arrays_become_tensors(dtype, writeable):
+    aligned = np.zeros(1 << 16, np.uint8)
+    array = aligned[-aligned.ctypes.data % 64 :][: 64 * np.dtype(dtype).itemsize].view(dtype)
+    array[::3] = 1
+    array.flags.writeable = writeable
+    np.testing.assert_array_equal(to_tensor(array).numpy(), array)
 
 
 def sites_of(function, *signature):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import logging
 import math
 import os
+import re
 import uuid
 import zipfile
 import zlib
@@ -23,6 +25,11 @@ from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
 log = logging.getLogger("tfdist")
+
+_DAMAGED = (
+    ValueError, KeyError, TypeError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile
+)  # fmt: skip
+"""What NumPy and zipfile raise where a file is not what `Compressor.save` wrote."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,15 @@ class Compressor:
             path, shape = self._variables[identity]
             floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
             schedule = policy.chosen(self._policy, path, shape) if floating else None
-            self._tensors[identity] = None if schedule is None else Compressed(path, schedule, self._new_state(shape))
+            self._tensors[identity] = (
+                None if schedule is None else Compressed(path, schedule, self._new_state(path, shape))
+            )
         return self._tensors[identity]
 
-    def _new_state(self, shape: tuple[int, ...]) -> State:
-        # Known by its place: the paths of variables hold numbers that count what a process has built.
-        name = str(len(self._states()))
+    def _new_state(self, path: str, shape: tuple[int, ...]) -> State:
+        # Known by its place, too: a path's numbers count what a process has built, and so differ from run to run.
+        kind = re.sub(r"_\d+(?=/|$)", "", path).replace("/", ".")
+        name = f"{len(self._states())} {kind} {list(shape)}"
         state = State(name, self._rank, self._size, self._seed, shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
@@ -137,9 +147,13 @@ class Compressor:
         Args:
             prefix: the checkpoint's path.
         """
+        if "://" in os.fspath(prefix):
+            log.warning("tfdist: the residuals of compression are saved in local files only, not beside %s", prefix)
+            return
         arrays: dict[str, Any] = {
-            f"{state.name}/{kept}": array for state in self._states() for kept, array in state.saved()
+            f"{name}/{kept}": array for name, waiting in self._restored.items() for kept, array in waiting.items()
         }
+        arrays.update({f"{state.name}/{kept}": array for state in self._states() for kept, array in state.saved()})
         path = self.file(prefix)
         partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
         try:
@@ -164,6 +178,9 @@ class Compressor:
         self._restored.clear()
         path = self.file(prefix)
         if not path.exists():
+            others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-0-of-*.npz"
+            if self._rank == 0 and (found := sorted(path.parent.glob(others))):
+                log.warning("tfdist: %s is of another number of processes, and is not used", found[0])
             return 0
         try:
             with np.load(path) as arrays:
@@ -171,7 +188,7 @@ class Compressor:
                     name, _, kept = key.partition("/")
                     self._restored.setdefault(name, {})[kept] = arrays[key]
             steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
-        except (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             self._restored.clear()
             raise OSError(f"{path} does not hold the state of compression ({error}); delete it to begin anew") from None
         return 1 + zlib.crc32(repr(steps).encode())
@@ -179,11 +196,13 @@ class Compressor:
     def adopt(self) -> None:
         """Gives what `load` has read to the variables that are there already; later ones get theirs when they come."""
         for state in self._states():
-            state.clear()
-            for kept, array in self._restored.pop(state.name, {}).items():
-                state.restore(kept, array)
+            if arrays := self._restored.pop(state.name, None):
+                state.clear()
+                for kept, array in arrays.items():
+                    state.restore(kept, array)
 
     def forget(self) -> None:
         """Begins anew: nothing is kept."""
         self._restored.clear()
-        self.adopt()
+        for state in self._states():
+            state.clear()

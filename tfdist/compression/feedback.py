@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from tfdist.compression.method import Method
+from tfdist.compression.method import Method, is_finite
 from tfdist.compression.state import State
 
 
@@ -22,7 +22,7 @@ class _Wrapper(Method):
         self.number = method.number
         self.linear = method.linear
         self.route = method.route
-        self.keeps_residual = True
+        self.keeps_residual = method.keeps_residual
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.method!r})"
@@ -82,6 +82,7 @@ class ErrorFeedback(_Wrapper):
         super().__init__(method)
         if method.keeps_residual:
             raise TypeError(f"{method!r} takes care of what it does not send by itself; leave ErrorFeedback away")
+        self.keeps_residual = True
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`."""
@@ -89,6 +90,7 @@ class ErrorFeedback(_Wrapper):
         residual += vector
         body = self.method.pack(self._contracted(residual), state)
         self.method.unpack(body, residual, np.subtract)
+        _begin_anew_unless_finite(residual)
         return body
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
@@ -101,11 +103,18 @@ class ErrorFeedback(_Wrapper):
             residual -= vector
             raise
         self.method.unpack(own, residual, np.subtract)
+        _begin_anew_unless_finite(residual)
         return total, own
 
     def _contracted(self, vector: np.ndarray) -> np.ndarray:
         factor = 1 / (1 + self.method.variance(vector.size)) if self.method.unbiased else 1.0
         return vector if factor == 1 else vector * vector.dtype.type(factor)
+
+
+def _begin_anew_unless_finite(residual: np.ndarray) -> None:
+    """A gradient so large that sums of it overflow spoils its own step, and not those after it."""
+    if not is_finite(residual):
+        residual.fill(0)
 
 
 class WithoutFeedback(_Wrapper):
@@ -118,4 +127,5 @@ class WithoutFeedback(_Wrapper):
 
 def with_feedback(method: Method) -> Method:
     """The method, with `ErrorFeedback` if it is biased and nothing else takes care of that."""
-    return method if method.unbiased or method.keeps_residual else ErrorFeedback(method)
+    complete = method.unbiased or method.keeps_residual or isinstance(method, _Wrapper)
+    return method if complete else ErrorFeedback(method)

@@ -68,7 +68,7 @@ class Traffic:
 
     Attributes:
         given_bytes: of the tensor itself.
-        sent_bytes: to other ranks.
+        sent_bytes: to other ranks; of what adds up, those that a ring would send.
         plain_bytes: that a ring all-reduce would have sent instead.
     """
 
@@ -140,22 +140,27 @@ def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose
 
 
 def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
-    """Round the ring. What arrives is read while the next is on its way."""
+    """Round the ring. What has arrived is read while the next is on its way."""
     sizes = yield from _sizes(requests, comm, tag)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     blocks = {comm.rank: _joined([request.payload for request in requests])}
     following = 0
     for step in range(comm.size):
+        under_way: Schedule = iter(())  # type: ignore[assignment]
         if step < comm.size - 1:
             source = (comm.rank - step - 1) % comm.size
             arriving = np.empty(sizes[source].sum(), np.uint8)
             outgoing = blocks[(comm.rank - step) % comm.size]
-            yield from exchange(comm, tag, outgoing=outgoing, destination=right, target=arriving, source=left)
-            blocks[source] = arriving
+            under_way = exchange(comm, tag, outgoing=outgoing, destination=right, target=arriving, source=left)
+        begun = next(under_way, ())
         while following in blocks:
             for request, payload in zip(requests, _cut(blocks[following], sizes[following]), strict=True):
                 request.read(following, payload)
             following += 1
+        yield begun
+        yield from under_way
+        if step < comm.size - 1:
+            blocks[source] = arriving
     passed_on = sizes.sum(0) - sizes[right]
     return [(None, int(sent_bytes)) for sent_bytes in passed_on]
 

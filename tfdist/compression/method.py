@@ -11,6 +11,7 @@ import numpy as np
 from tfdist.compression import payload as payloads
 from tfdist.compression.payload import Payload
 from tfdist.compression.state import State
+from tfdist.errors import PayloadError
 
 
 class Route(enum.Enum):
@@ -21,19 +22,26 @@ class Route(enum.Enum):
 
     EXCHANGE = "exchange"
     """Each rank gets the same part of every vector, adds, and encodes the sum once more: reduce-scatter with one
-    exchange of payloads, then an all-gather."""
+    exchange of payloads, then an all-gather. For methods whose payloads of so many elements are always equally long."""
 
     GATHER = "gather"
     """Every rank gets the payload of every other and adds them all."""
 
 
-class Method(abc.ABC):
+class Described:
+    """An object whose ``repr`` says what it was made with, and no address: processes compare it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+class Method(Described, abc.ABC):
     """A compression method. It is never changed; what it keeps of a tensor is in a `State`.
 
     Subclasses say in their docstring whose method it is, whether it is unbiased and whether it is linear.
 
     Attributes:
-        number: in the headers of payloads.
+        number: in the headers of payloads; those below 128 are tfdist's own.
         unbiased: whether the mean over many encodings of a vector is the vector. Where it is not, strategies add
             `ErrorFeedback`.
         linear: whether the decoded sum of encodings is the sum of the decoded ones.
@@ -42,7 +50,7 @@ class Method(abc.ABC):
         votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
     """
 
-    number: int
+    number: int = 255
     unbiased: bool = False
     linear: bool = False
     route: Route = Route.GATHER
@@ -71,9 +79,9 @@ class Method(abc.ABC):
             combine: combines it with what lies there, ``np.add`` or ``np.subtract``; by default it is overwritten.
         """
 
-    @abc.abstractmethod
     def payload_bytes(self, elements: int) -> float:
-        """An estimate of the bytes of a payload, header included, for a float32 vector."""
+        """An estimate of the bytes of a payload, header included, for a float32 vector; by default uncompressed."""
+        return payloads.HEADER_BYTES + 4 * elements
 
     def expected_ratio(self, elements: int) -> float:
         """How many times fewer bytes than float32 a payload takes, header included; an estimate."""
@@ -124,11 +132,13 @@ class Method(abc.ABC):
             The vector, one-dimensional.
 
         Raises:
-            PayloadError: the payload is cut off or changed, or of another method or size.
+            PayloadError: the payload is cut off or changed, or of another method, size or dtype.
         """
         content = payloads.read(payload, self.number, None if out is None else out.size)
         if out is None:
             out = np.empty(content.elements, content.dtype)
+        elif out.dtype != content.dtype:
+            raise PayloadError(f"the payload holds a vector of {content.dtype}; expected {out.dtype}, as on this rank")
         if content.body is None:
             out.fill(np.nan)
         elif out.size:

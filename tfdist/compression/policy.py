@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.compression.feedback import with_feedback
-from tfdist.compression.method import Method
+from tfdist.compression.method import Described, Method
 
 SMALL = 1024
 """Tensors of fewer elements are not compressed by default: their messages are short anyway."""
@@ -19,6 +20,8 @@ class FewerWorkers:
     """Only the gradients of the first ranks count, times as many; the others wait. For the start of an epoch or a run.
 
     Early gradients are large and change direction; added over many workers, late because compressed, they diverge.
+    Ranks are taken to have equal shares of a batch: of a short last one the first ranks may have more, and then their
+    gradients count for more than the batch's.
 
     Args:
         workers: how many ranks count; 1 or more.
@@ -37,6 +40,7 @@ class FewerWorkers:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1; got {self.workers}")
+        _check(self.method, (Method,), "FewerWorkers' method is")
 
 
 Choice = Method | FewerWorkers | None
@@ -77,8 +81,8 @@ class Schedule:
         return self._choices[max(first for first in self._choices if first <= step)]
 
 
-class Policy(abc.ABC):
-    """Chooses by what a tensor is."""
+class Policy(Described, abc.ABC):
+    """Chooses by what a tensor is. The same on all ranks, which they see by its ``repr``."""
 
     @abc.abstractmethod
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
@@ -103,10 +107,7 @@ class _BySize(Policy):
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
         """See `Policy`."""
-        elements = 1
-        for length in shape:
-            elements *= length
-        return self._choices[max(least for least in self._choices if least <= elements)]
+        return self._choices[max(least for least in self._choices if least <= math.prod(shape))]
 
 
 class _ByName(Policy):
@@ -140,10 +141,7 @@ class _SkippingSmall(Policy):
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
         """See `Policy`."""
-        elements = 1
-        for length in shape:
-            elements *= length
-        small = elements < self._elements or (self._vectors and len(shape) < 2)
+        small = math.prod(shape) < self._elements or (self._vectors and len(shape) < 2)
         return None if small else self._choice
 
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist.compression.atomo import as_matrix, store_product
-from tfdist.compression.method import Method, Route
+from tfdist.compression.low_rank import ROWS_BYTES, LowRank, as_matrix, pack_factors
+from tfdist.compression.method import Route
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
-_ROWS_BYTES = 4
-
 
 @dataclass(frozen=True)
-class PowerSGD(Method):
+class PowerSGD(LowRank):
     """The projection of the summed gradient onto a few directions, which follow it from step to step.
 
     Biased, and linear: two thin matrices travel, and each adds up. Made for `ErrorFeedback`.
@@ -42,24 +40,27 @@ class PowerSGD(Method):
 
     def payload_bytes(self, elements: int) -> float:
         """See `Method`. Depends on the shape; this is of a square."""
-        return HEADER_BYTES + _ROWS_BYTES + 8 * self.rank * elements**0.5
+        return HEADER_BYTES + ROWS_BYTES + 8 * self.rank * elements**0.5
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """See `Method`."""
         matrix = as_matrix(vector, state.shape)
         rank = min(self.rank, *matrix.shape)
         factor = state.arrays.get("factor")
-        if factor is None or factor.shape != (matrix.shape[1], rank) or not factor.any():
+        wanted = (matrix.shape[1], rank), vector.dtype
+        if factor is None or (factor.shape, factor.dtype) != wanted or not factor.any():
             factor = state.generator(shared=True).standard_normal((matrix.shape[1], rank)).astype(vector.dtype)
         total = yield (matrix @ factor).reshape(-1)
         directions, _ = np.linalg.qr(total.reshape(len(matrix), rank))
         own = matrix.T @ directions
         total = yield own.reshape(-1).copy()
-        state.arrays["factor"] = total.reshape(own.shape)
-        return _body(directions, state.arrays["factor"]), _body(directions, own)
+        total = total.reshape(own.shape)
+        # Only its directions matter; the product of two scales may overflow, or vanish.
+        state.arrays["factor"] = total / (np.abs(total).max() or 1)
+        return pack_factors(directions, total.T), pack_factors(directions, own.T)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`; as of a single process. The body is the number of rows (uint32) and both matrices."""
+        """See `Method`; as of a single process. The body is that of `LowRank`."""
         rounds = self.rounds(vector, state)
         try:
             total = next(rounds)
@@ -67,15 +68,3 @@ class PowerSGD(Method):
                 total = rounds.send(total)
         except StopIteration as stop:
             return stop.value[0]
-
-    def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
-        rows = int(np.frombuffer(body[:_ROWS_BYTES].tobytes(), np.uint32)[0])
-        factors = np.frombuffer(body[_ROWS_BYTES:].tobytes(), out.dtype)
-        store_product(factors, rows, out, combine)
-
-
-def _body(directions: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    head = np.frombuffer(np.uint32(len(directions)).tobytes(), np.uint8)
-    parts = (directions, np.ascontiguousarray(factor.T))
-    return np.concatenate([head, *(np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)])

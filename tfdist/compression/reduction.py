@@ -80,6 +80,8 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     finite are shorter, and are filled up.
     """
     dtype, parts = vector.dtype, state.parts
+    if not is_finite(vector):
+        vector = np.full_like(vector, np.nan)  # or the parts that are finite would be taken for sent
     encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
     sizes = [
         payload.size if payload.size > HEADER_BYTES else method.encode_zeros(part.stop - part.start, dtype, state).size

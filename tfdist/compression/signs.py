@@ -108,38 +108,47 @@ class SignSGD(Method):
         return HEADER_BYTES + 4 + -(-elements // 8)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is the scale (float32) and the bits that are set for negative elements."""
-        scale = _mean_magnitude(vector) if self.scaled else 1.0
-        return _signs_body(scale, np.packbits(np.signbit(vector)))
+        """See `Method`. The body is the scale (float32) and the bits that are set for negative elements.
+
+        Zeros are positive and negative by turns. A rank that has nothing else does not vote: its scale is zero.
+        """
+        scale = _mean_magnitude(vector) if self.scaled else float(vector.any())
+        negative = np.packbits(np.signbit(vector))
+        zeros = np.packbits(vector == 0)
+        if zeros.any():
+            negative = (negative & ~zeros) | (zeros & _BY_TURNS[state.step % 2])
+        return _signs_body(scale, negative)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
-        table = np.frombuffer(body[:4].tobytes(), np.float32)[0] * _OF_BYTES
+        table = np.float32(_scale(body)) * _OF_BYTES
         for segment in segments(out.size, 1 << 15):
             values = table[body[4:][_bytes_of(segment)]].reshape(-1)[: segment.stop - segment.start]
             store(out[segment], values, combine)
 
     def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
         """See `Method`."""
-        bodies = []
+        voters = []
         for payload in encoded:
             body = payloads.read(payload, self.number, elements).body
             if body is None:
                 return payload
-            bodies.append(body)
-        scale = sum(float(np.frombuffer(body[:4].tobytes(), np.float32)[0]) for body in bodies) if elements else 0.0
+            if _scale(body):
+                voters.append(body)
+        if not voters:
+            return self.encode_zeros(elements, dtype, state)
         negative = np.empty(-(-elements // 8), np.uint8)
         for segment in segments(elements, 1 << 15):
             place = _bytes_of(segment)
-            negative[place] = _majority([body[4:][place] for body in bodies], _BY_TURNS[state.step % 2])
-        body = _signs_body(scale if self.scaled else 1.0, negative) if elements else negative
+            negative[place] = _majority([body[4:][place] for body in voters], _BY_TURNS[state.step % 2])
+        body = _signs_body(sum(map(_scale, voters)) if self.scaled else 1.0, negative)
         return payloads.write(Payload(self.number, np.dtype(dtype), elements, body))
 
 
 _OF_BYTES = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).astype(np.float32)
 """For each byte, what its 8 bits stand for: 1 or, where they are set, -1."""
 
-_BY_TURNS = (0b01010101, 0b10101010)
+_BY_TURNS = (np.uint8(0b01010101), np.uint8(0b10101010))
 
 
 def _bytes_of(segment: slice) -> slice:
@@ -147,7 +156,7 @@ def _bytes_of(segment: slice) -> slice:
     return slice(segment.start // 8, -(-segment.stop // 8))
 
 
-def _majority(votes: Sequence[np.ndarray], tied: int) -> np.ndarray:
+def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
     """The bits that most of several arrays of bits have set, and those of ``tied`` where as many have as have not."""
     if len(votes) == 2:
         one, other = votes
@@ -160,12 +169,16 @@ def _majority(votes: Sequence[np.ndarray], tied: int) -> np.ndarray:
 
 
 def _mean_magnitude(vector: np.ndarray) -> float:
-    """In float64, of sums over segments that stay in the cache."""
+    """Of sums over segments that stay in the cache."""
     return sum(float(np.abs(vector[segment]).sum()) for segment in segments(vector.size, 1 << 15)) / vector.size
 
 
 def _signs_body(scale: float, bits: np.ndarray) -> np.ndarray:
     return np.concatenate([np.frombuffer(np.float32(scale).tobytes(), np.uint8), bits])
+
+
+def _scale(body: np.ndarray) -> float:
+    return float(np.frombuffer(body[:4].tobytes(), np.float32)[0]) if body.size else 0.0
 
 
 def _column(shape: tuple[int, ...] | None) -> int:

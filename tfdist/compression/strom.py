@@ -17,7 +17,7 @@ class Strom(Method):
     """For each element of at least τ, its index and its sign, which stands for ±τ. Biased, not linear.
 
     The rest stays in the residual (`ErrorFeedback`), also what an element has beyond τ. Indices are entropy-coded:
-    11 bits an element where one of 800 is sent, sign included, against the paper's 32; then 2300 ×.
+    12 bits an element where one of 800 is sent, sign included, against the paper's 32; then 2100 ×.
 
     Args:
         tau: τ, above zero, in the units of the summed loss's gradient on one rank.

@@ -63,6 +63,8 @@ class _Sum:
         self._tensors = [tensors[member] for member in bucket.members]
         self.dtype = self._tensors[0].dtype
         self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in self._tensors)
+        if self.compressed:
+            self.shapes += f" by {', '.join(repr(how.schedule) for how in self.compressed)}"
         self.verb = f"compressed {verb}" if self.compressed else verb
 
     def packed(self) -> tf.Tensor:
@@ -197,7 +199,7 @@ class Bridge:
 
         Args:
             slices: rows of a variable; an index may occur more than once.
-            contributes: as in `all_reduce_sum`.
+            contributes: as in `all_reduce`.
 
         Returns:
             The rows of all processes; or, where that is cheaper, every row of the sum.
@@ -252,7 +254,7 @@ class Bridge:
         pending = self._engine.post(
             key,
             plan,
-            job.shapes if len(job.members) > 1 else describe([array]),
+            job.shapes if len(job.members) > 1 or job.compressed else describe([array]),
             blocking=blocking,
             overlaps=overlaps,
             members=self._members,

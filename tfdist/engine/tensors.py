@@ -13,7 +13,7 @@ _DLPACK_KINDS = "fiuc"
 
 def to_tensor(array: np.ndarray) -> tf.Tensor:
     """The array as a tensor that stands on the same memory, where DLPack allows it."""
-    if array.size == 0 or array.ctypes.data % 64:
+    if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # DLPack has no word for that
         return tf.convert_to_tensor(array)
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -143,9 +143,9 @@ def restore_compression(extended: AllReduceExtended, path: Any) -> None:
     everyone = extended.exchange.all_gather(tf.constant([found], tf.int64)).numpy()
     if everyone.any() and (everyone == everyone[0]).all():
         compressor.adopt()
-    else:
+    elif everyone.any() or failure is not None:
         compressor.forget()
-        if extended.world.is_chief and everyone.any():
+        if extended.world.is_chief:
             missing = [rank for rank, step in enumerate(everyone) if not step]
             log.warning(
                 "tfdist: the residuals of compression saved beside %s are not used, as %s. What had not been sent is "
