@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compression_accuracy
 import compression_time
 
 HERE = Path(__file__).parent
@@ -94,7 +95,7 @@ def write_small(figures):
 
 
 def write_buckets(figures):
-    sections = []
+    sections, without = [], compression_accuracy.WITHOUT_MOMENTUM
     for way, rows in figures.items():
         limits = list(next(iter(rows.values())))
         body = [[name, *(f"{value:.1f}" for value in row.values())] for name, row in rows.items()]
@@ -160,22 +161,26 @@ def write_compression(figures):
 
 
 def write_compression_accuracy(figures):
-    sections = []
+    sections, without = [], compression_accuracy.WITHOUT_MOMENTUM
     for model, methods in figures["models"].items():
         rows = []
+        base = [
+            100 * statistics.mean(run["accuracy"] for run in methods[name]) for name in ("none", "none, no momentum")
+        ]
         for name, runs in methods.items():
             accuracies = [100 * run["accuracy"] for run in runs]
             rows.append(
                 [
                     name,
                     f"{statistics.mean(accuracies):.2f}",
+                    f"{statistics.mean(accuracies) - base[name in without and not name.startswith("DGC")]:+.2f}",
                     f"{min(accuracies):.2f} – {max(accuracies):.2f}",
                     f"{runs[0]['mib_sent']:.1f}",
                     f"{runs[0]['ratio']:.1f}" if runs[0]["ratio"] else "—",
                     f"{statistics.median(run['seconds'] for run in runs):.0f}",
                 ]
             )
-        header = [model, "accuracy, %, mean of seeds", "from – to", "MiB sent", "times smaller", "s"]
+        header = [model, "accuracy, %, mean of seeds", "against none", "from – to", "MiB sent", "times smaller", "s"]
         sections.append(table(header, rows))
     return "\n".join(sections)
 
@@ -186,14 +191,14 @@ def write_compression_time(figures):
     for name, runs in figures["line"].items():
         times = [compression_time.to_target(run, figures["target"]) for run in runs]
         step = statistics.median(run["readings"][-1][0] / run["readings"][-1][1] for run in runs)
-        row = [name, f"{1e3 * step:.0f}", "not reached", "—"]
+        row = [name, len(runs), f"{1e3 * step:.0f}", "not reached", "—"]
         if all(times) and all(base):
             seconds = statistics.median(times)
-            row[2:] = [f"{seconds:.1f}", f"{statistics.median(base) / seconds:.1f} ×"]
+            row[3:] = [f"{seconds:.1f}", f"{statistics.median(base) / seconds:.1f} ×"]
         shared = figures["shared memory"].get(name)
         row.append(f"{1e3 * shared['readings'][-1][0] / shared['readings'][-1][1]:.0f}" if shared else "—")
         rows.append(row)
-    return table(["", "ms a step", "s to the target", "against none", "ms a step in memory"], rows)
+    return table(["", "seeds", "ms a step", "s to the target", "against none", "ms a step in memory"], rows)
 
 
 WRITERS = {
