@@ -95,7 +95,7 @@ def write_small(figures):
 
 
 def write_buckets(figures):
-    sections, without = [], compression_accuracy.WITHOUT_MOMENTUM
+    sections = []
     for way, rows in figures.items():
         limits = list(next(iter(rows.values())))
         body = [[name, *(f"{value:.1f}" for value in row.values())] for name, row in rows.items()]
@@ -161,7 +161,7 @@ def write_compression(figures):
 
 
 def write_compression_accuracy(figures):
-    sections, without = [], compression_accuracy.WITHOUT_MOMENTUM
+    sections = []
     for model, methods in figures["models"].items():
         rows = []
         base = [
@@ -169,11 +169,12 @@ def write_compression_accuracy(figures):
         ]
         for name, runs in methods.items():
             accuracies = [100 * run["accuracy"] for run in runs]
+            plain = base[name in compression_accuracy.WITHOUT_MOMENTUM and not name.startswith("DGC")]
             rows.append(
                 [
                     name,
                     f"{statistics.mean(accuracies):.2f}",
-                    f"{statistics.mean(accuracies) - base[name in without and not name.startswith("DGC")]:+.2f}",
+                    f"{statistics.mean(accuracies) - plain:+.2f}",
                     f"{min(accuracies):.2f} – {max(accuracies):.2f}",
                     f"{runs[0]['mib_sent']:.1f}",
                     f"{runs[0]['ratio']:.1f}" if runs[0]["ratio"] else "—",
