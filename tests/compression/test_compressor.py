@@ -65,7 +65,7 @@ def test_what_is_saved_is_for_its_own_variable(tmp_path):
     states(compressor)[0].array("residual", np.ones(2000, np.float32))[...] = 7
     compressor.save(tmp_path / "x")
     again = made()
-    again.know({"d": ("other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
+    again.know({"d": ("model/other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
     again.load(tmp_path / "x")
     assert not again.tensor("d", gradient()).state.arrays
     again = made()

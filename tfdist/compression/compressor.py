@@ -117,8 +117,9 @@ class Compressor:
 
     def _new_state(self, path: str, shape: tuple[int, ...]) -> State:
         # Known by its place, too: a path's numbers count what a process has built, and so differ from run to run.
-        kind = re.sub(r"_\d+(?=/|$)", "", path).replace("/", ".")
-        name = f"{len(self._states())} {kind} {list(shape)}"
+        # Of a path only its end stays when a model is loaded: the names of a layer and of its variable.
+        kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
+        name = f"{len(self._states())} {'.'.join(kind)} {list(shape)}"
         state = State(name, self._rank, self._size, self._seed, shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
