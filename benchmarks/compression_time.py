@@ -20,6 +20,8 @@ BATCH = 64
 EVERY = 5
 """Steps between readings of the accuracy."""
 LEARNING_RATE, MOMENTUM = 0.02, 0.9
+WITHOUT_MOMENTUM = "OneBit", "SignSGD", "RandomK 1 %", "DGC 0.1 %"
+"""Trained at five times the rate instead; DGC has its own."""
 
 
 def methods():
@@ -59,7 +61,7 @@ def train(name, seed, target, steps):
     strategy = tfdist.AllReduceStrategy(compression=methods()[name])
     with strategy.scope():
         model = fashion.mlp(units=(2048, 2048))
-        momentum = 0.0 if name.startswith("DGC") or name in ("OneBit", "SignSGD") else MOMENTUM
+        momentum = 0.0 if name in WITHOUT_MOMENTUM else MOMENTUM
         model.compile(
             keras.optimizers.SGD(LEARNING_RATE if momentum else 5 * LEARNING_RATE, momentum=momentum),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
