@@ -28,6 +28,7 @@ COMMANDS = {
     "memory": [sys.executable, HERE / "memory.py"],
     "network": [sys.executable, HERE / "network.py"],
     "compression": [sys.executable, HERE / "compression.py"],
+    "compression_routes": [sys.executable, HERE / "compression_routes.py"],
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
 }
@@ -160,6 +161,23 @@ def write_compression(figures):
     return table(["", *columns], rows)
 
 
+def write_compression_routes(figures):
+    sizes = figures["processes"]
+    ways = {"hops": "ring, coding at each hop", "exchange": "exchange", "gather": "gather"}
+    rows = [
+        [
+            f"`{method}`",
+            way,
+            *(f"{100 * sizes[size][method][key]['error']:.2f}" for size in sizes),
+            *(f"{1e3 * sizes[size][method][key]['seconds']:.0f}" for size in sizes),
+        ]
+        for method in next(iter(sizes.values()))
+        for key, way in ways.items()
+    ]
+    header = [*(f"error, %, {size} processes" for size in sizes), *(f"ms, {size} processes" for size in sizes)]
+    return table(["", "way", *header], rows)
+
+
 def write_compression_accuracy(figures):
     sections = []
     for model, methods in figures["models"].items():
@@ -212,6 +230,7 @@ WRITERS = {
     "memory": write_memory,
     "network": write_network,
     "compression": write_compression,
+    "compression_routes": write_compression_routes,
     "compression_accuracy": write_compression_accuracy,
     "compression_time": write_compression_time,
 }

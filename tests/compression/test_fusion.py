@@ -34,6 +34,20 @@ def test_together_every_tensor_gets_what_it_gets_alone():
     assert communicators[0].bytes_sent == pytest.approx(sent, rel=0.05)
 
 
+def test_sums_of_several_dtypes():
+    worlds = [World(None, 2, (60,)), World(with_feedback(c.PowerSGD(2)), 2, (40, 50)), World(None, 2, (70,))]
+    vectors = [normals(2, int(np.prod(world.states[0].shape)), np.float16) for world in worlds]
+    outs = [[np.empty_like(one) for one in vector] for vector in vectors]
+    talks = [world.talks(*pair) for world, *pair in zip(worlds, vectors, outs, strict=True)]
+    plans = [together([talk[rank] for talk in talks], lambda nbytes: "ring") for rank in range(2)]
+    simulate(2, lambda rank: plans[rank])
+    for place in (0, 2):
+        for out in outs[place]:
+            np.testing.assert_array_equal(out, vectors[place][0] + vectors[place][1])
+    assert outs[1][0].any()
+    np.testing.assert_array_equal(outs[1][0], outs[1][1])
+
+
 def test_a_bucket_is_cut_into_its_tensors():
     compressors = [Compressor(c.TopK(1.0), rank=rank, size=2) for rank in range(2)]
     vectors, outs = normals(2, 5000), [np.empty(5000, np.float32) for _ in range(2)]

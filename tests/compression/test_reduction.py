@@ -105,6 +105,14 @@ def test_other_dtypes(method, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_what_is_not_compressed_travels_in_its_own_dtype(dtype):
+    world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
+    world.step(normals(2, 2000, dtype))
+    world.step(normals(2, 2000, dtype), choice=None)
+    assert world.communicators[0].bytes_sent == 2000 * 2
+
+
 @pytest.mark.parametrize("method", ALL, ids=str)
 def test_one_ranks_nan_makes_the_sum_nan_and_the_next_step_is_sound(method):
     world = World(with_feedback(method), 3, (50, 60))
@@ -147,12 +155,13 @@ def test_what_was_unsent_is_sent_by_a_method_without_feedback():
     assert not world.residuals().any()
 
 
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", [c.Int4(), c.OneBit(), c.TopK(0.01)], ids=str)
-def test_nan_leaves_all_residuals_of_its_rank(method):
-    world = World(with_feedback(method), 2, (50, 60))
-    world.step(normals(2, 3000))
+def test_nan_leaves_all_residuals_of_its_rank(method, size):
+    world = World(with_feedback(method), size, (50, 60))
+    world.step(normals(size, 3000))
     before = {name: array.copy() for name, array in world.states[1].saved() if "residual" in name}
-    vectors = normals(2, 3000)
+    vectors = normals(size, 3000)
     vectors[1][0] = np.nan
     world.step(vectors)
     after = dict(world.states[1].saved())
@@ -161,13 +170,33 @@ def test_nan_leaves_all_residuals_of_its_rank(method):
         np.testing.assert_array_equal(after[name], array)
 
 
+@pytest.mark.parametrize("method", [c.Float16(), c.Float8(), c.Int8(), c.Int4(), c.OneBit()], ids=str)
+def test_two_ranks_do_not_round_their_sum(method):
+    vectors = normals(2, 3000)
+    total = World(c.WithoutFeedback(method), 2, (3000,)).step(vectors)
+    decoded = [method.decode(method.encode(vector, c.State(shape=(3000,)))) for vector in vectors]
+    np.testing.assert_allclose(total, decoded[0] + decoded[1], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", [c.SignSGD(), c.WithoutFeedback(c.SignSGD())], ids=str)
+def test_two_ranks_vote(method):
+    vectors = normals(2, 3000)
+    world = World(with_feedback(method), 2, (3000,))
+    total = world.step(vectors)
+    for part in world.states[0].parts:
+        magnitude = sum(np.abs(vector[part]).mean() for vector in vectors)
+        np.testing.assert_allclose(np.abs(total[part]), magnitude, rtol=1e-5)
+    assert world.states[0].parts
+
+
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", [m for m in ALL if m in BIASED], ids=str)
-def test_a_gradient_that_overflows_spoils_its_step_only(method):
-    world = World(with_feedback(method), 2, (50, 60))
+def test_a_gradient_that_overflows_spoils_its_step_only(method, size):
+    world = World(with_feedback(method), size, (50, 60))
     with np.errstate(all="ignore"):
-        world.step([np.full(3000, 1e37, np.float32) for _ in range(2)])
+        world.step([np.full(3000, 1e37, np.float32) for _ in range(size)])
     for _ in range(2):
-        total = world.step(normals(2, 3000))
+        total = world.step(normals(size, 3000))
     assert np.isfinite(total).all()
 
 

@@ -54,3 +54,11 @@ def test_a_gradient_that_one_rank_lacks(tmp_path):
         assert f"rank {1 - rank}, worker {1 - rank}" in end.output
         assert "it has not posted <lambda>: compressed sum of" in end.output
         assert "TOLD" in end.output
+
+
+def test_policies_that_choose_differently_on_two_ranks(tmp_path):
+    settings = {"TFDIST_STALL_TIMEOUT": "1", "TFDIST_COLLECTIVE_TIMEOUT": "20"}
+    for end in outputs_of("differ", 2, tmp_path, codes=[5, 5], **settings):
+        assert "TOLD" in end.output
+        assert "by Schedule({0: ErrorFeedback(TopK(ratio=0.1))}" in end.output
+        assert "by Schedule({0: ErrorFeedback(Int8(block=256, stochastic=False))}" in end.output

@@ -20,9 +20,9 @@ class _Wrapper(Method):
             raise TypeError(f"{type(self).__name__} wraps a plain method; got {method!r}")
         self.method = method
         self.number = method.number
-        self.linear = method.linear
         self.route = method.route
         self.keeps_residual = method.keeps_residual
+        self.votes = method.votes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.method!r})"
@@ -51,7 +51,7 @@ class _Wrapper(Method):
 
     def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
         """See `Method`."""
-        merge = self.method.merge if self.method.votes else super().merge
+        merge = self.method.merge if self.votes else super().merge
         return merge(encoded, elements, dtype, state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:

@@ -24,7 +24,7 @@ class Sum:
     """Asks for the sum of a vector over all ranks, and is answered with a new array.
 
     Attributes:
-        vector: one-dimensional; of one dtype in all of a bucket's tensors.
+        vector: one-dimensional; of the same dtype on all ranks.
     """
 
     vector: np.ndarray
@@ -122,11 +122,14 @@ def _asked(talks: Sequence[tuple[Talk, Traffic]], answers: Mapping[int, Any]) ->
 
 
 def _sum(requests: Sequence[Sum], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
-    vector = _joined([request.vector for request in requests])
-    total = np.empty_like(vector)
-    yield from ALGORITHMS[choose(total.nbytes)](total, source=vector)(comm, tag)
-    totals = _cut(total, [request.vector.size for request in requests])
-    return [(part, ring_bytes(part.nbytes, comm.size)) for part in totals]
+    answers: dict[int, np.ndarray] = {}
+    for dtype in dict.fromkeys(request.vector.dtype for request in requests):
+        vectors = {place: request.vector for place, request in enumerate(requests) if request.vector.dtype == dtype}
+        vector = _joined(list(vectors.values()))
+        total = np.empty_like(vector)
+        yield from ALGORITHMS[choose(total.nbytes)](total, source=vector)(comm, tag)
+        answers.update(zip(vectors, _cut(total, [own.size for own in vectors.values()]), strict=True))
+    return [(answers[place], ring_bytes(answers[place].nbytes, comm.size)) for place in range(len(requests))]
 
 
 def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose: Chooser) -> Schedule:

@@ -44,7 +44,6 @@ class Method(Described, abc.ABC):
         number: in the headers of payloads; those below 128 are tfdist's own.
         unbiased: whether the mean over many encodings of a vector is the vector. Where it is not, strategies add
             `ErrorFeedback`.
-        linear: whether the decoded sum of encodings is the sum of the decoded ones.
         route: how processes add.
         keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
         votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
@@ -52,10 +51,14 @@ class Method(Described, abc.ABC):
 
     number: int = 255
     unbiased: bool = False
-    linear: bool = False
     route: Route = Route.GATHER
     keeps_residual: bool = False
     votes: bool = False
+
+    @property
+    def linear(self) -> bool:
+        """Whether the decoded sum of encodings is the sum of the decoded ones."""
+        return self.route is Route.ALL_REDUCE
 
     @abc.abstractmethod
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:

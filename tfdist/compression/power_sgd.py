@@ -31,7 +31,6 @@ class PowerSGD(LowRank):
 
     rank: int = 4
     number = 17
-    linear = True
     route = Route.ALL_REDUCE
 
     def __post_init__(self) -> None:

@@ -31,12 +31,26 @@ def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State) -> T
     if isinstance(choice, FewerWorkers):
         working = _share(working, state, choice.workers)
         choice = choice.method
-    working = _with_unsent(working, state, choice)
     if choice is None:
-        out[...] = yield Sum(working)
+        state.divide([])
+        out[...] = yield Sum(_with_unsent(working, state).astype(vector.dtype, copy=False))
     else:
-        yield from _ROUTES[choice.route](choice, working, out, state)
+        yield from along(best_route(choice, state.size), choice, working, out, state)
     state.step += 1
+
+
+def best_route(method: Method, ranks: int) -> Route:
+    """The method's, but that two ranks gather: they send as much as if they exchanged, and encode no sum once more."""
+    return Route.GATHER if ranks == 2 and method.route is Route.EXCHANGE and not method.votes else method.route
+
+
+def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
+    """As `talk`, of a vector of float32 or float64, on a route that the method can go."""
+    in_parts = route is Route.EXCHANGE
+    state.divide(_parts(vector.size, state.size, method.granule(state.shape)) if in_parts else [])
+    if in_parts or not method.keeps_residual:
+        vector = _with_unsent(vector, state)
+    yield from _ROUTES[route](method, vector, out, state)
 
 
 def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
@@ -47,12 +61,8 @@ def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
     return vector * vector.dtype.type(state.size / workers)
 
 
-def _with_unsent(vector: np.ndarray, state: State, choice: Method | None) -> np.ndarray:
-    """The vector, and what an earlier method of the schedule left unsent where this one does not look for it."""
-    in_parts = choice is not None and choice.route is Route.EXCHANGE
-    state.divide(_parts(vector.size, state.size, choice.granule(state.shape)) if choice and in_parts else [])
-    if choice is not None and choice.keeps_residual and not in_parts:
-        return vector
+def _with_unsent(vector: np.ndarray, state: State) -> np.ndarray:
+    """The vector, and what an earlier method of the schedule left unsent of the whole tensor."""
     residual = state.arrays.get("residual")
     if residual is None or not is_finite(vector):
         return vector

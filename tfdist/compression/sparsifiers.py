@@ -126,7 +126,6 @@ class RandomK(Method):
     ratio: float = 0.01
     number = 12
     unbiased = True
-    linear = True
     route = Route.ALL_REDUCE
 
     def __post_init__(self) -> None:
