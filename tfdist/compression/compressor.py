@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.collectives.schedule import Plan
-from tfdist.compression import policy, reduction
+from tfdist.compression import memory, policy, reduction
 from tfdist.compression.fusion import Chooser, Talk, Traffic, ring_bytes, together
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
@@ -67,6 +67,7 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     Returns:
         A plan for the engine. Its result is None.
     """
+    memory.keep_freed()
     ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
     pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
     return together([(tensor.talk(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
