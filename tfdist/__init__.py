@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         size,
     )
     from tfdist.strategies.all_reduce import AllReduceStrategy
+    from tfdist.strategies.keras_losses import scale_summed_loss
 
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
@@ -72,6 +73,7 @@ _HOMES = {
     "local_size": "tfdist.functional",
     "rank": "tfdist.functional",
     "reduce_scatter": "tfdist.functional",
+    "scale_summed_loss": "tfdist.strategies.keras_losses",
     "size": "tfdist.functional",
 }
 
@@ -107,6 +109,7 @@ __all__ = [
     "local_size",
     "rank",
     "reduce_scatter",
+    "scale_summed_loss",
     "size",
 ]
 

@@ -1,4 +1,4 @@
-"""Many processes end where one does: losses, metrics and weights of every case in `programs/equal_mathematics.py`.
+"""Many processes end where one does: losses, metrics and weights of every case in `programs/equal`.
 
 Each world is launched once and runs all of its cases; every case is then one test.
 """
@@ -13,21 +13,22 @@ import pytest
 
 from tests.multiprocess import harness
 
-PROGRAM = harness.PROGRAMS / "equal_mathematics.py"
-SOURCE = PROGRAM.read_text()
+PROGRAM = harness.PROGRAMS / "equal" / "main.py"
+SOURCE = "\n".join(file.read_text() for file in sorted(PROGRAM.parent.glob("*.py")))
 OPTIMIZERS = re.findall(r'^    "(\w+)": \{', SOURCE, re.MULTILINE)
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]
 
-TOLERANCES = {"float32": 1e-5, "low": 2e-2, None: 1e-9}
-"""Relative to the largest value, by the name of the group in a case's result. Bfloat16 keeps 8 bits."""
+TOLERANCES = {"float32": 1e-5, "low": 2e-2, "near": 5e-2, None: 1e-9}
+"""Relative to the largest value, by the name of the group in a case's result. Bfloat16 keeps 8 bits; what is near only
+is of each share."""
 
 
 @cache
 def world(size, devices, cases, folder):
     folder.mkdir()
     settings = {"TEST_DEVICES": str(devices), "TEST_CASES": cases}
-    harness.run([str(PROGRAM), str(folder)], size, deadline=400, settings=settings)
+    harness.run([str(PROGRAM), str(folder)], size, deadline=600, settings=settings)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -53,6 +54,8 @@ def leaves(value, path=()):
 
 
 def check(name, ranks, one):
+    for found in (*ranks, one):
+        assert "error" not in found[name], found[name]["error"]
     for rank, found in enumerate(ranks):
         assert json.dumps(found[name]) == json.dumps(ranks[0][name]), f"rank {rank} differs from rank 0"
     expected = dict(leaves(one[name]))

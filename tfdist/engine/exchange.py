@@ -58,11 +58,24 @@ class Exchange:
         rows = tf.transpose(tensor, order) if axis else tensor
 
         def gather(key: str, array: np.ndarray) -> list[np.ndarray]:
+            if array.dtype == object:
+                return [self._gather_strings(key, array)]
             stand_in = joining.rows_of(array.shape[1:], array.dtype)
             return [self._run(key, all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]]
 
         (gathered,) = self._call("gather", gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
         return tf.transpose(gathered, np.argsort(order)) if axis else gathered
+
+    def _gather_strings(self, key: str, array: np.ndarray) -> np.ndarray:
+        parts = array.reshape(-1).tolist()
+        lengths = np.array([len(part) for part in parts], np.int64).reshape(array.shape)
+        characters = np.frombuffer(b"".join(parts), np.uint8)
+        lengths = self._run(f"{key}: lengths", all_gather_rows(lengths))[0]
+        text = self._run(f"{key}: characters", all_gather_rows(characters))[0].tobytes()
+        ends = np.cumsum(lengths.reshape(-1)).tolist()
+        strings = np.empty(lengths.size, object)
+        strings[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        return strings.reshape(lengths.shape)
 
     @tf.autograph.experimental.do_not_convert
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:

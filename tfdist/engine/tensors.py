@@ -13,6 +13,8 @@ _DLPACK_KINDS = "fiuc"
 
 def to_tensor(array: np.ndarray) -> tf.Tensor:
     """The array as a tensor that stands on the same memory, where DLPack allows it."""
+    if array.dtype == object:
+        return tf.convert_to_tensor(array, tf.string)
     if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # DLPack has no word for that
         return tf.convert_to_tensor(array)
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:

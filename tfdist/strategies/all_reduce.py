@@ -63,6 +63,8 @@ class AllReduceStrategy(tf.distribute.Strategy):
             which matrices of at least 1024 elements are compressed; a schedule over steps; or a policy that chooses by
             variable. Biased methods get `tfdist.compression.ErrorFeedback`. Nothing is compressed by default, nor
             are sparse gradients and whatever is no gradient of a Keras optimizer. Over shared memory it does not pay.
+        check_weights: whether `fit` compares the weights of all ranks after each epoch, by a hash of each variable,
+            and raises `MismatchError` with the first that is not equal.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
@@ -83,6 +85,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
+        check_weights: bool = True,
     ) -> None:
         algorithms.check(algorithm)
         policy.as_policy(compression)  # what it finds wrong is said before anybody is waited for
@@ -94,7 +97,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         keras_seams.install()
         self._cluster_resolver = cluster_resolver
         compressor = None if compression is None else Compressor(compression, joined.rank, joined.size)
-        super().__init__(AllReduceExtended(self, joined, chosen, algorithm, compressor))
+        super().__init__(AllReduceExtended(self, joined, chosen, algorithm, compressor, check_weights))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:

@@ -11,7 +11,7 @@ from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.sample_counts import SampleCounts
+from tfdist.strategies.shares import Shares
 
 
 class ProcessCrossDeviceOps(private.CrossDeviceOps):
@@ -22,7 +22,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         exchange: gathers between them.
         processes: how many there are.
         local: TensorFlow's operations among this process's devices.
-        counts: tells whether this process has samples in the current step.
+        shares: tells which replicas have samples in the current step.
         compressor: knows the variables whose gradients are compressed; None where none are.
     """
 
@@ -32,7 +32,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         exchange: Exchange,
         processes: int,
         local: Any,
-        counts: SampleCounts,
+        shares: Shares,
         compressor: Compressor | None = None,
     ) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         self._exchange = exchange
         self._processes = processes
         self._local = local
-        self._counts = counts
+        self._shares = shares
         self._compressor = compressor
 
     @property
@@ -53,7 +53,9 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
         """See `tf.distribute.CrossDeviceOps`. The pairs' order is taken for that of the forward pass."""
-        value_destination_pairs = [(self._without_samples_zero(v), d) for v, d in value_destination_pairs]
+        is_weighed = isinstance(options, private.WeighedOptions)
+        if self._shares.step_is_shared and not is_weighed:
+            value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
         if self._processes == 1:
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         replicas = [len(value.values) for value, _ in value_destination_pairs]
@@ -67,12 +69,12 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             for total, (_, destinations) in zip(sums, value_destination_pairs, strict=True)
         ]
 
-    def _without_samples_zero(self, value: Any) -> Any:
-        """Where one of several devices has no samples, what a mean over none of them spoilt counts as zero."""
-        samples = self._counts.of_replicas()
-        if len(samples) <= 1 or len(samples) != len(value.values):
+    def _of_samples(self, value: Any) -> Any:
+        """What replicas without samples contribute is zero."""
+        if self._processes * len(value.values) == 1:
             return value
-        return private.PerReplica([_spoilt_as_zero(v, n) for v, n in zip(value.values, samples, strict=True)])
+        rows = self._shares.rows_of_replicas()
+        return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
 
     def _sum_locally(self, value: Any) -> Any:
         """Over this process's devices, to the first of them."""
@@ -85,7 +87,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def _compressed(self, values: Sequence[Any], options: Any) -> list[Compressed | None]:
         """How each value is compressed, if it is the dense gradient of a variable."""
-        if self._compressor is None or not isinstance(options, private.GradientOptions):
+        if self._compressor is None or not getattr(options, "variables", ()):
             return [None] * len(values)
         return [
             None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(variable, value)
@@ -95,13 +97,11 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     def _sum_over_processes(
         self, values: Sequence[Any], names: Sequence[str], compressed: Sequence[Compressed | None]
     ) -> list[Any]:
-        contributes = self._counts.process_contributes()
         sums = list(values)
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
         dense.reverse()  # the last layer's gradient is there first
         totals = self._bridge.all_reduce(
             [values[place] for place in dense],
-            contributes,
             names=[names[place] for place in dense],
             compressed=[compressed[place] for place in dense],
         )
@@ -109,8 +109,14 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             sums[place] = total
         for place, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
-                sums[place] = self._bridge.all_reduce_slices(value, contributes)
+                sums[place] = self._bridge.all_reduce_slices(value, self._has_samples())
         return sums
+
+    def _has_samples(self) -> tf.Tensor | None:
+        """Whether any replica of this process has samples, a boolean scalar; None outside of shared steps."""
+        if not self._shares.step_is_shared:
+            return None
+        return tf.add_n(self._shares.rows_of_replicas()) > 0
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """See `tf.distribute.CrossDeviceOps`: to this process's devices."""
@@ -126,13 +132,11 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)
 
 
-def _spoilt_as_zero(value: Any, samples: tf.Tensor) -> Any:
+def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_spoilt_as_zero(value.values, samples), value.indices, value.dense_shape)
-    if not value.dtype.is_floating:
-        return value
+        return tf.IndexedSlices(_zero_if_empty(value.values, rows), value.indices, value.dense_shape)
     with tf.device(value.device):
-        return tf.where(tf.logical_or(samples > 0, tf.math.is_finite(value)), value, tf.zeros_like(value))
+        return tf.where(rows > 0, value, tf.zeros_like(value))
 
 
 def _name(value: Any, destination: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +14,10 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine import calibration
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
+from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
-from tfdist.strategies.sample_counts import SampleCounts, batch_size
-
-log = logging.getLogger("tfdist")
+from tfdist.strategies.shares import Shares, batch_size
 
 _strategies = itertools.count()
 _variables = itertools.count()
@@ -34,6 +32,7 @@ class AllReduceExtended(private.MirroredExtended):
         devices: this process's.
         algorithm: the name of the all-reduce between processes.
         compressor: knows the variables whose gradients are compressed; None where none are.
+        checks_weights: whether `fit` compares the ranks' weights after each epoch.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -46,21 +45,25 @@ class AllReduceExtended(private.MirroredExtended):
         devices: list[str],
         algorithm: str,
         compressor: Compressor | None = None,
+        checks_weights: bool = True,
     ) -> None:
         super().__init__(strategy, devices=devices)
+        self.checks_weights = checks_weights
         self.world = world
-        self.sample_counts = SampleCounts()
+        self.shares = Shares(len(devices))
         self.compressor = compressor
         self.exchange = Exchange(world.engine)
         settings = f"{len(devices)} device(s), the algorithm {algorithm} and the compression {compressor}"
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
         self.bridge = Bridge(world.engine, algorithm, calibration.agreed(world.engine, algorithm))
         self._local_only = 0
+        self._reads_for_keras = self._reads_in_order = False
         self.is_reading_for_all = False
+        self.last_step: Any = None  # of Keras's that was traced last, or run eagerly
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(
-            self.bridge, self.exchange, world.size, local, self.sample_counts, compressor
+            self.bridge, self.exchange, world.size, local, self.shares, compressor
         )
 
     @contextlib.contextmanager
@@ -113,21 +116,29 @@ class AllReduceExtended(private.MirroredExtended):
                 raise ValueError("a value that is the same on all replicas cannot be summed over them; reduce by MEAN")
             if not isinstance(part, private.DistributedValues):
                 part = tf.convert_to_tensor(part)
-            return self._cross_device_ops.reduce(reduce_op, part, destinations, self._communication_options)
+            where = self._where(destinations)
+            return self._cross_device_ops.reduce(reduce_op, part, where, self._communication_options)
 
         return tf.nest.map_structure(reduce_one, value)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        return self._cross_device_ops.batch_reduce(reduce_op, value_destination_pairs, options)
+        pairs = [(value, self._where(destinations)) for value, destinations in value_destination_pairs]
+        return self._cross_device_ops.batch_reduce(reduce_op, pairs, options)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
-        return self._cross_device_ops._gather(value, destinations, axis, self._communication_options)
+        return self._cross_device_ops._gather(value, self._where(destinations), axis, self._communication_options)
+
+    def _where(self, destinations: Any) -> Any:
+        """Where a result goes: TensorFlow takes the value's device, which is not known in a function of the user's."""
+        return self.worker_devices[0] if isinstance(destinations, str) and not destinations else destinations
 
     # Variables.
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if replica_id:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+        if self._local_only:
+            return kwargs["initial_value"]
         exchange, number = self.exchange, next(_variables)
 
         def of_the_chief() -> tf.Tensor:
@@ -149,20 +160,64 @@ class AllReduceExtended(private.MirroredExtended):
     def _input_context(self) -> Any:
         return private.InputContext(self.world.size, self.world.rank, self._num_replicas_in_sync)
 
+    @contextlib.contextmanager
+    def reading_for_keras(self) -> Iterator[None]:
+        """Datasets distributed inside yield a `Share`, with a row that stands in for samples where there are none."""
+        self._reads_for_keras = True
+        try:
+            yield
+        finally:
+            self._reads_for_keras = False
+
+    @contextlib.contextmanager
+    def reading_in_order(self) -> Iterator[None]:
+        """Of datasets distributed inside all processes read the same batches: what is gathered is in their order."""
+        self._reads_in_order = True
+        try:
+            yield
+        finally:
+            self._reads_in_order = False
+
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> Any:
-        _check_replication(options, "experimental_distribute_dataset")
+        if _is_per_replica(options):
+            raise ValueError(
+                "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA is not supported, as one dataset is "
+                "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
+            )
+        is_cut = self._num_replicas_in_sync > 1 and (self._reads_in_order or datasets.is_cut_by_samples(dataset))
         if self.world.size > 1:
-            _warn_of_unseeded_shuffle(dataset)
+            datasets.warn_of_unseeded_shuffle(dataset)
+        if is_cut:
+            first = self._get_replica_id_in_sync_group(0)
+            devices, replicas = len(self.worker_devices), self._num_replicas_in_sync
+            dataset = datasets.cut(dataset, first, devices, replicas, stand_in=self._reads_for_keras)
         workers = self._input_workers_with_options(options)
-        return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
+        strategy = self._container_strategy()
+        return private.distributed_dataset(dataset, workers, strategy, self._input_context(), options, is_cut)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
-        if self.world.size > 1:
-            _check_replication(options, "distribute_datasets_from_function")
-        workers = self._input_workers_with_options(options)
-        return private.distributed_datasets_from_function(
-            dataset_fn, workers, self._container_strategy(), self._input_context(), options
-        )
+        strategy = self._container_strategy()
+        if not _is_per_replica(options):
+            workers = self._input_workers_with_options(options)
+            contexts = [self._input_context()]
+        else:
+            workers = private.InputWorkers([("/device:CPU:0", (device,)) for device in self.worker_devices])
+            replicas = self._num_replicas_in_sync
+            contexts = [
+                private.InputContext(replicas, self._get_replica_id_in_sync_group(device), replicas)
+                for device in range(len(self.worker_devices))
+            ]
+        return private.distributed_datasets_from_function(dataset_fn, workers, strategy, contexts, options)
+
+    @property
+    def has_several_replicas(self) -> bool:
+        """Whether there is anybody to share batches with."""
+        return self._num_replicas_in_sync > 1
+
+    @property
+    def is_local_only(self) -> bool:
+        """Whether this is inside of `local_only`."""
+        return self._local_only > 0
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         local = [
@@ -185,7 +240,7 @@ class AllReduceExtended(private.MirroredExtended):
             ]
         )
         counts = self.bridge.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
-        with tf.control_dependencies([self.sample_counts.set_total(counts[1])]):
+        with tf.control_dependencies([self.shares.set_total(counts[1])]):
             return tf.identity(counts[0])
 
     # Who is who.
@@ -229,27 +284,5 @@ def _on_cpu(devices: list[str]) -> bool:
     return all("cpu" in device.lower() for device in devices)
 
 
-def _check_replication(options: Any, method: str) -> None:
-    if options and options.experimental_replication_mode == private.InputReplicationMode.PER_REPLICA:
-        raise ValueError(
-            f"{method}: InputReplicationMode.PER_REPLICA is not supported; tfdist makes one dataset per process "
-            "(PER_WORKER) and deals its batches out to the process's devices."
-        )
-
-
-def _warn_of_unseeded_shuffle(dataset: Any) -> None:
-    """Processes that shuffle one dataset differently see some samples twice and others never."""
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == tf.data.experimental.AutoShardPolicy.OFF:
-        return
-    pending = [dataset]
-    while pending:
-        current = pending.pop()
-        pending += current._inputs()
-        if "Shuffle" in type(current).__name__ and int(current._seed) == int(current._seed2) == 0:
-            log.warning(
-                "tfdist: this dataset is shuffled without a seed, so every process shuffles it in its own way and "
-                "some samples are seen twice, others never. Pass seed= to shuffle(), or call "
-                "keras.utils.set_random_seed() with the same number on every process before you build it."
-            )
-            return
+def _is_per_replica(options: Any) -> bool:
+    return bool(options) and options.experimental_replication_mode == private.InputReplicationMode.PER_REPLICA

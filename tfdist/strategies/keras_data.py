@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import tree
@@ -16,6 +17,8 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_variables import check_scope
+from tfdist.strategies.shares import Share, as_share
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -36,37 +39,51 @@ def forget_the_order() -> None:
 
 def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if at_work.of_model(self) is None or iterator is None:
+        if at_work.of_model(self) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
+        check_scope(self)
+        if iterator is None:
+            return original(self, data_batch=data_batch)
+        if type(self).call is keras.Model.call:
+            return None  # its own steps say what is called
         spec = iterator._distributed_dataset.element_spec
-        parts = tree.flatten(tree.map_structure(_batch_of_one, spec))
-        if all(part is not None for part in parts):
-            # Without drawing a batch: a generator would not yield it again.
-            return original(self, data_batch=tree.map_structure(_batch_of_one, spec))
-        for _, _, batches in iterator:
-            local = tree.map_structure(
-                lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, next(batches)
-            )
-            return original(self, data_batch=tree.map_structure(_with_a_sample, local))
-        return None
+        spec = spec.data if isinstance(spec, Share) else spec
+        rows = _fixed_batch(self) or 1
+        batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
+        if any(part is None for part in tree.flatten(batch)):
+            # The spec does not tell the shapes.
+            batch = next((_local(next(batches)) for _, _, batches in iterator), None)
+        try:
+            return original(self, data_batch=batch)
+        except (RuntimeError, ValueError):
+            if type(self).train_step is trainer_module.TensorFlowTrainer.train_step:
+                raise
+            return None  # its own steps may call it otherwise, or not at all
 
     return _maybe_symbolic_build
 
 
-def _batch_of_one(spec: Any) -> tf.Tensor | None:
-    """A sample like those that a dataset holds; None where its spec does not tell the shape."""
+def _fixed_batch(model: Any) -> int | None:
+    """The number of rows that a model takes and no other, as with stateful layers."""
+    inputs = getattr(model, "inputs", None) or []
+    return next((part.shape[0] for part in inputs if len(part.shape)), None)
+
+
+def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
+    """Rows like those that a dataset holds; None where its spec does not tell the shape."""
     spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
         return None
-    shape = [1, *spec.shape[1:]] if spec.shape.rank else []
+    shape = [rows, *spec.shape[1:]] if spec.shape.rank else []
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
-def _with_a_sample(part: Any) -> Any:
-    """A process without samples in the first step builds its model from the shape of one."""
-    if not isinstance(part, tf.Tensor) or part.shape.rank == 0 or part.shape[0] != 0:
-        return part
-    return tf.zeros([1, *part.shape[1:]], part.dtype)
+def _local(batch: Any) -> Any:
+    """The first local replica's part of a batch, with a row to build a model from."""
+    batch = tree.map_structure(
+        lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, batch
+    )
+    return as_share(batch).data
 
 
 def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +92,7 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
-        with _shuffling_alike(extended):
+        with _shuffling_alike(extended), extended.reading_for_keras():
             original(self, distribute_strategy, *args, **kwargs)
 
     return __init__

@@ -1,7 +1,13 @@
-"""Keras's optimizers: all agree on what is finite, say whose gradients they reduce, and meet in conditionals."""
+"""Keras's optimizers: gradients are reduced before anything is done to them, and all agree on what is finite.
+
+Keras clips, decays weights and averages them on every replica, and has `tf.distribute` sum the gradients last. Here
+they are summed first, so that clipping sees the gradient that one process would have. Gradients that are accumulated
+are summed when they are used.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +18,7 @@ from keras.src.optimizers import base_optimizer
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.shares import weighed
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -21,8 +28,9 @@ def install(replace: Callable[..., None]) -> None:
         replace: puts one function in the place of another.
     """
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
-    replace(tf_optimizer.TFOptimizer, "_backend_update_step", _with_variables_known)
-    replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _telling_whose)
+    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)
+    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
+    replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
 
 
@@ -33,40 +41,76 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = tf.distribute.get_replica_context()
         if extended is None or replica is None:
             return finite
-        if extended.sample_counts.active:
-            finite = tf.logical_or(finite, extended.sample_counts.own_is_empty())
+        # In a step of Keras's a replica without samples has no say: its contribution is taken for zero.
         infinite = tf.cast(tf.logical_not(finite), tf.int32)
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
 
     return check_finite
 
 
-def _with_variables_known(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, *args: Any, **kwargs: Any) -> Any:
+class _Reduction:
+    """What is known of an optimizer's gradients, from their way in until they are applied.
+
+    Attributes:
+        variables: ids of their variables.
+        summed: the local replicas whose gradients are summed already.
+    """
+
+    def __init__(self) -> None:
+        self.variables: tuple[str, ...] = ()
+        self.summed: set[int | None] = set()
+
+
+_reductions: weakref.WeakKeyDictionary[Any, _Reduction] = weakref.WeakKeyDictionary()
+
+
+def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
         extended = at_work.current()
-        if extended is not None and extended.compressor is not None:
-            known = {}
-            for variable in trainable_variables:
-                path = variable.path if isinstance(variable, keras.Variable) else variable.name
-                known[self._var_key(variable)] = path, tuple(variable.shape)
-            extended.compressor.know(known)
-        return original(self, grads, trainable_variables, *args, **kwargs)
+        if extended is None or tf.distribute.get_replica_context() is None:
+            return original(self, grads, trainable_variables)
+        if extended.shares.active:
+            weight = extended.shares.weight()
+            grads = [weighed(grad, weight) for grad in grads]
+        reduction = _reductions.setdefault(self, _Reduction())
+        reduction.variables = tuple(self._var_key(variable) for variable in trainable_variables)
+        if extended.compressor is not None:
+            extended.compressor.know(
+                {
+                    key: (
+                        variable.path if isinstance(variable, keras.Variable) else variable.name,
+                        tuple(variable.shape),
+                    )
+                    for key, variable in zip(reduction.variables, trainable_variables, strict=True)
+                }
+            )
+        return original(self, grads, trainable_variables)
 
-    return _backend_update_step
+    return _backend_apply_gradients
 
 
-def _telling_whose(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        extended = at_work.current()
+def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _clip_gradients(self: Any, grads: Any) -> Any:
         replica = tf.distribute.get_replica_context()
-        if extended is None or extended.compressor is None or replica is None:
+        reduction = _reductions.get(self)
+        if at_work.current() is None or replica is None or reduction is None:
+            return original(self, grads)
+        options = private.WeighedOptions(reduction.variables)
+        grads = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(grads), options)
+        reduction.summed.add(private.local_replica_id())
+        return original(self, grads)
+
+    return _clip_gradients
+
+
+def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        reduction = _reductions.get(self)
+        replica_id = private.local_replica_id()
+        if reduction is None or replica_id not in reduction.summed:
             return original(self, grads_and_vars)
-        pairs = list(grads_and_vars)
-        present = [(grad, variable) for grad, variable in pairs if grad is not None]
-        options = private.GradientOptions([self._var_key(variable) for _, variable in present])
-        grads = [grad for grad, _ in present]
-        reduced = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, grads, options) if grads else [])
-        return [(None if grad is None else next(reduced), variable) for grad, variable in pairs]
+        reduction.summed.discard(replica_id)
+        return grads_and_vars
 
     return _all_reduce_sum_gradients
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import logging
 import os
 import uuid
@@ -16,6 +17,7 @@ from keras.src.saving import saving_api
 
 from tfdist.strategies import at_work
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_variables import broadcast_state
 
 log = logging.getLogger("tfdist")
 
@@ -58,7 +60,8 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             if not whole or not _is_one_new_file(filepath, args, kwargs):
                 return original(self, filepath, *args, **kwargs)
             path = Path(filepath)
-            partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+            remove_partial(path)
+            partial = partial_name(path)
             try:
                 result = original(self, str(partial), *args, **kwargs)
                 os.replace(partial, path)
@@ -67,6 +70,17 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             return result
 
     return method
+
+
+def partial_name(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
+
+
+def remove_partial(path: Path) -> None:
+    """Removes what a process that was killed while it wrote this file has left."""
+    for left in path.parent.glob(f".????????.{glob.escape(path.name)}"):
+        left.unlink(missing_ok=True)
 
 
 def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -82,8 +96,6 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """The chief reads the weights, and every rank gets them; also where only the chief has the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        from tfdist.strategies.keras_callbacks import broadcast_state
-
         extended = at_work.of_model(self)
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,6 @@ from tensorflow.python.distribute import (
     distribute_lib,
     distribute_utils,
     input_lib,
-    input_util,
     mirrored_strategy,
     values,
     values_util,
@@ -38,16 +38,18 @@ __all__ = [
     "CheckpointInitialValue",
     "CrossDeviceOps",
     "DistributedValues",
-    "GradientOptions",
     "InputContext",
     "InputReplicationMode",
+    "InputWorkers",
     "Mirrored",
     "MirroredExtended",
     "PerReplica",
     "ReductionToOneDevice",
     "ReplicaContext",
     "ValueContext",
+    "WeighedOptions",
     "concat_slices",
+    "copies",
     "count_replicas_with",
     "distributed_dataset",
     "distributed_datasets_from_function",
@@ -55,6 +57,8 @@ __all__ = [
     "is_distributed_variable",
     "is_mirrored",
     "local_replica_id",
+    "parts_of",
+    "reads_files",
     "regroup",
     "seeded",
     "select_replica",
@@ -66,6 +70,7 @@ ReductionToOneDevice = cross_device_ops.ReductionToOneDevice
 simple_broadcast = cross_device_ops.simple_broadcast
 concat_slices = cross_device_utils.aggregate_tensors_or_indexed_slices
 InputContext = distribute_lib.InputContext
+InputWorkers = input_lib.InputWorkers
 InputReplicationMode = distribute_lib.InputReplicationMode
 ValueContext = distribute_lib.ValueContext
 ReplicaContext = distribute_lib.ReplicaContext
@@ -80,14 +85,14 @@ CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
 
 
-class GradientOptions(collective_util.Options):
-    """Options of a reduction of gradients, which say whose they are.
+class WeighedOptions(collective_util.Options):
+    """Options of a reduction whose contributions are weighed: those of an empty share already count for nothing.
 
     Args:
-        variables: the gradients' variables, by their ids, in the gradients' order.
+        variables: ids of the variables whose gradients are reduced, in their order; empty if there are none.
     """
 
-    def __init__(self, variables: Sequence[str]) -> None:
+    def __init__(self, variables: Sequence[str] = ()) -> None:
         super().__init__()
         self.variables = tuple(variables)
 
@@ -97,27 +102,105 @@ def is_distributed_variable(value: Any) -> bool:
     return isinstance(value, values.DistributedVariable)
 
 
-def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any) -> Any:
-    """A `tf.distribute.DistributedDataset` whose every step counts replicas and samples over all processes."""
-    distributed = input_util.get_distributed_dataset(
-        _not_tuned(dataset),
-        input_workers,
-        strategy,
-        num_replicas_in_sync=context_.num_replicas_in_sync,
-        input_context=context_,
-        options=options,
-    )
-    return _always_counting(distributed)
+def _as_number(kind: type) -> Callable[[Any], Any]:
+    return lambda variable: kind(variable.read_value().numpy())
+
+
+# Keras calls float() and int() on the variables behind its own, and TensorFlow gives these methods to others only.
+for _method, _kind in {"__float__": float, "__int__": int}.items():
+    if not hasattr(values.DistributedVariable, _method):
+        setattr(values.DistributedVariable, _method, _as_number(_kind))
+
+
+def copies(variable: Any) -> tuple[Any, ...]:
+    """The components of a variable, one on each local device."""
+    return variable.values if is_distributed_variable(variable) else (variable,)
+
+
+def distributed_dataset(
+    dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any, is_cut: bool
+) -> Any:
+    """A `tf.distribute.DistributedDataset` whose every step counts replicas and samples over all processes.
+
+    Args:
+        is_cut: whether the dataset yields this process's shares; if not, TensorFlow divides its batches and shards it.
+    """
+    dataset, options = _not_tuned(dataset), _read_directly(input_workers, options)
+    if is_cut:
+        distributed = input_lib.DistributedDataset(
+            input_workers,
+            strategy,
+            components=[dataset],
+            element_spec=input_lib._create_distributed_tensor_spec(strategy, dataset.element_spec),
+            enable_get_next_as_optional=True,
+            options=options,
+        )
+    else:
+        distributed = input_lib.DistributedDataset(
+            input_workers,
+            strategy,
+            dataset,
+            num_replicas_in_sync=context_.num_replicas_in_sync,
+            input_context=context_,
+            options=options,
+        )
+    return _counting(distributed, strategy)
 
 
 def distributed_datasets_from_function(
-    function: Callable[..., Any], input_workers: Any, strategy: Any, context_: Any, options: Any
+    function: Callable[..., Any], input_workers: Any, strategy: Any, contexts: Sequence[Any], options: Any
 ) -> Any:
-    """As `distributed_dataset`, of the dataset that the user's function makes for this process."""
-    distributed = input_util.get_distributed_datasets_from_function(
-        lambda its_context: _not_tuned(function(its_context)), input_workers, [context_], strategy, options
+    """As `distributed_dataset`, of the datasets that the user's function makes, one for each context."""
+    distributed = input_lib.DistributedDatasetsFromFunction(
+        input_workers,
+        strategy,
+        input_contexts=list(contexts),
+        dataset_fn=lambda its_context: _not_tuned(function(its_context)),
+        options=_read_directly(input_workers, options),
     )
-    return _always_counting(distributed)
+    return _counting(distributed, strategy)
+
+
+def _read_directly(input_workers: Any, options: Any) -> Any:
+    """Options by which one replica on the CPU reads the dataset itself, without an iterator for several devices.
+
+    Making such an iterator traces six functions anew, which takes 30 ms, and Keras makes two an epoch.
+    """
+    devices = [device for worker in range(input_workers.num_workers) for device in
+               input_workers.compute_devices_for_worker(worker)]  # fmt: skip
+    if input_workers.num_workers != len(devices) or any("CPU" not in device.upper() for device in devices):
+        return options
+    return _DIRECTLY
+
+
+# One object for all datasets: TensorFlow tells iterators' types apart by it, and traces functions of them anew.
+_DIRECTLY = distribute_lib.InputOptions(
+    experimental_fetch_to_device=False, experimental_replication_mode=InputReplicationMode.PER_REPLICA
+)
+
+_FILE_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "ArrayRecordDataset")
+
+
+def reads_files(dataset: Any) -> bool:
+    """Whether `tf.data` would shard the dataset by files, as far as its rules go: it reads records of files."""
+    for part in parts_of(dataset):
+        if type(part).__name__.startswith(_FILE_READERS):
+            return True
+        for function in part._functions():
+            graph = function.function.graph.as_graph_def()
+            nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
+            if any(node.op.startswith(_FILE_READERS) for node in nodes):
+                return True
+    return False
+
+
+def parts_of(dataset: Any) -> Iterator[Any]:
+    """A dataset, and all that it is made of."""
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        pending += part._inputs()
+        yield part
 
 
 def _not_tuned(dataset: Any) -> Any:
@@ -148,10 +231,11 @@ def _brought_without_tuning() -> None:
 _brought_without_tuning()
 
 
-def _always_counting(distributed: Any) -> Any:
+def _counting(distributed: Any, strategy: Any) -> Any:
     # An infinite dataset may hold partial batches (`batch(64).repeat()`), and a dataset that the user's function
     # made may end earlier on this process than on others: neither may skip the count that keeps all in step.
-    distributed._enable_get_next_as_optional = True
+    # A replica that is alone has nobody to keep step with, and keeps the static shapes of its batches.
+    distributed._enable_get_next_as_optional = strategy.num_replicas_in_sync > 1
     distributed._cardinality = _UNKNOWN
     return distributed
 

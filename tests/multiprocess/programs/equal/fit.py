@@ -1,0 +1,168 @@
+"""Cases of `fit`, `evaluate` and `predict`: the data they take, and their arguments."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+
+
+@spread
+def arrays_with_a_partial_batch():
+    return fitted(mlp(), validation_data=(X[:50], Y[:50]))
+
+
+@spread
+def a_last_batch_of_one():
+    return fitted(mlp(), X[:33], Y[:33])
+
+
+@spread
+def fewer_samples_than_workers():
+    return fitted(mlp(), X[:1], Y[:1])
+
+
+@spread
+def batch_not_divisible():
+    return fitted(mlp(), batch_size=7)
+
+
+@spread
+def dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
+    return fitted(mlp(), data, None, batch_size=None)
+
+
+@case
+def infinite_dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30).repeat()
+    return fitted(mlp(), data, None, batch_size=None, steps_per_epoch=9)
+
+
+@spread
+def evaluation():
+    model = mlp()
+    return {"logs": model.evaluate(X, Y, batch_size=20, verbose=0, return_dict=True)}
+
+
+@spread
+def prediction():
+    model = mlp()
+    return {"outputs": model.predict(X, batch_size=25, verbose=0).tolist()}
+
+
+@case
+def prediction_in_larger_executions():
+    model = mlp(steps_per_execution=3)
+    return {"outputs": model.predict(X, batch_size=25, verbose=0).tolist()}
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        part = slice(index * 31, (index + 1) * 31)
+        return X[part], Y[part]
+
+
+@case
+def pydataset():
+    return fitted(mlp(), Batches(), None, batch_size=None)
+
+
+@case
+def pydataset_shuffled_with_a_seed_on_one_rank_only():
+    # The order is the chief's; what it is depends on nothing that one process could repeat, so compare ranks only.
+    model = mlp()
+    model.fit(Batches(), epochs=2, shuffle=True, verbose=0)
+    return {"ranks_only": numbers(model)["weights"]}
+
+
+@case
+def arrays_shuffled_without_a_seed():
+    model = mlp()
+    seen = model.fit(X, np.arange(203) % 10, batch_size=203, epochs=1, shuffle=True, verbose=0).history
+    model.fit(X, Y, batch_size=32, epochs=2, shuffle=True, verbose=0)
+    return {"history": seen, "ranks_only": numbers(model)["weights"]}
+
+
+@case
+def arrays_shuffled_with_a_seed():
+    model = mlp()
+    keras.utils.set_random_seed(5)
+    found = fitted(model, shuffle=True)
+    tf.random.set_seed(None)
+    return found
+
+
+@case
+def generator():
+    def batches():
+        while True:
+            for index in range(7):
+                yield X[index * 31 : (index + 1) * 31], Y[index * 31 : (index + 1) * 31]
+
+    return fitted(mlp(), batches(), None, batch_size=None, steps_per_epoch=7)
+
+
+@case
+def several_inputs_and_outputs():
+    with strategy.scope():
+        a, b = keras.Input((32,), name="a"), keras.Input((32,), name="b")
+        hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.concatenate([a, b]))
+        digit = keras.layers.Dense(10, name="digit")(hidden)
+        parity = keras.layers.Dense(1, name="parity")(hidden)
+        model = keras.Model({"a": a, "b": b}, {"digit": digit, "parity": parity})
+        model.compile(
+            "adam",
+            {"digit": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "parity": "mse"},
+            metrics={"digit": ["accuracy"], "parity": ["mae"]},
+        )
+    x, y = {"a": X[:, :32], "b": X[:, 32:]}, {"digit": Y, "parity": (Y % 2).reshape(-1, 1).astype("float64")}
+    found = fitted(model, x, y)
+    found["outputs"] = {name: part.tolist() for name, part in model.predict(x, batch_size=25, verbose=0).items()}
+    return found
+
+
+@case
+def validation_split():
+    return fitted(mlp(), validation_split=0.2)
+
+
+@case
+def class_weight():
+    return fitted(mlp(), class_weight={digit: 1.0 + digit / 5 for digit in range(10)})
+
+
+@case
+def sample_weight():
+    return fitted(mlp(weighted_metrics=["accuracy"]), sample_weight=np.linspace(0, 2, 203))
+
+
+@case
+def steps_per_epoch():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
+    return fitted(mlp(), data.repeat(), None, batch_size=None, steps_per_epoch=3)
+
+
+@spread
+def steps_per_execution():
+    return fitted(mlp(steps_per_execution=3), validation_data=(X[:50], Y[:50]))
+
+
+@case
+def initial_epoch():
+    return fitted(mlp(), initial_epoch=1, epochs=3)
+
+
+@case
+def train_on_batch():
+    model = mlp()
+    own = slice(strategy.rank, 40, strategy.size)  # every rank brings its own part
+    logs = [model.train_on_batch(X[own], Y[own], return_dict=True) for _ in range(2)]
+    return {**numbers(model), "logs": logs}
+
+
+@case
+def run_eagerly():
+    return fitted(mlp(run_eagerly=True), X[:70], Y[:70], epochs=1)

@@ -1,0 +1,47 @@
+"""Trains many small models the same way on any number of processes and devices; writes what came out.
+
+Each case is a function that returns numbers. They must not depend on how the batch was dealt out, nor on the rank that
+asks. `test_equal_mathematics.py` compares them with one process.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from world import CASES, SPREAD, strategy
+
+for file in sorted(Path(__file__).parent.glob("*.py")):
+    if file.stem not in ("main", "world"):
+        importlib.import_module(file.stem)
+
+
+def main():
+    chosen = os.environ.get("TEST_CASES", "all")
+    found = {}
+    for name, function in CASES.items():
+        if (chosen == "spread" and name not in SPREAD) or (
+            chosen not in ("all", "spread") and name not in chosen.split(",")
+        ):
+            continue
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(7)
+        tf.random.set_seed(None)
+        print("CASE", name, flush=True)
+        try:
+            found[name] = function()
+        except Exception as error:
+            traceback.print_exc()
+            if getattr(strategy.extended.world.engine, "failure", None) is not None:
+                raise
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+    with open(f"{sys.argv[1]}/{strategy.rank}.json", "w") as file:
+        json.dump(found, file, default=np.ndarray.tolist)
+
+
+main()

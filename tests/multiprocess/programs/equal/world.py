@@ -1,0 +1,62 @@
+"""What the cases of this folder share: the strategy, data, a model, and how a case is declared."""
+
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tfdist
+
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+
+DEVICES = int(os.environ.get("TEST_DEVICES", "1"))
+if DEVICES > 1:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+
+strategy = tfdist.AllReduceStrategy(devices=[f"CPU:{index}" for index in range(DEVICES)])
+CASES = {}
+SPREAD = set()  # cases that also run on three processes and on two devices a process
+
+digits = load_digits()
+X = (digits.data / 16.0)[:203]
+Y = digits.target[:203]
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def spread(function):
+    SPREAD.add(function.__name__)
+    return case(function)
+
+
+def mlp(optimizer="sgd", units=12, metrics=("accuracy",), loss=None, layers=(), **compile_arguments):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((64,)), keras.layers.Dense(units, activation="tanh"), *layers, keras.layers.Dense(10)]
+        )
+        model.compile(
+            optimizer if not callable(optimizer) else optimizer(),
+            loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=list(metrics),
+            **compile_arguments,
+        )
+    return model
+
+
+def numbers(model, history=None):
+    found = {"weights": [np.asarray(w, np.float64).ravel().tolist() for w in model.get_weights()]}
+    if history is not None:
+        found["history"] = history.history
+    return found
+
+
+def fitted(model, x=X, y=Y, **arguments):
+    settings = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
+    return numbers(model, model.fit(x, y, **settings) if y is not None else model.fit(x, **settings))

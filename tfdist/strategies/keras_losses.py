@@ -1,0 +1,162 @@
+"""Losses under `fit`: a share's own, and such that the mean over shares, weighed by samples, is the whole batch's.
+
+Gradients are reduced as the mean over replicas, weighed by their samples (`tfdist.strategies.keras_optimizers`). What
+a loss gives for a share is therefore left alone where it is a mean over samples, as most are. The rest is corrected
+where Keras takes it:
+
+| loss | correction |
+|---|---|
+| a sum over samples | times N/n: samples of all, by those of the share |
+| a vector of losses, of which Keras takes the gradient as of their sum | the same |
+| a mean by sample weights | times (w/W)·(N/n): the share's weights, by those of all |
+| a mean over the valid steps of a mask | times (v/V)·(N/n): the share's valid steps, by those of all |
+| `tf.nn.compute_average_loss`, made for sums | times N/n |
+| `tf.nn.scale_regularization_loss`, made for sums | undone |
+
+What is no mean over samples, such as the square root of one or a Dice coefficient over the batch, is the mean of the
+shares' own values. Outside of `fit`, `evaluate` and their like, Keras's and TensorFlow's own rules hold: sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+
+from tfdist.strategies import at_work
+from tfdist.strategies.extended import AllReduceExtended
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Puts the seams of losses in place.
+
+    Args:
+        replace: puts one function in the place of another.
+    """
+    replace(loss_module, "scale_loss_for_distribution", _left_alone)
+    replace(loss_module, "unscale_loss_for_distribution", _left_alone)
+    replace(loss_module, "reduce_values", _of_the_whole_batch)
+    replace(loss_module, "apply_mask", _over_valid_steps_of_all)
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        replace(optimizer, "scale_loss", _vectors_as_sums)
+    replace(keras.metrics.Mean, "update_state", _numbers_of_a_batch)
+    replace(tf.nn, "compute_average_loss", _as_part_of_sum)
+    replace(tf.nn, "scale_regularization_loss", _whole)
+
+
+def scale_summed_loss(loss: Any) -> tf.Tensor:
+    """Says that a loss in a custom `train_step` is a sum over samples, or a sum by the global batch's size.
+
+    Under `fit` gradients are averaged over replicas, weighed by samples. This multiplies the share's part of a sum by
+    N/n, the samples of all replicas by those of this one, so that the mean is the sum over all samples. Elsewhere it
+    does nothing. `tf.nn.compute_average_loss` and Keras losses with ``reduction="sum"`` do it by themselves.
+
+    Args:
+        loss: of this replica's share; any shape, of a floating dtype.
+
+    Returns:
+        A tensor like ``loss``.
+    """
+    loss = tf.convert_to_tensor(loss)
+    extended = _sharing()
+    return loss if extended is None else _times(loss, extended.shares.inverse_weight())
+
+
+def _sharing() -> AllReduceExtended | None:
+    """The strategy at work, if the caller is one of several replicas in a step of Keras's."""
+    extended = at_work.current()
+    return extended if extended is not None and extended.shares.active else None
+
+
+def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    return value * tf.cast(factor, value.dtype)
+
+
+def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale(value: Any) -> Any:
+        return original(value) if _sharing() is None else value
+
+    return scale
+
+
+def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+        loss = original(values, sample_weight, reduction)
+        extended = _sharing()
+        if extended is None or values.shape.rank == 0:
+            return loss
+        if reduction == "sum":
+            return _times(loss, extended.shares.inverse_weight())
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return _times(loss, _part_of_all(extended, tf.reduce_sum(sample_weight)))
+        return loss
+
+    return reduce_values
+
+
+def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
+        extended = _sharing()
+        if extended is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weight
+        valid = tf.reduce_sum(tf.cast(mask, tf.float64))
+        return _times(weight, _part_of_all(extended, valid))
+
+    return apply_mask
+
+
+def _part_of_all(extended: AllReduceExtended, divisor: tf.Tensor) -> tf.Tensor:
+    """What turns a share's sum by its own divisor into its part of the sum by everybody's, times N/n."""
+    replica = tf.distribute.get_replica_context()
+    own = tf.cast(divisor, tf.float64)
+    everybody = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return tf.math.divide_no_nan(own, everybody) * extended.shares.inverse_weight()
+
+
+def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient that is taken of a vector of losses is that of its sum."""
+
+    def scale_loss(self: Any, loss: Any) -> Any:
+        loss = original(self, loss)
+        extended = _sharing()
+        if extended is None or tf.convert_to_tensor(loss).shape.rank == 0:
+            return loss
+        return _times(loss, extended.shares.inverse_weight())
+
+    return scale_loss
+
+
+def _as_part_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_average_loss(*args: Any, **kwargs: Any) -> tf.Tensor:
+        return scale_summed_loss(original(*args, **kwargs))
+
+    return compute_average_loss
+
+
+def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_regularization_loss(regularization_loss: Any) -> tf.Tensor:
+        if _sharing() is None:
+            return original(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
+
+    return scale_regularization_loss
+
+
+# What is reported.
+
+
+def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A number that a step gives a mean without a weight is of its batch: a share's counts by its samples."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
+        extended = _sharing()
+        if extended is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = extended.shares.weight()
+        return original(self, values, sample_weight)
+
+    return update_state

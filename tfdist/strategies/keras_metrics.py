@@ -1,0 +1,220 @@
+"""Metrics over all replicas: each keeps its own state, which is merged when results are asked for.
+
+State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric says otherwise. A variable that
+a step updates by a maximum or a minimum of what it was is merged by that instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import backend, tree
+from keras.src.trainers import trainer as base_trainer
+
+from tfdist.strategies import at_work
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.extended import AllReduceExtended
+
+log = logging.getLogger("tfdist")
+
+_COMBINE = {"sum": np.add, "mean": np.add, "only_first_replica": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Puts the seam of results in place.
+
+    Args:
+        replace: puts one function in the place of another.
+    """
+    replace(base_trainer.Trainer, "get_metrics_result", _over_all_replicas)
+
+
+def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_metrics_result(self: Any) -> Any:
+        extended = at_work.of_model(self)
+        if extended is None or not extended.has_several_replicas or _is_of_a_replica_or_symbolic():
+            return original(self)
+        variables = [variable for metric in self.metrics for variable in metric.variables]
+        if not variables:
+            return original(self)
+        with backend.StatelessScope(state_mapping=merged(variables, extended)):
+            return original(self)
+
+    return get_metrics_result
+
+
+def _is_of_a_replica_or_symbolic() -> bool:
+    return not tf.distribute.in_cross_replica_context() or backend.in_stateless_scope()
+
+
+def all_metrics(model: Any) -> list[Any]:
+    """The metrics of a model, those inside of others and those that it does not name among them."""
+    found: dict[int, Any] = {}
+    pending = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
+    while pending:
+        metric = pending.pop(0)
+        if id(metric) not in found:
+            found[id(metric)] = metric
+            pending += [*metric._metrics, *getattr(metric, "metrics", [])]
+    return list(found.values())
+
+
+def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[Any, tf.Tensor]]:
+    """The state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
+
+    Args:
+        variables: Keras's, of metrics.
+        extended: of the strategy.
+
+    Returns:
+        Pairs of a variable and its value.
+
+    Raises:
+        ValueError: a variable has the aggregation "none".
+    """
+    unique = list({id(variable): variable for variable in variables}.values())
+    values: dict[int, tf.Tensor] = {}
+    for combine in (np.add, np.maximum, np.minimum):
+        chosen = [variable for variable in unique if _COMBINE[_rule(variable)] is combine]
+        parts = [_of_this_process(variable, extended) for variable in chosen]
+        if not extended.is_local_only:
+            parts = extended.bridge.all_reduce(parts, combine=combine, names=[variable.path for variable in chosen])
+        for variable, total in zip(chosen, parts, strict=True):
+            values[id(variable)] = _as_kept(variable, total, extended)
+    return [(variable, values[id(variable)]) for variable in unique]
+
+
+def _rule(variable: Any) -> str:
+    rule = getattr(variable, _LEARNED, variable.aggregation)
+    if rule == "none":
+        raise ValueError(
+            f"the metric variable {variable.path} cannot be merged over replicas: its aggregation is 'none'. Make it "
+            "by add_variable(aggregation='sum', 'mean' or 'only_first_replica')."
+        )
+    return rule
+
+
+def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
+    rule = _rule(variable)
+    copies = [copy.read_value() for copy in private.copies(variable._value)]
+    if copies[0].dtype.is_bool:
+        copies = [tf.cast(copy, tf.int32) for copy in copies]
+    if rule == "only_first_replica":
+        return copies[0] if extended.world.is_chief else tf.zeros_like(copies[0])
+    if rule == "max":
+        return tf.reduce_max(tf.stack(copies), axis=0) if len(copies) > 1 else copies[0]
+    if rule == "min":
+        return tf.reduce_min(tf.stack(copies), axis=0) if len(copies) > 1 else copies[0]
+    return tf.add_n(copies) if len(copies) > 1 else copies[0]
+
+
+def _as_kept(variable: Any, total: tf.Tensor, extended: AllReduceExtended) -> tf.Tensor:
+    if _rule(variable) == "mean":
+        replicas = len(extended.worker_devices) if extended.is_local_only else extended._num_replicas_in_sync
+        total = total / tf.cast(replicas, total.dtype)
+    return tf.cast(total, variable.dtype)
+
+
+# What a step tells of a variable.
+
+_LEARNED = "_tfdist_merged_by"
+"""The attribute of a variable that says how it is merged, where a step has told better than its metric."""
+
+
+def learn(variable: Any, values: Sequence[Any]) -> None:
+    """Sees from the graph how a metric's variable is updated, and warns where its parts do not add up.
+
+    Args:
+        variable: of a metric, Keras's.
+        values: that were assigned to it in a step.
+    """
+    if variable.aggregation != "sum" or hasattr(variable, _LEARNED):
+        return
+    for value in values:
+        kind = _update(variable, value)
+        if kind in ("max", "min"):
+            setattr(variable, _LEARNED, kind)
+        elif kind == "other":
+            setattr(variable, _LEARNED, "sum")
+            log.warning(
+                "tfdist: the metric variable %s is set in a step, not added to; its parts on all replicas are summed, "
+                "which may not be what it means. Keep sums, a maximum or a minimum, or make it by "
+                "add_variable(aggregation='mean' or 'only_first_replica').",
+                variable.path,
+            )
+
+
+_TRANSPARENT = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "EnsureShape")
+_UPDATES = {
+    "Add": "sum", "AddV2": "sum", "AddN": "sum", "Sub": "sum", "AssignAddVariableOp": "sum",
+    "Maximum": "max", "Minimum": "min",
+}  # fmt: skip
+
+
+def _update(variable: Any, value: Any) -> str:
+    if not isinstance(value, tf.Tensor) or not tf.is_symbolic_tensor(value):
+        return "unknown"
+    operation = _seen_through(value).op
+    kind = _UPDATES.get(operation.type)
+    if kind is None:
+        return "other" if operation.type not in ("Placeholder", "Const", "Fill", "ZerosLike") else "unknown"
+    reads = [_seen_through(given).op for given in operation.inputs]
+    if any(read.type == "ReadVariableOp" for read in reads):
+        return kind
+    # The sum of a sum, such as `total + a + b`.
+    return kind if any(read.type in _UPDATES and _UPDATES[read.type] == kind for read in reads) else "other"
+
+
+def _seen_through(tensor: Any) -> Any:
+    while tensor.op.type in _TRANSPARENT:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+# What a step returns.
+
+
+class Results:
+    """While a replica has it entered, notes which tensors are results of which metrics.
+
+    Args:
+        metrics: that may be asked for results.
+    """
+
+    def __init__(self, metrics: Sequence[Any]) -> None:
+        self._metrics = metrics
+        self._noted: dict[int, tuple[Any, Any, Any]] = {}
+        self._entered = 0
+
+    def __enter__(self) -> Results:
+        # The replicas of several devices enter in turn before the first leaves.
+        self._entered += 1
+        if self._entered == 1:
+            self._noted.clear()
+            for metric in self._metrics:
+                metric.result = self._noting(metric, type(metric).result)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._entered -= 1
+        if not self._entered:
+            for metric in self._metrics:
+                metric.__dict__.pop("result", None)
+
+    def _noting(self, metric: Any, result: Any) -> Callable[[], Any]:
+        def noting() -> Any:
+            found = result(metric)
+            for path, tensor in tree.flatten_with_path(found):
+                self._noted[id(tensor)] = (metric, path, tensor)
+            return found
+
+        return noting
+
+    def whose(self, tensor: Any) -> tuple[Any, Any] | None:
+        """The metric that a tensor is the result of, and its path in what the metric returns; None if of none."""
+        noted = self._noted.get(id(tensor))
+        return None if noted is None else noted[:2]

@@ -1,0 +1,217 @@
+"""Steps of Keras on several replicas: each works on its share of the batch, and all come together after it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src import backend, tree
+from keras.src.backend.tensorflow import trainer as trainer_module
+
+from tfdist.strategies import at_work, keras_metrics
+from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
+from tfdist.strategies.shares import Share, as_share, batch_size, weighed
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Puts the seams of steps in place.
+
+    Args:
+        replace: puts one function in the place of another.
+    """
+    replace(trainer_module.TensorFlowTrainer, "_make_function", _on_shares)
+    replace(trainer_module.TensorFlowTrainer, "make_predict_function", _predicting_shares)
+    replace(trainer_module, "reduce_per_replica", _over_all_replicas)
+
+
+class Step:
+    """A step function of Keras's, for every replica.
+
+    The replica works on its share, which may be empty; then a stand-in row counts for nothing. What it returns are
+    logs: they become those of all replicas, in `logs_of_all`.
+
+    Args:
+        model: of Keras.
+        extended: of its strategy, of several replicas.
+        function: the model's `train_step` or `test_step`.
+    """
+
+    def __init__(self, model: Any, extended: AllReduceExtended, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._model = model
+        self._extended = extended
+        self._function = function
+        self._assigned = Assigned()
+        self._results: keras_metrics.Results | None = None
+        self._kinds: list[Any] = []
+
+    def __call__(self, data: Any) -> Any:
+        """Called by each replica with its part of the batch."""
+        extended, model = self._extended, self._model
+        share = as_share(data)
+        metrics = keras_metrics.all_metrics(model)
+        if self._results is None:
+            self._results = keras_metrics.Results(metrics)
+        with extended.shares.replica(share.rows), self._assigned.noted():
+            kept = _unique(variable for metric in metrics for variable in metric.variables)
+            of_metrics = StateOfMetrics(kept, extended)
+            of_layers = StateOfStep(model, extended)
+            with self._results:
+                outputs = self._function(share.data)
+                contributions = self._contributions(outputs)
+            of_layers.merge(self._assigned)
+            of_metrics.forget_stand_in(self._assigned)
+        for variable in self._assigned.among(kept):
+            keras_metrics.learn(variable, self._assigned.values[id(variable)])
+        extended.last_step = self
+        return contributions
+
+    def _contributions(self, outputs: Any) -> Any:
+        """What this replica's logs add to those of all; notes how to put them together."""
+        self._kinds = []
+
+        def contribution(path: Any, value: Any) -> Any:
+            result = self._results.whose(value) or self._by_name(path, value)
+            if result is not None:
+                self._kinds.append(result)
+                return value
+            tensor = tf.convert_to_tensor(value)
+            if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or not tensor.shape.is_fully_defined():
+                self._kinds.append("own")
+                return tensor
+            self._kinds.append(tensor.dtype)
+            return weighed(tf.cast(tensor, tf.float64), self._extended.shares.weight())
+
+        flat = [contribution(path, value) for path, value in tree.flatten_with_path(outputs)]
+        return tree.pack_sequence_as(outputs, flat)
+
+    def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
+        """A result that came out of a `tf.function` of the user's is known by its metric's name alone."""
+        if not path or not tf.is_symbolic_tensor(value) or "PartitionedCall" not in value.op.type:
+            return None
+        for metric in keras_metrics.all_metrics(self._model):
+            if metric.name == path[0] and self._assigned.among(metric.variables):
+                return metric, tuple(path[1:])
+        return None
+
+    def logs_of_all(self, outputs: Any) -> Any:
+        """The logs of the step over all replicas; in the cross-replica context.
+
+        Results of metrics are computed anew from everybody's state. Numbers are means, weighed by samples. What is
+        neither a metric's result nor a number of known shape is this process's own.
+
+        Args:
+            outputs: of all local replicas, as the strategy returns them.
+        """
+        extended = self._extended
+        flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
+        numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
+        sums = extended.bridge.all_reduce(
+            [tf.add_n(flat[place]) for place in numbers], names=["logs of a step"] * len(numbers)
+        )
+        logs: list[Any] = [parts[0] for parts in flat]
+        for place, total in zip(numbers, sums, strict=True):
+            kind = self._kinds[place]
+            logs[place] = tf.cast(total if kind.is_floating else tf.round(total), kind)
+        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
+        state = keras_metrics.merged([v for metric in asked.values() for v in metric.variables], extended)
+        with backend.StatelessScope(state_mapping=state):
+            results = {key: metric.result() for key, metric in asked.items()}
+        for place, kind in enumerate(self._kinds):
+            if isinstance(kind, tuple):
+                metric, path = kind
+                found = dict(tree.flatten_with_path(results[id(metric)]))[path]
+                logs[place] = tf.convert_to_tensor(found)
+        return tree.pack_sequence_as(outputs, logs)
+
+
+def _unique(variables: Any) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        extended = at_work.of_model(self)
+        if extended is None:
+            return original(self, step_function)
+        check_scope(self)
+        if not extended.has_several_replicas:
+            return original(self, step_function)
+        self.jit_compile = False
+        function = original(self, Step(self, extended, step_function))
+
+        def on_shares(iterator: Any) -> Any:
+            if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                return function(iterator)
+            return function(_of_own_data(iterator, extended))
+
+        return on_shares
+
+    return _make_function
+
+
+def _of_own_data(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
+    """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
+    for batch in batches:
+        samples = batch_size(batch) * len(extended.worker_devices)
+        extended.shares.set_total(extended.bridge.all_reduce([samples])[0])
+        yield batch
+
+
+def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        extended = at_work.of_strategy(strategy)
+        if extended is None or not extended.has_several_replicas:
+            return original(values, strategy, reduction)
+        if reduction == "concat":
+            return tree.map_structure(lambda value: _gathered(value, strategy, extended), values)
+        return extended.last_step.logs_of_all(values)
+
+    return reduce_per_replica
+
+
+def _gathered(value: Any, strategy: Any, extended: AllReduceExtended) -> tf.Tensor:
+    parts = strategy.experimental_local_results(value)
+    if not all(isinstance(part, tf.Tensor) for part in parts):
+        raise TypeError(f"predict gathers dense outputs; got {type(parts[0]).__name__}. Return a dense tensor.")
+    parts = [tf.stack([part]) if part.shape.rank == 0 else part for part in parts]
+    return extended.exchange.all_gather(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
+
+
+def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        extended = at_work.of_model(self)
+        if extended is None or not extended.has_several_replicas:
+            return original(self, force=force)
+        self.jit_compile = False
+
+        def predict_step(data: Any) -> Any:
+            share = as_share(data)
+            return tree.map_structure(lambda output: _of_samples(output, share), self.predict_step(share.data))
+
+        return original(_Model(self, predict_step), force=force)
+
+    return make_predict_function
+
+
+def _of_samples(output: Any, share: Share) -> Any:
+    """An output without what was predicted for a row that stands in for samples."""
+    if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+        return output
+    return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]
+
+
+class _Model:
+    """A model with another `predict_step`, for Keras to make functions of."""
+
+    def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:
+        self.__dict__.update(_model=model, predict_step=predict_step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
