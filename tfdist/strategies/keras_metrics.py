@@ -42,13 +42,15 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
         if not variables:
             return original(self)
         with backend.StatelessScope(state_mapping=merged(variables, extended)):
-            return original(self)
+            # A result may be a variable itself, which is read in here.
+            return tree.map_structure(tf.convert_to_tensor, original(self))
 
     return get_metrics_result
 
 
 def _is_of_a_replica_or_symbolic() -> bool:
-    return not tf.distribute.in_cross_replica_context() or backend.in_stateless_scope()
+    is_of_a_replica = at_work.current() is not None and tf.distribute.get_replica_context() is not None
+    return is_of_a_replica or backend.in_stateless_scope()
 
 
 def all_metrics(model: Any) -> list[Any]:

@@ -76,7 +76,7 @@ def synchronized_normalization_without_samples():
 @spread
 def metrics_without_samples():
     def parity(y_true, y_pred):  # a scalar
-        return ops.mean(ops.cast(ops.argmax(y_pred, -1) % 2 == ops.cast(y_true, "int64") % 2, "float64"))
+        return ops.mean(ops.cast(ops.cast(ops.argmax(y_pred, -1), "int64") % 2 == ops.cast(y_true, "int64") % 2, "float64"))
 
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(1, activation="sigmoid")])
