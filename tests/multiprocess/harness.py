@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 120.0
+SESSION = uuid.uuid4().hex
+"""In the environment of all that this test session starts, so that others' processes are not taken for its own."""
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 """MPICH's, from PyPI."""
 
@@ -92,7 +95,7 @@ def environment(**settings: str) -> dict[str, str]:
     base = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     base.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="2")
-    base.update(settings)
+    base.update(TEST_SESSION=SESSION, **settings)
     return base
 
 
@@ -174,14 +177,15 @@ def results(ended: Sequence[Ended]) -> list[dict]:
 
 
 def left_behind() -> list[str]:
-    """MPI's shared-memory segments, and tfdist's server processes, that still exist."""
-    segments = [name for name in os.listdir("/dev/shm") if name.startswith("mpich_shm")]
+    """MPI's and tfdist's files in shared memory, and this session's server processes, that still exist."""
+    prefixes = ("mpich_", "ucx_shm_", "tfdist_")
+    segments = [name for name in os.listdir("/dev/shm") if name.startswith(prefixes)]
     servers = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
                 command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace")
-                if "tfdist.cluster.server" in command:
+                if "tfdist.cluster.server" in command and SESSION in Path("/proc", name, "environ").read_text():
                     servers.append(command.replace("\0", " "))
     return segments + servers
 
