@@ -20,7 +20,9 @@ def outputs_of(case, codes, left=False):
 
 
 def test_a_rank_has_ended_when_another_begins_something_new():
-    assert "rank 1 waits in new (call 1), but rank 0" in outputs_of("new_key_after_an_end", [0, 0])[1]
+    outputs = outputs_of("new_key_after_an_end", [0, 0])
+    assert "GOT rank 1 waits in new (call 1), but rank 0" in outputs[1]
+    assert "tfdist: the job failed after this rank's script had ended: rank 1" in outputs[0]
 
 
 def test_a_failure_that_its_rank_catches_reaches_the_others():
@@ -50,3 +52,34 @@ def test_a_forked_child_is_not_the_rank():
     outputs = outputs_of("forked_child", [0, -9], left=True)
     assert "rank 1" in outputs[0]
     assert "died (its connection closed without a farewell)" in outputs[0]
+
+
+def test_a_rank_is_killed_after_its_last_collective():
+    outputs = outputs_of("killed_at_the_end", [1, -9])
+    assert "SCRIPT ENDED" in outputs[0]
+    assert "tfdist: the job failed after this rank's script had ended: rank 1, worker 1" in outputs[0]
+    assert "died (its connection closed without a farewell)" in outputs[0]
+    assert "OTHER EXIT HANDLER" in outputs[0]
+
+
+def test_a_rank_is_killed_while_another_still_computes():
+    outputs = outputs_of("killed_before_the_end", [1, -9])
+    assert "SCRIPT ENDED" in outputs[0]
+    assert "tfdist: the job failed after this rank's script had ended: rank 1, worker 1" in outputs[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed_in_the_finalization_of_mpi(rank):
+    codes = [1, 1]
+    codes[rank] = -9
+    outputs = outputs_of(f"killed_in_finalize_{rank}", codes)
+    assert "tfdist: the job failed after this rank's script had ended" in outputs[1 - rank]
+    assert f"rank {rank}, worker {rank}" in outputs[1 - rank]
+
+
+def test_the_server_sends_a_broken_line():
+    outputs = outputs_of("broken_line", [0, 0])
+    assert "GOT PeerLostError the rendezvous server at 127.0.0.1" in outputs[1]
+    assert "sent what this task does not understand (JSONDecodeError" in outputs[1]
+    assert "GOT PeerLostError rank 1" in outputs[0]
+    assert "failed: the rendezvous server at 127.0.0.1" in outputs[0]

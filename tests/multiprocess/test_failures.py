@@ -174,6 +174,19 @@ def test_death_of_the_server_during_the_start():
             assert "the rendezvous server at 127.0.0.1" in end.output, processes.outputs()
 
 
+def test_initialization_of_mpi_that_does_not_end():
+    """Rank 1's MPI gets no answer, and rank 0's waits for it; both without an end of their own."""
+    command = [str(harness.PROGRAMS / "die_at_start.py")]
+    with harness.started(
+        command, 2, {"TFDIST_START_TIMEOUT": "5"}, [{}, {"TEST_POINT": "deaf_in_mpi_init"}]
+    ) as processes:
+        ended = processes.wait(40)
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        for end in ended:
+            assert "lost during MPI's initialization: " in end.output, processes.outputs()
+            assert "did not end within 5 s" in end.output, processes.outputs()
+
+
 def test_no_mpi_library():
     with harness.started(TRAIN, 2, {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}) as processes:
         ended = processes.wait(60)

@@ -1,5 +1,6 @@
 """How jobs start, and how they do not: real processes, without TensorFlow where it does not matter."""
 
+import contextlib
 import json
 import os
 import signal
@@ -294,6 +295,51 @@ def _send(host, port, noise, tries=100):
         except ConnectionRefusedError:
             continue
     raise AssertionError("the rendezvous does not listen")
+
+
+def test_silent_connections_keep_nobody_out():
+    """More of them than the server may have files open; none of them says a word."""
+    ports = harness.free_ports(2)
+    configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(2)]
+    few_files = ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh"]
+    with harness.started(JOIN, 1, None, configs[:1], prefixes=[few_files]) as chief, contextlib.ExitStack() as silent:
+        chief.await_output(0, "no job secret")
+        _send("127.0.0.1", ports[0], b"")
+        for _ in range(400):
+            silent.enter_context(socket.create_connection(("127.0.0.1", ports[0]), timeout=10))
+        with harness.started(JOIN, 1, None, configs[1:]) as other:
+            (end,) = other.wait(60)
+            assert end.code == 0, end.output
+        (end,) = chief.wait(30)
+        assert end.code == 0, end.output
+        assert "Traceback" not in end.output
+
+
+PICKLES = """
+import runpy, sys
+from tfdist.comm import mpi_library
+def forbidden(*_, **__):
+    raise AssertionError("a pickle")
+mpi_library.load().pickle.__init__(forbidden, forbidden)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0])
+"""
+
+
+def test_nothing_is_pickled():
+    """With or without a launcher; whoever sends a pickle has code run by who reads it."""
+    sums(harness.run(["-c", PICKLES, *JOIN], 3), 3)
+    if harness.MPIEXEC.exists():
+        ended = subprocess.run(
+            [str(harness.MPIEXEC), "-n", "3", sys.executable, "-c", PICKLES, *JOIN],
+            env=harness.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.stdout.count("SUM") == 3
 
 
 def test_something_else_answers_at_the_chiefs_port():

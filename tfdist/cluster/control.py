@@ -60,6 +60,7 @@ class Control:
     Attributes:
         job: the job's unique name, once let in.
         failure: why the job cannot go on, as soon as it is known.
+        peer_died: whether that is because a process died or cannot be reached; not because of an error that it told.
         fails_first: whether this task is why, by an error of its own.
         departed: by rank, how many calls of each collective a task had made when it ended.
         names: by rank, what a task that ended is called.
@@ -70,6 +71,7 @@ class Control:
         self.address = address
         self.job = ""
         self.failure: TfdistError | None = None
+        self.peer_died = False
         self.fails_first = False
         self.departed: dict[int, dict[str, int]] = {}
         self.names: dict[int, str] = {}
@@ -87,6 +89,7 @@ class Control:
         self._listener: Listener | None = None
         self._on_failure: Callable[[TfdistError], None] | None = None
         self._sending = threading.Lock()
+        self._all_ended = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
@@ -242,6 +245,15 @@ class Control:
                     raise
         raise RequestTimeoutError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
 
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        """Every rank's value, by rank, when all have given theirs.
+
+        Args:
+            name: of this exchange, used once.
+            value: for JSON.
+        """
+        return self.request("gather", name=name, value=value)["values"]
+
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
         """Calls back, on the listening thread, when the job fails; at once if it has. None ends that."""
         with self._arrived:
@@ -268,6 +280,12 @@ class Control:
         """Says farewell: how this task ended, and how far it came in each collective."""
         self.send({"type": "leave", "failed": failed, "counts": counts})
 
+    def end(self, timeout: float) -> None:
+        """Says that this task has taken MPI down, and waits until all have: one that dies before is a failure."""
+        self.send({"type": "end"})
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._all_ended or self.failure is not None, timeout)
+
     def close(self) -> None:
         """Closes the connection."""
         self._closing = True
@@ -284,6 +302,19 @@ class Control:
     # Listening.
 
     def _listen(self) -> None:
+        try:
+            self._listen_until_closed()
+        except Exception as error:  # without this thread nothing would be noticed any more
+            if self._closing:
+                return
+            failure = PeerLostError(
+                f"the rendezvous server at {self.address} sent what this task does not understand "
+                f"({type(error).__name__}: {error}): its connection is broken. The job must be started again."
+            )
+            self.tell_failure(failure)
+            self.fail(failure)
+
+    def _listen_until_closed(self) -> None:
         assert self._socket is not None
         selector = selectors.DefaultSelector()
         selector.register(self._socket, selectors.EVENT_READ)
@@ -300,7 +331,7 @@ class Control:
             for key, _ in events:
                 if key.fileobj is self._interrupts:
                     if self._interrupts.interrupted():
-                        self._fail(TfdistError("interrupted (Ctrl-C)"))
+                        self.fail(TfdistError("interrupted (Ctrl-C)"))
                     continue
                 try:
                     chunk = self._socket.recv(1 << 16)
@@ -313,8 +344,10 @@ class Control:
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
                     self._heard(wire.decode(line))
+                if len(pending) > wire.MAX_LINE:
+                    raise ValueError("a line without an end")
             if now - heard > self._timeouts.heartbeat:
-                self._fail(
+                self.fail(
                     PeerLostError(
                         f"the rendezvous server at {self.address}, on the chief's machine, gave no sign of life for "
                         f"{now - heard:.0f} s: that machine is down, or the link to it is cut."
@@ -324,7 +357,8 @@ class Control:
 
     def _server_gone(self) -> None:
         if not self._closing:
-            self._fail(
+            self.peer_died = self.failure is None
+            self.fail(
                 PeerLostError(
                     f"the rendezvous server at {self.address} is gone: its process, on the chief's machine, was "
                     "killed. The job must be started again."
@@ -351,8 +385,13 @@ class Control:
         elif kind == "left":
             self.names[message["rank"]] = message["name"]
             self.departed[message["rank"]] = message["counts"]
+        elif kind == "all ended":
+            with self._arrived:
+                self._all_ended = True
+                self._arrived.notify_all()
         elif kind == "failed":
-            self._fail(self._error(message))
+            self.peer_died = message["died"]
+            self.fail(self._error(message))
         elif kind == "stall":
             log.warning("tfdist: %s", message["why"])
         else:
@@ -380,7 +419,8 @@ class Control:
             return RendezvousError(message["why"])
         return PeerLostError(message["why"])
 
-    def _fail(self, error: TfdistError) -> None:
+    def fail(self, error: TfdistError) -> None:
+        """The job cannot go on, as far as this task knows; the first reason is the one that counts."""
         with self._arrived:
             if self.failure is None:
                 self.failure = error

@@ -10,16 +10,22 @@ from pathlib import Path
 
 def host_id() -> str:
     """A name for this machine that no other machine has, nor a container with shared memory or a network of its own."""
+    memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
+    return f"{socket.gethostname()} {memory} {network_id()}"
+
+
+def network_id() -> str:
+    """A name for the network interfaces that this process sees; processes with one name reach each other on one's
+    loopback interface."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        boot = ""
-    memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
+        boot = socket.gethostname()
     try:
         network = os.stat("/proc/self/ns/net").st_ino
     except OSError:
         network = 0
-    return f"{socket.gethostname()} {boot} {memory} {network}"
+    return f"{boot} {network}"
 
 
 def local_place(hosts: Sequence[str], rank: int) -> tuple[int, int]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+from collections.abc import Sequence
 
 from tfdist.cluster.control import Control
-from tfdist.errors import TfdistError
+from tfdist.errors import MPIUnavailableError, TfdistError
 
 
 class ProcessManager:
@@ -22,14 +23,16 @@ class ProcessManager:
     Args:
         control: the connection that reaches all tasks.
         size: how many processes MPI's world has.
+        nodes: by rank, the number of the group in which MPI may use shared memory; None to let it go by hostnames.
 
     Attributes:
         fd: the descriptor to put into ``PMI_FD``. MPI owns and closes it.
     """
 
-    def __init__(self, control: Control, size: int) -> None:
+    def __init__(self, control: Control, size: int, nodes: Sequence[int] | None) -> None:
         self._control = control
         self._size = size
+        self._mapping = None if nodes is None else mapping_of(nodes)
         self._barriers = itertools.count()
         self._ours, theirs = socket.socketpair()
         self.fd = theirs.detach()
@@ -40,15 +43,20 @@ class ProcessManager:
         try:
             for line in lines:
                 self._ours.sendall(self._answer(dict(part.split("=", 1) for part in line.split())).encode() + b"\n")
-        except (OSError, ValueError, TfdistError):
+        except (OSError, TfdistError):
             pass  # MPI waits for an answer that will not come; the control connection's watcher ends the process
+        except Exception as error:
+            self._control.fail(
+                MPIUnavailableError(f"MPI and tfdist do not understand each other: {type(error).__name__}: {error}")
+            )
 
     def _answer(self, message: dict[str, str]) -> str:
         command = message["cmd"]
         if command == "init":
             return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
         if command == "get_maxes":
-            return "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024"
+            longest = max(1024, len(self._mapping or "") + 1)
+            return f"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max={longest}"
         if command == "get_appnum":
             return "cmd=appnum rc=0 appnum=0"
         if command == "get_my_kvsname":
@@ -58,6 +66,8 @@ class ProcessManager:
         if command == "put":
             self._control.send({"type": "put", "key": message["key"], "value": message["value"]})
             return "cmd=put_result rc=0 msg=success"
+        if command == "get" and message["key"] == "PMI_process_mapping" and self._mapping:
+            return f"cmd=get_result rc=0 msg=success value={self._mapping}"
         if command == "get":
             value = self._control.request("get", key=message["key"])["value"]
             if value is None:
@@ -81,3 +91,18 @@ class ProcessManager:
             self._ours.detach()
         except OSError:
             pass
+
+
+def mapping_of(nodes: Sequence[int]) -> str:
+    """PMI's notation for which process is on which node.
+
+    A block (n, k, p) stands for k nodes from n on, of p processes each.
+    """
+    blocks: list[list[int]] = []
+    for node, members in itertools.groupby(nodes):
+        count = len(list(members))
+        if blocks and blocks[-1][2] == count and blocks[-1][0] + blocks[-1][1] == node:
+            blocks[-1][1] += 1
+        else:
+            blocks.append([node, 1, count])
+    return f"(vector,{','.join('({},{},{})'.format(*block) for block in blocks)})"

@@ -23,9 +23,9 @@ from typing import Any
 
 from tfdist.cluster import wire
 from tfdist.cluster.coordination import Coordination
+from tfdist.cluster.doors import Doors
 from tfdist.comm import segments
 
-HANDSHAKE_SECONDS = 10.0
 ANSWER_SECONDS = 2.0
 """For the ranks to tell what they have under way, when one has waited long."""
 LINGER_SECONDS = 10.0
@@ -56,13 +56,23 @@ class Job:
 
 @dataclass
 class Member:
-    """A task that was let in."""
+    """A task that was let in.
+
+    Attributes:
+        rank: its rank.
+        claims: what it says of itself.
+        writer: its connection.
+        last_seen: when it gave the last sign of life.
+        left: its script has ended, and it waits for the others' to end.
+        ended: it needs the others no more; or the job knows that it is lost.
+    """
 
     rank: int
     claims: dict[str, Any]
     writer: asyncio.StreamWriter
     last_seen: float
     left: bool = False
+    ended: bool = False
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message, if the task is still there."""
@@ -83,6 +93,7 @@ class Server:
         self.over = asyncio.Event()
         self._values: dict[str, str] = {}
         self._barriers: dict[str, dict[int, int]] = {}
+        self._gathered: dict[str, dict[int, tuple[int, Any]]] = {}
         self._coordination = Coordination(
             self.size, self._name_of, self._answer, lambda why: self._fail(None, why, kind="mismatch")
         )
@@ -90,30 +101,23 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
-        begun = time.time()
-        # The limit bounds what is buffered for someone who has not proven anything.
-        server = await asyncio.start_server(self._session, sock=listener, limit=wire.MAX_HANDSHAKE_LINE)
+        doors = Doors(self._admit, self._serve, self.size, wire.MAX_HANDSHAKE_LINE)
+        receiving = asyncio.create_task(doors.open(listener))
         watch = asyncio.create_task(self._watch())
         chief = asyncio.create_task(self._chief_lives())
         await self.over.wait()
-        for task in (watch, chief):
+        for task in (receiving, watch, chief):
             task.cancel()
-        server.close()
+        listener.close()
         for member in self.members.values():
             member.writer.close()
+        doors.close()
         if self.failure:
-            segments.sweep(begun)
+            segments.unlink_of(self.job.name)
 
     # Letting tasks in.
 
-    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            member = await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_SECONDS)
-        except Exception:
-            member = None  # noise: whoever it was has not said anything that deserves an answer
-        if member is None:
-            writer.close()
-            return
+    async def _serve(self, member: Member, reader: asyncio.StreamReader) -> None:
         try:
             async for line in _lines(reader):
                 member.last_seen = time.monotonic()
@@ -211,12 +215,13 @@ class Server:
                 self._fail(None, self._too_late())
             for member in list(self.members.values()):
                 silence = now - member.last_seen
-                if not member.left and silence > self.job.heartbeat_timeout:
-                    member.left = True
+                if not member.ended and silence > self.job.heartbeat_timeout:
+                    member.ended = True
                     self._fail(
                         member.rank,
                         f"{self._name(member)} gave no sign of life for {silence:.0f} s: "
                         "it is stopped, its machine is down, or its link is cut.",
+                        died=True,
                     )
             self._tell_all({"type": "ping"})
 
@@ -248,9 +253,10 @@ class Server:
             del self.members[member.rank]
             self._report_missing()
             return
-        if not member.left:
-            member.left = True
-            self._fail(member.rank, f"{self._name(member)} died (its connection closed without a farewell).")
+        if not member.ended:
+            member.ended = True
+            when = "after its script had ended, before MPI had" if member.left else "without a farewell"
+            self._fail(member.rank, f"{self._name(member)} died (its connection closed {when}).", died=True)
         del self.members[member.rank]
         self._end_if_deserted()
 
@@ -269,10 +275,10 @@ class Server:
         member = self.members.get(rank)
         return self._name(member) if member else f"rank {rank}, {self.job.tasks[rank]},"
 
-    def _fail(self, rank: int | None, why: str, kind: str = "lost") -> None:
+    def _fail(self, rank: int | None, why: str, kind: str = "lost", died: bool = False) -> None:
         """Tells everyone that the job cannot go on. The first cause is the one that counts."""
         if self.failure is None:
-            self.failure = {"type": "failed", "kind": kind, "rank": rank, "why": why}
+            self.failure = {"type": "failed", "kind": kind, "rank": rank, "why": why, "died": died}
             self._tell_all(self.failure)
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
 
@@ -290,10 +296,16 @@ class Server:
             self._get(member, message["key"], message["id"])
         elif kind == "barrier":
             self._barrier(member, message["name"], message["id"])
+        elif kind == "gather":
+            self._gather(member, message["name"], message["value"], message["id"])
         elif kind == "stalled":
             self._explain(float(message["seconds"]))
         elif kind == "leave":
             self._leave(member, message)
+        elif kind == "end":
+            member.ended = True
+            if len(self.members) == self.size and all(one.ended for one in self.members.values()):
+                self._tell_all({"type": "all ended"})
         elif kind == "fails":
             mismatch, why = message["mismatch"], str(message["why"])
             told = why if mismatch else f"{self._name(member)} failed: {why}"
@@ -315,6 +327,14 @@ class Server:
         if len(arrived) == self.size:
             for rank, number in self._barriers.pop(name).items():
                 self._answer(rank, {"re": number})
+
+    def _gather(self, member: Member, name: str, value: Any, request: int) -> None:
+        given = self._gathered.setdefault(name, {})
+        given[member.rank] = request, value
+        if len(given) == self.size:
+            values = [given[rank][1] for rank in range(self.size)]
+            for rank, (number, _) in self._gathered.pop(name).items():
+                self._answer(rank, {"re": number, "values": values})
 
     def _explain(self, seconds: float) -> None:
         """Finds out, and tells everyone, why ranks wait; once for all who ask at about the same time."""

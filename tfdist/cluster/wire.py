@@ -13,7 +13,7 @@ import json
 import secrets
 from typing import Any
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever the messages change, so that unlike versions part with a clear message."""
 
 MAX_LINE = 1 << 24

@@ -8,13 +8,14 @@ told anything is a world of one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +26,25 @@ from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.collectives.clock import clock_offset
-from tfdist.comm import mpi_library, segments
-from tfdist.comm.mpi import MPICommunicator
+from tfdist.comm import messages, mpi_library, segments
+from tfdist.comm.mpi import MPICommunicator, simulates_hosts
+from tfdist.comm.probe import CELLS_VARIABLE, Probe, Sharing, decide, ptrace_is_free
 from tfdist.engine import timeline
 from tfdist.engine.engine import Engine
-from tfdist.errors import ClusterSpecError, RendezvousError, TfdistError
+from tfdist.errors import (
+    ClusterSpecError,
+    MismatchError,
+    MPIUnavailableError,
+    PeerLostError,
+    RendezvousError,
+    TfdistError,
+)
 
 log = logging.getLogger("tfdist")
 
 _FAREWELL_POLL_SECONDS = 0.05
 _FINALIZE_SECONDS = 10.0
+_END_SECONDS = 2 * _FINALIZE_SECONDS
 _SWITCH_SECONDS = 1e-4
 """How long a busy Python thread (a data pipeline, a callback) may keep the GIL from a collective that wants it. By
 default it is 5 ms, for which each step would wait several times."""
@@ -110,6 +120,7 @@ def _claims(rank: int, digest: str) -> dict[str, Any]:
         "version": __version__,
         "digest": digest,
         "host": hosts.host_id(),
+        "network": hosts.network_id(),
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
     }
@@ -128,29 +139,39 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
     control = Control(address, _claims(cluster.rank, cluster.digest()), secret, timeouts)
     try:
         members = control.join()
-        where = [member["host"] for member in members]
-        manager = ProcessManager(control, cluster.size)
-        control.when_failed(_die_in_initialization)
-        mpi_library.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, len(set(where)) == 1)
-        control.request("barrier", name="initialized")
-        communicator = MPICommunicator(module.COMM_WORLD)
-        control.when_failed(None)
+        probe = Probe(control.job, cluster.rank)
+        sharing = _find_out_what_is_shared(control, probe, members)
+        if cluster.rank == 0:
+            _say_what_is_not_shared(sharing)
+        settings = mpi_library.network_settings(module, len({member["network"] for member in members}) == 1)
+        if sharing.cells is not None:
+            settings[CELLS_VARIABLE] = str(sharing.cells[cluster.rank])
+        manager = ProcessManager(control, cluster.size, sharing.nodes)
+        with _initialization(control, timeouts):
+            mpi_library.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, settings)
+            if sharing.nodes and sharing.nodes.count(sharing.nodes[cluster.rank]) == 1:
+                segments.unlink_own()  # at once: nobody else may be allowed to, where ranks run as different users
+            control.request("barrier", name="initialized")
+            communicator = MPICommunicator(module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas)
     except BaseException as error:
         if control.failure is not None:
             launcher.tell("a victim")
         else:
             control.leave(f"{type(error).__name__}: {error}"[:1000], {})
+        if control.job:
+            segments.unlink_of(control.job)
         control.close()
         if server:
             server.close()
         raise
     segments.unlink_own()
-    return _world_of(module, communicator, control, where, timeouts, server, manager)
+    return _world_of(module, communicator, control, members, timeouts, server, manager)
 
 
 def _join_launched(timeouts: Timeouts) -> World:
     module = mpi_library.load()
-    mpi_library.initialize_from_launcher(module)
+    with _initialization(None, timeouts):
+        mpi_library.initialize_from_launcher(module)
     comm = module.COMM_WORLD
     if comm.size == 1:
         raise TfdistError(
@@ -158,41 +179,97 @@ def _join_launched(timeouts: Timeouts) -> World:
             f"that was loaded ({mpi_library.library(module)[0]}) is not the launcher's. Use the mpiexec that came with "
             "it, or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
         )
-    where = comm.allgather(hosts.host_id())
-    communicator = MPICommunicator(comm)
-    one_host = len(set(where)) == 1
-    server, meeting = None, None
+    one_network = messages.agree(comm, hosts.network_id())
+    segments.unlink_own()  # all have attached to them, or they would not have agreed
+    server, meeting = None, {}
     if comm.rank == 0:
         try:
-            listener = rendezvous.listen("127.0.0.1:0" if one_host else "0.0.0.0:0")
-            secret = os.urandom(16).hex().encode()
-            host = "127.0.0.1" if one_host else hosts.outside_address()
-            meeting = (f"{host}:{listener.getsockname()[1]}", secret)
+            listener = rendezvous.listen("127.0.0.1:0" if one_network else "0.0.0.0:0")
+            secret = os.urandom(16).hex()
+            host = "127.0.0.1" if one_network else hosts.outside_address()
+            meeting = {"address": f"{host}:{listener.getsockname()[1]}", "secret": secret}
             names = [f"rank {rank}" for rank in range(comm.size)]
-            server = rendezvous.ServerProcess(listener, names, "launched", secret, timeouts)
+            server = rendezvous.ServerProcess(listener, names, "launched", secret.encode(), timeouts)
         except (OSError, TfdistError) as error:
-            meeting = (f"rank 0 could not open the rendezvous: {error}", b"")
-    address, secret = comm.bcast(meeting)
-    if not secret:
-        raise RendezvousError(address)
-    control = Control(address, _claims(comm.rank, "launched"), secret, timeouts)
-    control.join()
-    segments.unlink_own()
-    return _world_of(module, communicator, control, where, timeouts, server, None)
+            meeting = {"failed": f"rank 0 could not open the rendezvous: {error}"[:1000]}
+    meeting = messages.broadcast(comm, meeting)
+    if "failed" in meeting:
+        raise RendezvousError(meeting["failed"])
+    claims = _claims(comm.rank, "launched")
+    control = Control(meeting["address"], claims, meeting["secret"].encode(), timeouts)
+    members = control.join()
+    probe = Probe(control.job, comm.rank, before_mpi=False)
+    sharing = _find_out_what_is_shared(control, probe, members)
+    communicator = MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas)
+    _refuse_false_neighbours(module, communicator, sharing)
+    return _world_of(module, communicator, control, members, timeouts, server, None)
+
+
+def _find_out_what_is_shared(control: Control, probe: Probe, members: list[dict[str, Any]]) -> Sharing:
+    """Has every process try what the others offer; see `tfdist.comm.probe`.
+
+    Raises:
+        MPIUnavailableError: a process has no room for MPI's shared memory, which MPICH makes in any case.
+    """
+    try:
+        offers = control.all_gather("what each offers", probe.offer())
+        if problems := [
+            f"rank {rank} on {members[rank]['hostname']}: {offer['problem']}"
+            for rank, offer in enumerate(offers)
+            if offer["problem"]
+        ]:
+            raise MPIUnavailableError(
+                f"MPI needs shared memory in /dev/shm; {'; '.join(problems[:5])}. Give the container more "
+                "(`docker run --shm-size=1g`; in Kubernetes an emptyDir of medium Memory at /dev/shm)."
+            )
+        findings = control.all_gather("what each found", probe.try_all(offers))
+    finally:
+        probe.close()
+    sharing = decide(offers, findings)
+    probe.keep([rank for rank, group in enumerate(sharing.arenas) if group == sharing.arenas[probe.rank]])
+    return sharing
+
+
+def _say_what_is_not_shared(sharing: Sharing) -> None:
+    """One line, where ranks of one machine talk over TCP: a warning, unless large transfers go through memory."""
+    if simulates_hosts() or not sharing.reasons:
+        return
+    one, other, why = sharing.reasons[0]
+    more = f" (and {len(sharing.reasons) - 1} more such pairs)" if len(sharing.reasons) > 1 else ""
+    slow = any(sharing.arenas[one] != sharing.arenas[other] for one, other, _ in sharing.reasons)
+    what = "They communicate over TCP, which is slower" if slow else "Their small messages go over TCP"
+    log.log(
+        logging.WARNING if slow else logging.INFO,
+        "tfdist: MPI shares no memory between rank %d and rank %d%s, though they run on one machine: %s. %s.",
+        *(one, other, more, why, what),
+    )
+
+
+def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing: Sharing) -> None:
+    """Fails where a launcher's MPICH would read the memory of a process that it cannot read, or of a stranger."""
+    enabled = os.environ.get("MPIR_CVAR_CH4_CMA_ENABLE", "1") != "0" and ptrace_is_free()
+    if not enabled or not mpi_library.library(module)[0].startswith("MPICH"):
+        return
+    for one, other, why in sharing.reasons:
+        if communicator.nodes[one] == communicator.nodes[other]:
+            raise MPIUnavailableError(
+                f"MPICH takes rank {one} and rank {other} for neighbours that read each other's memory, but {why}. "
+                "Set MPIR_CVAR_CH4_CMA_ENABLE=0 on all ranks, or start the script from TF_CONFIG, which finds this out."
+            )
 
 
 def _world_of(
     module: Any,
     communicator: MPICommunicator,
     control: Control,
-    where: list[str],
+    members: list[dict[str, Any]],
     timeouts: Timeouts,
     server: rendezvous.ServerProcess | None,
     manager: ProcessManager | None,
 ) -> World:
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
     engine = Engine(communicator, control, timeouts, communicator.tags)
-    local_rank, local_size = hosts.local_place(where, communicator.rank)
+    local_rank, local_size = hosts.local_place([member["host"] for member in members], communicator.rank)
     if timeline.VARIABLE in os.environ:
         engine.timeline = timeline.Timeline(communicator.rank, engine.run("the clocks", clock_offset()))
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
@@ -223,9 +300,41 @@ def _say_who_can_join(address: str) -> None:
     )
 
 
-def _die_in_initialization(error: TfdistError) -> None:
-    """Ends the process from outside `MPI_Init`, which waits for a lost peer forever and cannot be interrupted."""
-    launcher.tell("a victim")
+@contextlib.contextmanager
+def _initialization(control: Control | None, timeouts: Timeouts) -> Iterator[None]:
+    """Bounds the time in which MPI starts, which waits for a lost or deaf peer forever and cannot be interrupted."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(timeouts.start):
+            error = MPIUnavailableError(
+                f"it did not end within {timeouts.start:g} s. Ranks that MPI takes for neighbours share no memory, or "
+                "ranks cannot reach each other on the ports that MPI chose. `tfdist doctor` tells more; if only time "
+                "was short, raise TFDIST_START_TIMEOUT."
+            )
+            if control:
+                control.tell_failure(error)
+            _die_in_initialization(control, error)
+
+    def failed(error: TfdistError) -> None:
+        launcher.tell("a victim")
+        _die_in_initialization(control, error)
+
+    threading.Thread(target=watch, name="tfdist-initialization", daemon=True).start()
+    if control:
+        control.when_failed(failed)
+    try:
+        yield
+    finally:
+        done.set()
+        if control:
+            control.when_failed(None)
+
+
+def _die_in_initialization(control: Control | None, error: TfdistError) -> None:
+    """Ends the process from outside `MPI_Init`."""
+    if control:
+        segments.unlink_of(control.job)
     print(f"tfdist: lost during MPI's initialization: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -240,7 +349,7 @@ class _Watchdog:
     def _watch(self) -> None:
         self.begin.wait()
         if not self.done.wait(_FINALIZE_SECONDS):
-            os._exit(1)
+            _die_at_the_end(f"MPI_Finalize did not end within {_FINALIZE_SECONDS:g} s")
 
 
 def _leave(
@@ -258,8 +367,9 @@ def _leave(
         return  # a forked child; the job is its parent's
     _write_timeline(engine)
     error = getattr(sys, "last_value", None)
-    failed = control.failure is not None or engine.failure is not None or error is not None
     reason = f"{type(error).__name__}: {error}" if error is not None else None
+    known = engine.failure is not None or error is not None  # the script has seen it, and ends as it chose to
+    failed = known or control.failure is not None
     if (control.failure is not None or engine.failure is not None) and not control.fails_first:
         launcher.tell("a victim")
     control.leave(reason[:1000] if reason else None, engine.counts())
@@ -267,14 +377,44 @@ def _leave(
         failed = not _await_others(world)
     engine.close()
     if not failed:
+        control.when_failed(_die_of_others)
         watchdog.begin.set()
         mpi_library.finalize(module)
         watchdog.done.set()
+        control.when_failed(None)
+        control.end(_END_SECONDS)
     if manager:
         manager.release()
     control.close()
     if server:
         server.close()
+    if not known and isinstance(control.failure, (PeerLostError, MismatchError)):
+        _end_after_failure(control)
+
+
+def _end_after_failure(control: Control) -> None:
+    """Says what the script, which has ended, could not see. Its own exit code stays, unless a process has died."""
+    if not control.peer_died:
+        _say_at_the_end(str(control.failure))
+        return
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()  # those of other libraries; nothing but this changes the exit code now
+    _die_at_the_end(str(control.failure))
+
+
+def _die_of_others(error: TfdistError) -> None:
+    launcher.tell("a victim")
+    _die_at_the_end(str(error))
+
+
+def _die_at_the_end(why: str) -> None:
+    _say_at_the_end(why)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _say_at_the_end(why: str) -> None:
+    print(f"tfdist: the job failed after this rank's script had ended: {why}", file=sys.stderr, flush=True)
 
 
 def _write_timeline(engine: Engine) -> None:

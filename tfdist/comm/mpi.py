@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,14 @@ class MPICommunicator:
 
     Args:
         comm: an mpi4py communicator, used by nobody else.
+        arena: memory for what is sent, which the neighbours can read; None if they cannot.
+        neighbours: by rank, the memory of those that read each other's.
+        arenas: by rank, the number of the group of those.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(
+        self, comm: Any, arena: Arena | None, neighbours: Mapping[int, Neighbour], arenas: Sequence[int]
+    ) -> None:
         from mpi4py import MPI
 
         self._comm = comm
@@ -54,27 +59,16 @@ class MPICommunicator:
         self.tags: int = comm.Get_attr(MPI.TAG_UB) or TAGS
         self.messages_sent = 0
         self.bytes_sent = 0
-        self.hosts = _hosts(comm, MPI.COMM_TYPE_SHARED)
+        self.nodes = _nodes(comm, MPI.COMM_TYPE_SHARED)
+        self.hosts = self.nodes if simulates_hosts() else _joined(self.nodes, arenas)
         self.segment_bytes = _SEGMENT_BYTES if len(set(self.hosts)) == 1 else _SEGMENT_BYTES_ON_A_LINE
         self._library = LibraryCollectives(comm)
         self._loans = itertools.count()
-        self._pool = BufferPool()
-        self._neighbours = self._meet_neighbours()
-
-    def _meet_neighbours(self) -> dict[int, Neighbour]:
-        """Opens the memory of the other processes of this machine; of all of them, or else of none."""
-        arena = Arena() if hasattr(os, "memfd_create") else None
-        invitations = self._comm.allgather(arena and arena.invitation())
-        others = [r for r in range(self.size) if r != self.rank and self.hosts[r] == self.hosts[self.rank]]
-        try:
-            found = {other: Neighbour(invitations[other]) for other in others}
-        except (OSError, TypeError):
-            found = {}
-        open_to = self._comm.allgather(len(found) == len(others))
-        if not all(open_to[other] for other in (self.rank, *others)) or arena is None:
-            return {}
-        self._arena = self._pool = arena
-        return found
+        self._arena = arena
+        self._pool = arena or BufferPool()
+        self._neighbours = {
+            other: memory for other, memory in neighbours.items() if self.hosts[other] == self.hosts[self.rank]
+        }
 
     def take(self, nbytes: int) -> np.ndarray:
         """Memory that the neighbours can read."""
@@ -123,6 +117,7 @@ class MPICommunicator:
         return _Transfer(self, request, buffer, (source, buffer.nbytes), then)
 
     def _lend(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+        assert self._arena is not None
         place = self._arena.find(buffer)
         if place is None:
             copy = self._arena.take(buffer.nbytes).view(buffer.dtype)
@@ -214,10 +209,34 @@ class _Transfer:
 _scratch = BufferPool()
 
 
-def _hosts(comm: Any, shared: int) -> tuple[int, ...]:
+def simulates_hosts() -> bool:
+    """Whether MPICH was told to see several machines in one, as tests and benchmarks of networks do."""
+    values = (os.environ.get(f"MPIR_CVAR_{name}", "") for name in ("NOLOCAL", "NUM_CLIQUES", "ODD_EVEN_CLIQUES"))
+    return any(value.lower() not in ("", "0", "no", "false") for value in values)
+
+
+def _nodes(comm: Any, shared: int) -> tuple[int, ...]:
     """By rank, the number of its machine, as MPI sees machines."""
     neighbours = comm.Split_type(shared)
-    first = comm.allgather(neighbours.bcast(comm.Get_rank()))
+    first = np.array([comm.Get_rank()], np.int64)
+    neighbours.Bcast(first)
     neighbours.Free()
-    numbers = {rank: number for number, rank in enumerate(sorted(set(first)))}
-    return tuple(numbers[rank] for rank in first)
+    firsts = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(first, firsts)
+    return _numbered(firsts.tolist())
+
+
+def _joined(nodes: Sequence[int], arenas: Sequence[int]) -> tuple[int, ...]:
+    """Groups of ranks that share memory in the one way or the other, by rank."""
+    groups = list(nodes)
+    leaders: dict[int, int] = {}
+    for rank, arena in enumerate(arenas):
+        before, now = groups[rank], groups[leaders.setdefault(arena, rank)]
+        if before != now:
+            groups = [now if group == before else group for group in groups]
+    return _numbered(groups)
+
+
+def _numbered(groups: Sequence[int]) -> tuple[int, ...]:
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return tuple(numbers[group] for group in groups)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import MPIUnavailableError
@@ -50,7 +52,7 @@ def _library_path() -> str:
         paths = set()
     for path in sorted(paths):
         name = os.path.basename(path)
-        if name.startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
+        if _is_library(name):
             return path
     return sys.modules["mpi4py.MPI"].__file__ or "unknown"
 
@@ -58,21 +60,18 @@ def _library_path() -> str:
 def initialize_from_launcher(mpi: Any) -> None:
     """`MPI_Init` under mpiexec or srun, which tell MPI who takes part."""
     if not mpi.Is_initialized():
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _initialize(mpi)
 
 
-def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, one_host: bool) -> None:
+def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Mapping[str, str]) -> None:
     """`MPI_Init` of MPICH with a process manager behind a socket, and no launcher.
-
-    The call goes through ctypes because mpi4py would hold the GIL during it, and with it the threads that
-    answer MPI and that notice when a peer has died.
 
     Args:
         mpi: `mpi4py.MPI`, not initialized.
         fd: where the process manager listens.
         rank: of this process.
         size: number of processes.
-        one_host: whether all processes run on this machine; MPI then stays off its outside interfaces.
+        settings: environment variables for MPI; what the user has set counts for more.
 
     Raises:
         MPIUnavailableError: the library is not MPICH, or fails to initialize.
@@ -84,28 +83,65 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, one_host: bo
             f"is {version} from {path}. Start the script with that library's mpiexec or with srun instead, or "
             "`pip install mpich`."
         )
-    os.environ.update(PMI_FD=str(fd), PMI_RANK=str(rank), PMI_SIZE=str(size))
-    if one_host:
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")
-        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
+    ours = {name: value for name, value in settings.items() if name not in os.environ}
+    ours.update(PMI_FD=str(fd), PMI_RANK=str(rank), PMI_SIZE=str(size))
+    os.environ.update(ours)
     try:
-        provided = ctypes.c_int()
-        code = ctypes.CDLL(path).MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
+        _initialize(mpi)
     finally:
-        for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE"):  # not for this process's own children
+        for name in ours:  # not for this process's own children
             os.environ.pop(name, None)
-    if code != 0:
-        raise MPIUnavailableError(f"MPI_Init_thread of {version} from {path} failed with code {code}")
     mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
 
 
-_THREAD_MULTIPLE = 3  # MPICH's value; only MPICH comes here
+def network_settings(mpi: Any, one_network: bool) -> dict[str, str]:
+    """How MPICH is to reach processes that it shares no memory with.
+
+    UCX's own shared memory is never used: it would be between processes that were found to share none, it asks for
+    room in /dev/shm, and leaves its segments there when a process is killed.
+
+    Args:
+        mpi: `mpi4py.MPI`.
+        one_network: whether all processes see one loopback interface; MPI then stays off the others.
+    """
+    if not one_network:
+        return {"UCX_TLS": "^sm"}
+    if any(name in os.environ for name in _NETWORK_VARIABLES):
+        return {}
+    if re.search(
+        r"Device:\s*ch4:.*\bofi\b", mpi.Get_library_version()
+    ):  # UCX's TCP finds no way over the loopback interface
+        return {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"}
+    return {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_NET_DEVICES": "lo"}
+
+
+_NETWORK_VARIABLES = ("MPIR_CVAR_CH4_NETMOD", "FI_PROVIDER", "FI_TCP_IFACE", "UCX_TLS", "UCX_NET_DEVICES")
+
+
+def _initialize(mpi: Any) -> None:
+    """`MPI_Init_thread`.
+
+    Through ctypes, because mpi4py would hold the GIL during it, and with it the threads that answer MPI and that
+    notice that a peer has died or that it takes too long.
+    """
+    version, path = library(mpi)
+    if not _is_library(path):
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        return
+    provided = ctypes.c_int()
+    code = ctypes.CDLL(path).MPI_Init_thread(None, None, int(mpi.THREAD_MULTIPLE), ctypes.byref(provided))
+    if code != 0:
+        raise MPIUnavailableError(f"MPI_Init_thread of {version} from {path} failed with code {code}")
+
+
+def _is_library(path: str) -> bool:
+    return os.path.basename(path).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so"))
 
 
 def finalize(mpi: Any) -> None:
     """`MPI_Finalize`, with the GIL free while it waits for the other processes."""
     path = _library_path()
-    if path.endswith(".so") and "mpi4py" in path:
-        mpi.Finalize()
-    else:
+    if _is_library(path):
         ctypes.CDLL(path).MPI_Finalize()
+    else:
+        mpi.Finalize()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 
-_PATTERN = "/dev/shm/mpich_shm_*"
+_PREFIXES = ("mpich_shm_", "mpich_vci_", "tfdist_")
 
 
 def unlink_own() -> None:
@@ -18,25 +18,51 @@ def unlink_own() -> None:
     _unlink(_mapped("/proc/self/maps"))
 
 
+def unlink_of(job: str) -> None:
+    """Removes every name that a job's processes have made, as far as they belong to this user.
+
+    To be called when the job has failed before `unlink_own`: a process that is killed in between cannot do it, and
+    its neighbours know the names.
+
+    Args:
+        job: its name, which MPICH knows as that of its key-value space.
+    """
+    number = _world_id(job)
+    patterns = (f"mpich_shm_{number:x}_*", f"mpich_vci_{number:x}_*", f"{glob.escape(job)}_*")
+    _unlink({path for pattern in patterns for path in glob.glob(f"/dev/shm/{pattern}")})
+
+
 def sweep(since: float) -> None:
     """Removes the names of segments that were made since a time and that no process has mapped.
 
-    A process that dies between the making of a segment and the removal of its name leaves one.
+    For who started a job, but does not know its name. A process that dies between the making of a segment and the
+    removal of its name leaves one.
 
     Args:
         since: seconds since the epoch.
     """
-    segments = {path for path in glob.glob(_PATTERN) if _made_since(path, since)}
+    segments = {path for prefix in _PREFIXES for path in glob.glob(f"/dev/shm/{prefix}*") if _made_since(path, since)}
     if segments:
         _unlink(segments - set().union(*map(_mapped, glob.glob("/proc/[0-9]*/maps"))))
 
 
+def _world_id(job: str) -> int:
+    """MPICH's number for a job, by which it names segments: FNV-1a of the name of its key-value space."""
+    number = 2166136261
+    for byte in job.encode():
+        number = (number ^ byte) * 16777619 & 0xFFFFFFFF
+    return number
+
+
 def _mapped(maps: str) -> set[str]:
+    paths = tuple(f"/dev/shm/{prefix}" for prefix in _PREFIXES)
     try:
         with open(maps, encoding="utf-8", errors="replace") as lines:
-            return {line.split()[5] for line in lines if "/dev/shm/mpich_shm_" in line and "(deleted)" not in line}
+            fields = [line.rstrip("\n").split(maxsplit=5) for line in lines if "/dev/shm/" in line]
     except OSError:
         return set()
+    names = {field[5] for field in fields if len(field) == 6}
+    return {name for name in names if name.startswith(paths) and not name.endswith("(deleted)")}
 
 
 def _made_since(path: str, since: float) -> bool:

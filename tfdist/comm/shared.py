@@ -125,6 +125,11 @@ class Neighbour:
             os.close(self._fd)
             raise OSError(f"process {invitation.pid} here is another one than there")
 
+    def close(self) -> None:
+        """Lets go of the memory; nothing may look at a view of it any more."""
+        self._regions.clear()
+        os.close(self._fd)
+
     def view(self, place: Place, nbytes: int) -> np.ndarray:
         """What lies at a place, as bytes."""
         region = self._regions.get(place.region)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,8 @@ elif POINT == "in_mpi_init":
     before(ProcessManager, "_answer", die)  # MPI_Init has asked its first question
 elif POINT == "server_in_mpi_init":
     before(ProcessManager, "_answer", kill_server)
+elif POINT == "deaf_in_mpi_init":
+    before(ProcessManager, "_answer", threading.Event().wait)  # MPI_Init waits for an answer
 elif POINT == "after_mpi_init":
     before(segments, "unlink_own", die)
 

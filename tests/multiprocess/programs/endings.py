@@ -1,5 +1,7 @@
 """How processes end, and what the others see of it; TEST_CASE names one way."""
 
+import atexit
+import json
 import os
 import sys
 import threading
@@ -9,9 +11,11 @@ import numpy as np
 from tfdist.cluster import discovery, world
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.comm import mpi_library
 from tfdist.engine import joining
 from tfdist.errors import TfdistError
 
+atexit.register(lambda: print("OTHER EXIT HANDLER", flush=True))
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
 engine, rank, size = joined.engine, joined.rank, joined.size
 
@@ -110,6 +114,57 @@ def forked_child():
         sum_of_ones("known")
     except TfdistError as error:
         print("GOT", error, flush=True)
+
+
+def killed_at_the_end():
+    """Rank 1 is killed when rank 0's script has ended already."""
+    assert sum_of_ones("known") == size
+    if rank == 1:
+        while 0 not in joined.control.departed:
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), 9)
+    print("SCRIPT ENDED", flush=True)
+
+
+def killed_before_the_end():
+    """Rank 1 is killed after its last collective, and rank 0's script ends without another one."""
+    assert sum_of_ones("known") == size
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    while joined.control.failure is None:
+        threading.Event().wait(0.01)
+    print("SCRIPT ENDED", flush=True)
+
+
+def killed_in_finalize(victim):
+    assert sum_of_ones("known") == size
+    if rank == victim:
+        mpi_library.finalize = lambda module: os.kill(os.getpid(), 9)
+
+
+def killed_in_finalize_0():
+    """Rank 0, in whose process the server was started, is killed as MPI_Finalize begins."""
+    killed_in_finalize(0)
+
+
+def killed_in_finalize_1():
+    """Rank 1 is killed as MPI_Finalize begins, where rank 0 waits for it."""
+    killed_in_finalize(1)
+
+
+def broken_line():
+    """What comes to rank 1 from the server is damaged."""
+    assert sum_of_ones("known") == size
+    if rank == 1:
+        joined.control._heard = lambda message: json.loads('{"type": "fai')
+    while joined.control.failure is None:
+        threading.Event().wait(0.01)
+    try:
+        if rank == 0:
+            raise joined.control.failure  # and no part in what rank 1 waits for
+        sum_of_ones("known")
+    except TfdistError as error:
+        print("GOT", type(error).__name__, error, flush=True)
 
 
 globals()[os.environ["TEST_CASE"]]()

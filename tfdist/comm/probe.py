@@ -1,0 +1,289 @@
+"""What the processes of a job share, found out by trying it on each other before MPI starts.
+
+Hostnames and process ids say little in containers: two of them may have one hostname, network and /dev/shm, but
+processes of their own. MPICH, which goes by the hostname, then reads the memory of a stranger. So each process
+makes a `Probe.offer` of things to be opened, every other one tries, and `decide` makes of what they found who
+may share memory with whom.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.comm.shared import Arena, Invitation, Neighbour
+
+_TOKEN_BYTES = 16
+CELLS_VARIABLE = "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS"
+_CELLS = (64, 16, 4)
+"""How many messages may lie in MPICH's shared memory for one process: its default, and what does with less room."""
+_CELL_BYTES = 17 << 10
+_FIXED_BYTES = 32 << 10
+
+Offer = dict[str, Any]
+Finding = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who shares memory with whom, the same on all ranks.
+
+    Attributes:
+        nodes: by rank, the number of the group in which MPI may use shared memory; None to leave that to MPI.
+        arenas: by rank, the number of the group whose members read each other's `Arena`.
+        cells: by rank, how many messages MPI's shared memory has room for; None to leave that to MPI.
+        reasons: pairs of ranks of one machine that are on different nodes, and why, one pair for each two nodes.
+    """
+
+    nodes: tuple[int, ...] | None
+    arenas: tuple[int, ...]
+    cells: tuple[int, ...] | None
+    reasons: tuple[tuple[int, int, str], ...] = ()
+
+
+@dataclass
+class Probe:
+    """What this process offers, and what it finds of the others.
+
+    Args:
+        job: the job's name, unique on every machine at any time.
+        rank: of this process.
+        before_mpi: whether MPI is still to start. Later its shared memory is known to work, and is not tried.
+        folder: where MPI's shared memory lies.
+    """
+
+    job: str
+    rank: int
+    before_mpi: bool = True
+    folder: str = "/dev/shm"
+    neighbours: dict[int, Neighbour] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._bytes = ctypes.create_string_buffer(self._token, _TOKEN_BYTES)
+        self.arena = _make_arena()
+        self._made = False
+        self._mapping: mmap.mmap | None = None
+
+    def offer(self) -> Offer:
+        """Makes what the others try to open; what they must know of it, for JSON."""
+        cells, problem = self._reserve() if self.before_mpi and sys.platform == "linux" else (None, "")
+        arena = self.arena and self.arena.invitation()
+        return {
+            "machine": _boot_id(),
+            "pid": os.getpid(),
+            "processes": _processes(),
+            "address": ctypes.addressof(self._bytes),
+            "token": self._token.hex(),
+            "arena": arena and [arena.pid, arena.fd, arena.token.hex()],
+            "cells": cells,
+            "problem": problem,
+        }
+
+    def try_all(self, offers: Sequence[Offer]) -> Finding:
+        """Tries what every rank of this machine offers.
+
+        Returns:
+            For JSON: ``node``, by rank why MPI must not share memory with it, or nothing; ``arena``, the ranks whose
+            `Arena` could be opened.
+        """
+        node: dict[str, str] = {}
+        for other, offer in enumerate(offers):
+            if other == self.rank or offer["machine"] != offers[self.rank]["machine"]:
+                continue
+            node[str(other)] = self._why_not_one_node(other, offer, offers[self.rank])
+            if offer["arena"] and self.arena:
+                pid, fd, token = offer["arena"]
+                try:
+                    self.neighbours[other] = Neighbour(Invitation(pid, fd, bytes.fromhex(token)))
+                except OSError:
+                    pass
+        return {"node": node, "arena": sorted(self.neighbours)}
+
+    def keep(self, ranks: Sequence[int]) -> None:
+        """Closes the memory of all neighbours but these."""
+        for other in set(self.neighbours) - set(ranks):
+            self.neighbours.pop(other).close()
+
+    def close(self) -> None:
+        """Removes the file that the others tried."""
+        if self._made:
+            self._made = False
+            self._mapping = None
+            try:
+                os.unlink(self._path(self.rank))
+            except OSError:
+                pass
+
+    def _path(self, rank: int) -> str:
+        return f"{self.folder}/{self.job}_{rank}"
+
+    def _reserve(self) -> tuple[int | None, str]:
+        """Room for MPI's shared memory, in a file that stays until all have tried: so its sum is known to fit."""
+        given = os.environ.get(CELLS_VARIABLE, "")
+        choice = (int(given),) if given.isdigit() else _CELLS
+        try:
+            handle = os.open(self._path(self.rank), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            return None, f"its {self.folder} cannot be written ({error.strerror})"
+        self._made = True
+        try:
+            os.write(handle, self._token)
+            for cells in choice:
+                if _allocate(handle, cells * _CELL_BYTES + _FIXED_BYTES):
+                    # Mapped, so that `segments.sweep` of another job on this machine leaves it.
+                    self._mapping = mmap.mmap(handle, _TOKEN_BYTES)
+                    return cells, ""
+            status = os.statvfs(self.folder)
+            free = status.f_bavail * status.f_frsize
+        except OSError as error:
+            return None, f"its {self.folder} cannot be written ({error.strerror})"
+        finally:
+            os.close(handle)
+        needed = choice[-1] * _CELL_BYTES + _FIXED_BYTES
+        return None, f"its {self.folder} has {free >> 10} KiB free, and MPI needs {needed >> 10} KiB for each process"
+
+    def _why_not_one_node(self, other: int, offer: Offer, own: Offer) -> str:
+        """Why MPI must not share memory with another rank, or nothing."""
+        token = bytes.fromhex(offer["token"])
+        if self._made and (why := self._why_not_opened(other, token)):
+            return why
+        why = read_memory(offer["pid"], offer["address"], token)
+        return "they have different PID namespaces" if why and offer["processes"] != own["processes"] else why
+
+    def _why_not_opened(self, other: int, token: bytes) -> str:
+        try:
+            handle = os.open(self._path(other), os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return f"each has a {self.folder} of its own"
+        except OSError as error:
+            return f"files of the one cannot be opened by the other ({error.strerror}): they run as different users"
+        try:
+            return "" if os.read(handle, _TOKEN_BYTES) == token else f"each has a {self.folder} of its own"
+        finally:
+            os.close(handle)
+
+
+def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
+    """Who shares memory with whom: in each group every two have found each other.
+
+    Args:
+        offers: every rank's `Probe.offer`.
+        findings: every rank's `Probe.try_all`.
+    """
+    size = len(offers)
+
+    def reason(one: int, other: int) -> str | None:
+        """Why two ranks of a machine share no memory; empty if they do, None on different machines."""
+        found = findings[one]["node"].get(str(other))
+        back = findings[other]["node"].get(str(one))
+        return None if found is None or back is None else found or back
+
+    nodes = partition(size, lambda one, other: reason(one, other) == "")
+    arenas = partition(size, lambda one, other: other in findings[one]["arena"] and one in findings[other]["arena"])
+    known = all(offer["cells"] is not None for offer in offers)
+    cells = [min(offers[other]["cells"] for other in range(size) if nodes[other] == node) for node in nodes if known]
+    reasons: dict[tuple[int, int], tuple[int, int, str]] = {}
+    for one in range(size):
+        for other in range(one + 1, size):
+            if nodes[one] != nodes[other] and (why := reason(one, other)):
+                reasons.setdefault((nodes[one], nodes[other]), (one, other, why))
+    return Sharing(
+        tuple(nodes) if known else None, tuple(arenas), tuple(cells) if known else None, tuple(reasons.values())
+    )
+
+
+def partition(size: int, together: Callable[[int, int], bool]) -> list[int]:
+    """Numbers groups of ranks, of which every two are together; by rank."""
+    groups: list[list[int]] = []
+    numbers = []
+    for rank in range(size):
+        fitting = (n for n, members in enumerate(groups) if all(together(rank, member) for member in members))
+        number = next(fitting, len(groups))
+        if number == len(groups):
+            groups.append([])
+        groups[number].append(rank)
+        numbers.append(number)
+    return numbers
+
+
+def read_memory(pid: int, address: int, token: bytes) -> str:
+    """Why MPICH must not read the memory of another process (CMA), where ``token`` should be; or nothing.
+
+    Without it MPICH copies large messages through shared memory in pieces of 8 KiB, which takes 20 times as long as
+    TCP over the loopback interface; so it counts like memory that is not shared at all.
+    """
+    if not ptrace_is_free():
+        return "reading another process's memory is restricted (kernel.yama.ptrace_scope)"
+    found = ctypes.create_string_buffer(len(token))
+    local = _Vector(ctypes.addressof(found), len(token))
+    remote = _Vector(address, len(token))
+    try:
+        read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    except (AttributeError, OSError):
+        return "this system has no process_vm_readv"
+    read.restype = ctypes.c_ssize_t
+    read.argtypes = [ctypes.c_int, _Pointer, ctypes.c_ulong, _Pointer, ctypes.c_ulong, ctypes.c_ulong]
+    got = read(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if got == len(token) and found.raw == token:
+        return ""
+    code = ctypes.get_errno()
+    reason = os.strerror(code) if got < 0 else "the memory is another process's"
+    return f"the one's memory cannot be read by the other (process_vm_readv: {reason})"
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+_Pointer = ctypes.POINTER(_Vector)
+
+
+def ptrace_is_free() -> bool:
+    """As MPICH sees it, which does without CMA under any Yama restriction."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as scope:
+            return scope.read(1) == "0"
+    except OSError:
+        return True
+
+
+def _allocate(handle: int, nbytes: int) -> bool:
+    """Takes memory for a file, so that a lack of it shows here and not as a SIGBUS in MPI; whether there was enough."""
+    try:
+        os.posix_fallocate(handle, 0, nbytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            os.ftruncate(handle, _TOKEN_BYTES)
+            return False
+    return True
+
+
+def _make_arena() -> Arena | None:
+    try:
+        return Arena()
+    except (AttributeError, OSError):  # no memfd_create on this system, or not for this process
+        return None
+
+
+def _processes() -> int:
+    """The number of the PID namespace, to explain what was found."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as lines:
+            return lines.read().strip()
+    except OSError:
+        return ""
