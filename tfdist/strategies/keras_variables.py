@@ -102,7 +102,11 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
         assigned = getattr(_calling, "assigned", None)
         extended = at_work.current()
         if assigned is None or extended is None or not extended.shares.active:
-            original(self, value)
+            if self.synchronization == "on_read" and private.is_distributed_variable(self._value):
+                # TensorFlow would read the new value over all processes, and nobody asks for it.
+                self._value.assign(tf.cast(value, self._value.dtype), read_value=False)
+            else:
+                original(self, value)
             return
         assigned.note(self, value)
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
