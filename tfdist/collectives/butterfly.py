@@ -2,6 +2,10 @@
 
 log₂ P steps and γm log₂ P bytes per process where P is a power of two: the fewest steps, for small vectors.
 
+Every rank combines by itself, so all must do it in one way. Partners combine the lower ranks' vector with the upper
+ranks', in this order: swapped, the smaller of 0.0 and -0.0, a sum of two NaN, or the last bit of a complex product would
+be another. And the result goes to memory of its own: NumPy runs other instructions where it overwrites an operand.
+
 References:
     Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
@@ -22,19 +26,18 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
     """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        if source is not None:
-            buffer[...] = source
-
-        def double(place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
-            landing = comm.take(buffer.nbytes).view(buffer.dtype)
+        def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
+            landing, spare = (comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(2))
             distance = 1
             while distance < size:
                 partner = rank_of(place ^ distance)
-                yield from exchange(comm, tag, outgoing=buffer, destination=partner, target=landing, source=partner)
-                # Both partners add the same two vectors, and addition commutes to the last bit.
-                combine(buffer, landing, out=buffer)
+                yield from exchange(comm, tag, outgoing=own, destination=partner, target=landing, source=partner)
+                lower, upper = (landing, own) if place & distance else (own, landing)
+                own = combine(lower, upper, out=spare if own is buffer else buffer)
                 distance *= 2
+            if own is not buffer:
+                np.copyto(buffer, own)
 
-        yield from folded(comm, tag, buffer, combine, double)
+        yield from folded(comm, tag, buffer if source is None else source, buffer, combine, double)
 
     return schedule

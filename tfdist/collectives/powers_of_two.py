@@ -14,12 +14,24 @@ from tfdist.collectives.schedule import Schedule
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
-Core = Callable[[int, int, Callable[[int], int]], Schedule]
-"""The algorithm among 2^k: called with the place of this rank, 2^k, and what finds the rank of a place."""
+Core = Callable[[np.ndarray, int, int, Callable[[int], int]], Schedule]
+"""The algorithm among 2^k, which leaves its result in the buffer: called with what this rank gives, its place, 2^k, and
+what finds the rank of a place."""
 
 
-def folded(comm: Communicator, tag: int, buffer: np.ndarray, combine: np.ufunc, core: Core) -> Schedule:
-    """Runs ``core`` on the largest power of two, with all ranks' vectors in it."""
+def folded(
+    comm: Communicator, tag: int, given: np.ndarray, buffer: np.ndarray, combine: np.ufunc, core: Core
+) -> Schedule:
+    """Runs ``core`` on the largest power of two, with all ranks' vectors in it.
+
+    Args:
+        comm: moves the bytes.
+        tag: of the collective.
+        given: what this rank gives; only read, and may be ``buffer``.
+        buffer: where the result comes to lie.
+        combine: a commutative and associative NumPy ufunc of two arguments.
+        core: the algorithm.
+    """
     size = 1 << (comm.size.bit_length() - 1)
     extra = comm.size - size
     paired = comm.rank < 2 * extra
@@ -28,11 +40,12 @@ def folded(comm: Communicator, tag: int, buffer: np.ndarray, combine: np.ufunc, 
         return 2 * place + 1 if place < extra else place + extra
 
     if paired and comm.rank % 2 == 0:
-        yield from exchange(comm, tag, outgoing=buffer, destination=comm.rank + 1)
+        yield from exchange(comm, tag, outgoing=given, destination=comm.rank + 1)
         yield from exchange(comm, tag, target=buffer, source=comm.rank + 1)
         return
     if paired:
-        yield from exchange(comm, tag, target=buffer, source=comm.rank - 1, own=buffer, combine=combine)
-    yield from core(comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
+        yield from exchange(comm, tag, target=buffer, source=comm.rank - 1, own=given, combine=combine)
+        given = buffer
+    yield from core(given, comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
     if paired:
         yield from exchange(comm, tag, outgoing=buffer, destination=comm.rank - 1)

@@ -25,7 +25,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
         if source is not None:
             buffer[...] = source
 
-        def halve_and_double(place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
+        def halve_and_double(_: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
             parts = partition(buffer.size, size)
 
             def span(first: int, end: int) -> np.ndarray:
@@ -61,6 +61,6 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
                 first, end = min(first, sibling), max(end, sibling + distance)
                 distance *= 2
 
-        yield from folded(comm, tag, buffer, combine, halve_and_double)
+        yield from folded(comm, tag, buffer, buffer, combine, halve_and_double)
 
     return schedule
