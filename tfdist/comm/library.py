@@ -67,7 +67,7 @@ class LibraryCollectives:
             else:
                 made = (
                     mpi.BYTE.Create_contiguous(dtype.itemsize).Commit(),
-                    mpi.Op.Create(_operate(combine, dtype), True),
+                    mpi.Op.Create(_operate(combine, dtype), False),
                 )
             self._operators[combine, dtype] = made
         return self._operators[combine, dtype]
