@@ -159,7 +159,8 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
         value: a tensor or a nested structure of tensors, which travel together; of the same shapes and dtypes on
             every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged.
             None, the gradient of a variable that is not connected, stays None.
-        op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``.
+        op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``. A mean
+            does not overflow where it is within the range of its dtype itself.
         group: the processes that take part; all by default.
 
     Returns:
@@ -191,17 +192,13 @@ def _slices(bridge: Bridge, slices: tf.IndexedSlices, op: str, group: Group | No
     total = bridge.all_reduce_slices(slices)
     if op == "sum":
         return total
-    values = _divided(total.values, _size(group), total.values.dtype)
-    return tf.IndexedSlices(values, total.indices, total.dense_shape)
+    return tf.IndexedSlices(_divided(total.values, _size(group)), total.indices, total.dense_shape)
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
     @tf.custom_gradient
     def reduced(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        wide = [_for_a_mean(part) if op == "mean" else part for part in inputs]
-        outputs = bridge.all_reduce(wide, combine=_COMBINE[op], verb=op)
-        if op == "mean":
-            outputs = [_divided(out, _size(group), part.dtype) for out, part in zip(outputs, inputs, strict=True)]
+        outputs = bridge.all_reduce(inputs, combine=_COMBINE[op], verb=op, mean=op == "mean")
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if op not in ("sum", "mean"):
@@ -213,16 +210,9 @@ def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | Non
     return list(reduced(*tensors))
 
 
-def _for_a_mean(tensor: tf.Tensor) -> tf.Tensor:
-    """Small integers may have a mean where their sum overflows."""
-    small = tensor.dtype.is_integer and tensor.dtype.size < 8
-    return tf.cast(tensor, tf.int64) if small else tensor
-
-
-def _divided(total: tf.Tensor, count: int, dtype: tf.DType) -> tf.Tensor:
-    if total.dtype.is_integer:
-        return tf.cast(tf.truncatediv(total, tf.cast(count, total.dtype)), dtype)
-    return total / tf.cast(count, total.dtype)
+def _divided(total: tf.Tensor, count: int) -> tf.Tensor:
+    divide = tf.truncatediv if total.dtype.is_integer else tf.divide
+    return divide(total, tf.cast(count, total.dtype))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -262,15 +252,17 @@ def _gathered(exchange: Exchange, rows: tf.Tensor) -> tf.Tensor:
     return gathered(rows)
 
 
-def _scattered(exchange: Exchange, tensor: tf.Tensor, op: str, rows: tf.Tensor | None = None) -> tf.Tensor:
+def _scattered(
+    exchange: Exchange, tensor: tf.Tensor, op: str, rows: tf.Tensor | None = None, count: int = 1
+) -> tf.Tensor:
     @tf.custom_gradient
     def scattered(whole: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             if op not in ("sum", "mean"):
                 raise ValueError(f"reduce_scatter has a gradient for 'sum' and 'mean', not for {op!r}")
-            return _gathered(exchange, tf.convert_to_tensor(upstream))
+            return _gathered(exchange, tf.convert_to_tensor(upstream) / tf.cast(count, upstream.dtype))
 
-        return exchange.reduce_scatter(whole, _COMBINE[op], rows, op), gradient
+        return exchange.reduce_scatter(whole, _COMBINE[op], rows, op, op == "mean"), gradient
 
     return scattered(tensor)
 
@@ -292,9 +284,7 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
     exchange = _context().exchange(group)
     whole = _tensor("reduce_scatter", tensor, adds=True)
-    if op != "mean":
-        return _scattered(exchange, whole, op)
-    return _divided(_scattered(exchange, _for_a_mean(whole), op), _size(group), whole.dtype)
+    return _scattered(exchange, whole, op, count=_size(group) if op == "mean" else 1)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -30,6 +30,7 @@ from tfdist.compression.compressor import Compressed
 from tfdist.engine import buckets, joining
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.engine import Engine, describe
+from tfdist.engine.means import Mean
 from tfdist.engine.pending import Pending
 from tfdist.engine.tensors import call_site, to_tensor
 
@@ -44,6 +45,7 @@ class _Sum:
         dtype: of all of them.
         shapes: dtypes and shapes, as far as they are known, in words.
         verb: what is done to them, in a word.
+        mean: whether the sum is divided by the number of processes.
         compressed: how its members are compressed; empty where they are not.
     """
 
@@ -55,8 +57,10 @@ class _Sum:
         names: Sequence[str],
         compressed: Sequence[Compressed | None],
         verb: str,
+        mean: bool,
     ) -> None:
         self.combine = combine
+        self.mean = mean
         self.compressed = [how for how in (compressed[member] for member in bucket.members) if how is not None]
         self.members = bucket.members
         self.contents = ", ".join(names[member] for member in bucket.members)
@@ -108,7 +112,7 @@ class Bridge:
         self._members = members
         self._group = f" in group {list(members)}" if members is not None else ""
         self._engine: Engine = engine  # type: ignore[assignment]
-        self._posted: dict[int, tuple[Pending, np.ndarray]] = {}
+        self._posted: dict[int, tuple[Pending, Callable[[], np.ndarray]]] = {}
         self._handles = itertools.count()
         self._lock = threading.Lock()
 
@@ -121,6 +125,7 @@ class Bridge:
         names: Sequence[str] | None = None,
         compressed: Sequence[Compressed | None] | None = None,
         verb: str | None = None,
+        mean: bool = False,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes, or combines them otherwise.
 
@@ -133,6 +138,8 @@ class Bridge:
             names: of the tensors, for messages.
             compressed: how each of the tensors is compressed; None where it is not.
             verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
+            mean: whether sums are divided by the number of processes (of integers, rounded towards zero). A mean does
+                not overflow where it is within the range of its dtype; not of compressed tensors.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -144,8 +151,9 @@ class Bridge:
             return tensors
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         compressed = compressed or [None] * len(tensors)
-        verb = verb or ("sum" if combine is np.add else combine.__name__)
-        jobs = [_Sum(combine, bucket, tensors, names, compressed, verb) for bucket in _plan(tensors, compressed)]
+        verb = verb or ("mean" if mean else "sum" if combine is np.add else combine.__name__)
+        plan = _plan(tensors, compressed)
+        jobs = [_Sum(combine, bucket, tensors, names, compressed, verb, mean) for bucket in plan]
         if tf.executing_eagerly():
             totals = self._sum_eagerly(jobs, contributes)
         else:
@@ -242,12 +250,13 @@ class Bridge:
         array = np.asarray(packed)  # read where it is; the sum goes into a buffer of its own
         if not contributes:
             array = _finite_or_zero(array)
-        buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
-        vector, stand_in = array.reshape(-1), None
+        mean = Mean(array, self._size) if job.mean else None
+        vector, stand_in = mean.summed if mean else array.reshape(-1), None
+        buffer = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._choose_in_turn)
         else:
-            algorithm = self._choose(array.nbytes)
+            algorithm = self._choose(vector.nbytes)
             plan = ALGORITHMS[algorithm](buffer, job.combine, source=vector)
             if job.combine is np.add:
                 stand_in = joining.sum_of(buffer.size, buffer.dtype, algorithm)
@@ -263,9 +272,27 @@ class Bridge:
             ready=ready,
         )
         handle = next(self._handles)
+
+        def result() -> np.ndarray:
+            done = mean.finished(buffer, functools.partial(self._sum_again, key)) if mean else buffer
+            return done.reshape(array.shape)
+
         with self._lock:
-            self._posted[handle] = (pending, buffer.reshape(array.shape))
+            self._posted[handle] = (pending, result)
         return handle
+
+    def _sum_again(self, key: str, vector: np.ndarray) -> np.ndarray:
+        """A sum of its own, when that of a key is there and has overflowed."""
+        algorithm = self._choose_in_turn(vector.nbytes)
+        total = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
+        plan = ALGORITHMS[algorithm](total, source=vector)
+        stand_in = joining.sum_of(total.size, total.dtype, algorithm)
+        self._engine.run(f"{key}: once more, scaled", plan, members=self._members, stand_in=stand_in)
+        return total
+
+    @property
+    def _size(self) -> int:
+        return self._engine.size if self._members is None else len(self._members)
 
     def _choose(self, nbytes: int) -> str:
         hosts = self._engine.communicator.hosts
@@ -282,7 +309,7 @@ class Bridge:
         with self._lock:
             pending, result = self._posted.pop(handle)
         self._engine.wait(pending, blocking)
-        return to_tensor(result)
+        return to_tensor(result())
 
     def _host_slices(
         self, key: str, contributes: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, dense_shape: tf.Tensor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.all_to_all import all_to_all
 from tfdist.collectives.barrier import barrier
@@ -16,6 +18,7 @@ from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import Plan, partition
 from tfdist.engine import joining
 from tfdist.engine.engine import Engine
+from tfdist.engine.means import Mean
 from tfdist.engine.tensors import call_site, to_tensor
 
 HostFunction = Callable[..., "Sequence[np.ndarray]"]
@@ -114,6 +117,7 @@ class Exchange:
         combine: np.ufunc = np.add,
         rows: tf.Tensor | None = None,
         verb: str | None = None,
+        mean: bool = False,
     ) -> tf.Tensor:
         """Combines a tensor over all processes, and leaves each with some of the result's rows.
 
@@ -123,6 +127,7 @@ class Exchange:
             rows: how many rows this process gets, in the order of the ranks; by default all get the same number,
                 and the first ones one more where that does not divide.
             verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
+            mean: whether sums are divided by the number of processes; as of `tfdist.engine.bridge.Bridge.all_reduce`.
 
         Returns:
             This process's rows.
@@ -139,15 +144,27 @@ class Exchange:
                 counts, _ = self._run(f"{key}: rows", all_gather_rows(own_rows.reshape(1)))
                 ends = np.cumsum(counts)
                 shares = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-            width = int(np.prod(array.shape[1:]))
-            buffer = self._engine.communicator.take(array.nbytes).view(array.dtype)
-            buffer[...] = array.reshape(-1)
-            parts = [buffer[share.start * width : share.stop * width] for share in shares]
-            own = self._run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}")
-            own_share = shares[self._place]
-            return [np.array(own).reshape(own_share.stop - own_share.start, *array.shape[1:])]
 
-        kind = f"reduce-scatter ({verb or ('sum' if combine is np.add else combine.__name__)})"
+            def combined(key: str, vector: np.ndarray) -> np.ndarray:
+                width = vector.size // max(1, len(array))
+                buffer = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
+                buffer[...] = vector
+                parts = [buffer[share.start * width : share.stop * width] for share in shares]
+                return np.array(self._run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}"))
+
+            if mean:
+                summing = Mean(array, self._size)
+                own = summing.finished(
+                    combined(key, summing.summed),
+                    functools.partial(combined, f"{key}: once more, scaled"),
+                    functools.partial(self._anywhere, f"{key}: overflow"),
+                )
+            else:
+                own = combined(key, array.reshape(-1))
+            own_share = shares[self._place]
+            return [own.reshape(own_share.stop - own_share.start, *array.shape[1:])]
+
+        kind = f"reduce-scatter ({verb or ('mean' if mean else 'sum' if combine is np.add else combine.__name__)})"
         operands = [tensor] if rows is None else [tensor, tf.cast(rows, tf.int64)]
         return self._call(kind, scatter, operands, [(tensor.dtype, [None, *tensor.shape[1:]])], alike=rows is None)[0]
 
@@ -212,6 +229,12 @@ class Exchange:
 
     def _run(self, key: str, plan: Plan, signature: str = "", stand_in: dict[str, Any] | None = None) -> Any:
         return self._engine.run(key, plan, signature, members=self._members, stand_in=stand_in)
+
+    def _anywhere(self, key: str, here: bool) -> bool:
+        """Whether something is true on any process."""
+        flag = np.array([here], np.uint8)
+        self._run(key, ALGORITHMS["butterfly"](flag, np.maximum))
+        return bool(flag[0])
 
     def _broadcast(self, key: str, array: np.ndarray, root: int, signature: str) -> np.ndarray:
         value = np.array(array)

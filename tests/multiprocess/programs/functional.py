@@ -120,6 +120,22 @@ def whatever_ranks_count():
     equal(step(tf.ones([3 + (rank == 1), 2])[:3]), np.full((3, 2), size))
 
 
+def means_near_the_limits():
+    """A mean that is within the range of its dtype does not overflow."""
+    in_graph = tf.function(tfdist.all_reduce)
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.int8, tf.uint32, tf.int64, tf.uint64):
+        limits = np.full([size, 2], dtype.real_dtype.max).astype(dtype.as_numpy_dtype)
+        value = tf.constant(limits)
+        for found in (tfdist.all_reduce(value), in_graph(value), tfdist.reduce_scatter(value)):
+            assert found.dtype == dtype
+            if dtype.is_integer:
+                np.testing.assert_array_equal(found, limits[: len(found)])
+            else:
+                equal(tf.cast(found / limits[0, 0], tf.float64), 1)
+    # Only the first process's part overflows.
+    equal(tfdist.reduce_scatter(tf.constant([6e4, *[rank] * (size - 1)], tf.float16)), [[6e4], [(size - 1) / 2]][rank > 0])
+
+
 def small_integers():
     equal(tfdist.all_reduce(tf.constant([100], tf.int8)), [100])
     equal(tfdist.reduce_scatter(tf.fill([size], tf.constant(200, tf.uint8))), [200])
@@ -211,6 +227,7 @@ for call in (eagerly, in_graph):
     gradients(call)
     gradients_of_gradients(call)
 small_integers()
+means_near_the_limits()
 groups()
 variables()
 wrong()

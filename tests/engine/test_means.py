@@ -1,0 +1,119 @@
+"""Means of what several processes give, against exact arithmetic; the sums are simulated."""
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.collectives.simulation import simulate
+from tfdist.collectives import ring
+from tfdist.engine.means import Mean
+
+rng = np.random.default_rng(0)
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+
+
+def summed(vectors):
+    totals = [np.empty_like(vector) for vector in vectors]
+    with np.errstate(all="ignore"):
+        simulate(len(vectors), lambda rank: ring.all_reduce(totals[rank], source=vectors[rank]))
+    return totals[0]
+
+
+def mean(arrays):
+    """The mean, and how many sums it took."""
+    made = [Mean(array, len(arrays)) for array in arrays]
+    sums = []
+
+    def again(_):
+        sums.append("again")
+        scale = made[0].summed.dtype.type(2.0 ** -((len(arrays) - 1).bit_length()))
+        return summed([one.summed * scale for one in made])
+
+    found = made[0].finished(summed([one.summed for one in made]), again)
+    assert found.dtype == arrays[0].dtype
+    return found, 1 + len(sums)
+
+
+def largest(dtype):
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_mean_that_is_representable_does_not_overflow(size, dtype):
+    arrays = [np.array([largest(dtype), -largest(dtype), 0.75 * largest(dtype), 1.0]).astype(dtype)] * size
+    found, sums = mean(arrays)
+    precision = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(found.astype(np.float64), arrays[0].astype(np.float64), rtol=size * precision)
+    assert sums == (1 if size == 1 else 2)
+
+
+def test_forty_thousand_twice():
+    np.testing.assert_array_equal(mean([np.full(3, 40_000, np.float16)] * 2)[0], 40_000)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_means(dtype):
+    most = np.finfo(dtype).max
+    found, _ = mean([np.array([most + 1j, 1 - most * 1j, 3 + 4j], dtype)] * 3)
+    np.testing.assert_allclose(found.real, [most, 1, 3], rtol=1e-6)
+    np.testing.assert_allclose(found.imag, [1, -most, 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_does_not_overflow_is_the_sum_divided(dtype):
+    """To the last bit, also of the smallest numbers; and in one sum."""
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    arrays = [np.append(rng.standard_normal(40_000), [smallest, 3 * smallest, -0.0]).astype(dtype) for _ in range(4)]
+    found, sums = mean(arrays)
+    np.testing.assert_array_equal(found, (summed(arrays).astype(np.float64) / 4).astype(dtype))
+    assert sums == 1
+
+
+def test_what_overflows_on_the_way_and_not_at_the_end():
+    """The sum of some processes is beyond the range, that of all is not; what others gave has not changed."""
+    arrays = [np.array([value, 1.0], np.float32) for value in (3e38, 3e38, -3e38, -3e38)]
+    np.testing.assert_array_equal(mean(arrays)[0], [0, 1])
+
+
+def test_infinity_and_nan_stay():
+    arrays = [np.array([np.inf, np.inf, np.nan, 2.0], np.float32), np.array([1.0, -np.inf, 1.0, 4.0], np.float32)]
+    np.testing.assert_array_equal(mean(arrays)[0], [np.inf, np.nan, np.nan, 3])
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_are_rounded_towards_zero(size, dtype):
+    limits = np.iinfo(dtype)
+    ends = np.array([limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1], dtype)
+    arrays = [
+        np.concatenate([ends, rng.permutation(ends), rng.integers(limits.min, limits.max, 50, dtype, endpoint=True)])
+        for _ in range(size)
+    ]
+    found, sums = mean(arrays)
+    for place, value in enumerate(found):
+        exact = Fraction(sum(int(array[place]) for array in arrays), size)
+        assert int(value) == int(exact)  # which rounds towards zero
+    assert sums == 1
+
+
+def test_part_of_a_sum():
+    """As of a reduce-scatter: one process's part overflows, and so all sum once more."""
+    arrays = [np.array([60_000, 1.0], np.float16), np.array([50_000, 3.0], np.float16)]
+    made = [Mean(array, 2) for array in arrays]
+    with np.errstate(all="ignore"):
+        total = made[0].summed + made[1].summed
+    asked = []
+
+    def anywhere(here):
+        asked.append(here)
+        return True
+
+    scaled = made[0].summed * np.float16(0.5) + made[1].summed * np.float16(0.5)
+    for rank, expected in enumerate([55_000, 2.0]):
+        part = slice(rank, rank + 1)
+        found = made[rank].finished(total[part].copy(), lambda _, part=part: scaled[part].copy(), anywhere)
+        np.testing.assert_allclose(found, [expected], rtol=1e-3)
+    assert asked == [True, False]
