@@ -8,6 +8,7 @@ import numpy as np
 
 from tfdist.compression import sparse
 from tfdist.compression.low_rank import ROWS_BYTES, LowRank, as_matrix, pack_factors
+from tfdist.compression.method import saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.sparsifiers import Sparsifier, check_ratio, estimated_bytes, wanted
 from tfdist.compression.state import State
@@ -49,7 +50,9 @@ class Atomo(Sparsifier):
         chances = probabilities(np.abs(vector), wanted(self.ratio, vector.size))
         # float64: float32 would round small chances up to multiples of 2 ** -24.
         indices = np.flatnonzero(state.generator().random(vector.size) < chances)
-        return sparse.pack(indices, vector.size, vector[indices] / chances[indices])
+        with np.errstate(over="ignore"):
+            values = saturate(vector[indices] / chances[indices])
+        return sparse.pack(indices, vector.size, values)
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,16 @@ class AtomoSVD(LowRank):
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. The body is that of `LowRank`: left vectors, times their weight, and right ones."""
         matrix = as_matrix(vector, state.shape)
-        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        # Powers of two: what the decomposition works on is near 1, and both factors are within the vector's range.
+        _, exponent = np.frexp(np.abs(vector).max())
+        left, values, right = np.linalg.svd(np.ldexp(matrix, -exponent), full_matrices=False)
         chances = probabilities(values, min(self.rank, values.size))
         chosen = np.flatnonzero(state.generator().random(values.size) < chances)
+        shift = matrix.shape[1].bit_length() // 2
         weighted = left[:, chosen] * (values[chosen] / chances[chosen])
-        return pack_factors(weighted.astype(vector.dtype), right[chosen])
+        with np.errstate(over="ignore"):
+            weighted = saturate(np.ldexp(weighted.astype(vector.dtype), exponent - shift))
+        return pack_factors(weighted, np.ldexp(right[chosen], shift))
 
 
 def probabilities(magnitudes: np.ndarray, budget: float) -> np.ndarray:

@@ -155,7 +155,10 @@ class Float8(_Cast):
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
         exponent = int(np.frombuffer(body[:4].tobytes(), np.int32)[0])
-        table = np.arange(256, dtype=np.uint8).view(self.dtype).astype(out.dtype) * out.dtype.type(2.0**-exponent)
+        limit = np.finfo(out.dtype).max
+        with np.errstate(over="ignore", invalid="ignore"):  # codes that are never written are not finite
+            table = np.arange(256, dtype=np.uint8).view(self.dtype).astype(out.dtype) * out.dtype.type(2.0**-exponent)
+        np.clip(table, -limit, limit, out=table)  # the largest numbers may have been rounded up
         codes = body[4:]
         for segment in segments(out.size):
             store(out[segment], table[codes[segment]], combine)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from tfdist.compression.method import Method, is_finite
+from tfdist.compression.method import Method, saturate
 from tfdist.compression.state import State
 
 
@@ -67,7 +67,7 @@ class ErrorFeedback(_Wrapper):
     back and grow.
 
     After any number of steps, what was sent and the residual make up the sum of all gradients, to rounding. A
-    vector with NaN or infinity leaves the residual as it was.
+    vector with NaN or infinity leaves the residual as it was; a residual never grows beyond the largest finite number.
 
     Args:
         method: any other.
@@ -87,34 +87,31 @@ class ErrorFeedback(_Wrapper):
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`."""
         residual = state.array("residual", vector)
-        residual += vector
-        body = self.method.pack(self._contracted(residual), state)
-        self.method.unpack(body, residual, np.subtract)
-        _begin_anew_unless_finite(residual)
+        with np.errstate(over="ignore"):
+            residual += vector
+            body = self.method.pack(self._contracted(saturate(residual)), state)
+            self.method.unpack(body, residual, np.subtract)
+        saturate(residual)
         return body
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """See `Method`."""
         residual = state.array("residual", vector)
-        residual += vector
+        with np.errstate(over="ignore"):
+            residual += vector
         try:
-            total, own = yield from super().rounds(self._contracted(residual), state)
-        except GeneratorExit:  # a sum was not finite: nothing of this step is kept
+            total, own = yield from super().rounds(self._contracted(saturate(residual)), state)
+        except GeneratorExit:  # a vector of another rank was not finite: nothing of this step is kept
             residual -= vector
             raise
-        self.method.unpack(own, residual, np.subtract)
-        _begin_anew_unless_finite(residual)
+        with np.errstate(over="ignore"):
+            self.method.unpack(own, residual, np.subtract)
+        saturate(residual)
         return total, own
 
     def _contracted(self, vector: np.ndarray) -> np.ndarray:
         factor = 1 / (1 + self.method.variance(vector.size)) if self.method.unbiased else 1.0
         return vector if factor == 1 else vector * vector.dtype.type(factor)
-
-
-def _begin_anew_unless_finite(residual: np.ndarray) -> None:
-    """A gradient so large that sums of it overflow spoils its own step, and not those after it."""
-    if not is_finite(residual):
-        residual.fill(0)
 
 
 class WithoutFeedback(_Wrapper):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from tfdist.compression.method import Method, segments
+from tfdist.compression.method import Method, saturate, segments
 
 ROWS_BYTES = 4
 
@@ -20,11 +22,17 @@ class LowRank(Method):
         rank = factors.size // (rows + columns)
         left, right = factors[: rows * rank].reshape(rows, rank), factors[rows * rank :].reshape(rank, columns)
         matrix = out.reshape(rows, columns)
+        # Where parts of the product may be beyond the range although it is not, it is taken of smaller numbers.
+        bounds = [float(np.abs(factor).max(initial=0)) for factor in (left, right)]
+        shift = max(0, sum(math.frexp(bound)[1] for bound in (*bounds, rank)) - np.finfo(out.dtype).maxexp)
+        left = np.ldexp(left, -shift) if shift else left
         many = max(1, (1 << 15) // columns)
         product = np.empty((min(many, rows), columns), out.dtype)
         for part in segments(rows, many):
             here = matrix[part] if combine is None else product[: part.stop - part.start]
             np.matmul(left[part], right, out=here)
+            if shift:
+                saturate(np.ldexp(here, shift, out=here))
             if combine is not None:
                 combine(matrix[part], here, out=matrix[part])
 

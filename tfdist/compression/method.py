@@ -163,7 +163,7 @@ class Method(Described, abc.ABC):
         total = np.zeros(elements, dtype)
         for place, payload in enumerate(encoded):
             self.decode(payload, total, np.add if place else None)
-        return self.encode(total, state)
+        return self.encode(saturate(total), state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.
@@ -189,6 +189,12 @@ def is_finite(vector: np.ndarray) -> bool:
     with np.errstate(all="ignore"):
         # A sum is quick, and NaN or infinity never leave it; it may only overflow by itself.
         return bool(np.isfinite(vector.sum())) or bool(np.isfinite(vector).all())
+
+
+def saturate(vector: np.ndarray) -> np.ndarray:
+    """Replaces what has overflowed, in place, by the largest number of its sign; NaN stays. Returns the vector."""
+    limit = np.finfo(vector.dtype).max
+    return vector if is_finite(vector) else np.clip(vector, -limit, limit, out=vector)
 
 
 def segments(elements: int, length: int = 1 << 14) -> list[slice]:

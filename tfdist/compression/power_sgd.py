@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -49,14 +50,20 @@ class PowerSGD(LowRank):
         wanted = (matrix.shape[1], rank), vector.dtype
         if factor is None or (factor.shape, factor.dtype) != wanted or not factor.any():
             factor = state.generator(shared=True).standard_normal((matrix.shape[1], rank)).astype(vector.dtype)
-        total = yield (matrix @ factor).reshape(-1)
-        directions, _ = np.linalg.qr(total.reshape(len(matrix), rank))
-        own = matrix.T @ directions
+        # Powers of two keep products and their sums over all ranks within the vector's range. Of the first sum only
+        # directions matter; of the second, the other factor gets back what is taken here.
+        rows, columns = matrix.shape
+        total = yield (matrix @ np.ldexp(factor, -_bits(4 * columns * state.size))).reshape(-1)
+        _, exponent = np.frexp(np.abs(total).max())
+        directions, _ = np.linalg.qr(np.ldexp(total.reshape(rows, rank), -exponent))
+        shift = _bits(rows**0.5 * state.size)
+        own = matrix.T @ np.ldexp(directions, -shift)
         total = yield own.reshape(-1).copy()
         total = total.reshape(own.shape)
         # Only its directions matter; the product of two scales may overflow, or vanish.
         state.arrays["factor"] = total / (np.abs(total).max() or 1)
-        return pack_factors(directions, total.T), pack_factors(directions, own.T)
+        left = np.ldexp(directions, shift)
+        return pack_factors(left, total.T), pack_factors(left, own.T)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`; as of a single process. The body is that of `LowRank`."""
@@ -67,3 +74,8 @@ class PowerSGD(LowRank):
                 total = rounds.send(total)
         except StopIteration as stop:
             return stop.value[0]
+
+
+def _bits(bound: float) -> int:
+    """So many that 2 to their power is at least the bound."""
+    return math.ceil(math.log2(bound))

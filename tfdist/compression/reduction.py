@@ -121,7 +121,11 @@ def _filled_up(payload: np.ndarray, size: int) -> np.ndarray:
 
 
 def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
-    """One all-reduce after the other. What is not finite shows in the first sum, on all ranks alike."""
+    """One all-reduce after the other. What is not finite shows in the first sum, on all ranks alike.
+
+    A rank whose vector is not finite gives nothing but NaN, so that no element of the sum is a number; where only some
+    are not, finite numbers have overflowed.
+    """
     finite = is_finite(vector)
     rounds = method.rounds(vector if finite else np.zeros_like(vector), state)
     given = next(rounds)
@@ -130,9 +134,11 @@ def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
     while True:
         total = yield Sum(given)
         if not is_finite(total):
-            rounds.close()
-            out.fill(np.nan)
-            return
+            if np.isnan(total).all():
+                rounds.close()
+                out.fill(np.nan)
+                return
+            np.nan_to_num(total, copy=False)
         try:
             given = rounds.send(total)
         except StopIteration as stop:

@@ -46,17 +46,18 @@ class OneBit(Method):
         means = np.empty((count, 2), np.float32)
         signs = np.empty(vector.size, bool)
         many = max(1, (1 << 15) // column)
+        share = np.full(column, 1 / column, vector.dtype)  # sums of large numbers would overflow, means do not
         for first in range(0, count, many):
             span = slice(first * column, min((first + many) * column, vector.size))
             rows = _table(vector[span], column)
             positive = rows >= 0
-            sums, magnitudes = rows.sum(1), np.abs(rows).sum(1)
+            mean, magnitude = rows @ share / 2, np.abs(rows) @ share / 2
             lengths = np.full(len(rows), column)
             lengths[-1] = span.stop - span.start - (len(rows) - 1) * column
             above = positive.sum(1, dtype=np.int32) - (column - lengths)  # what fills up the last row is positive
             here = means[first : first + len(rows)]
-            here[:, 1] = (magnitudes + sums) / (2 * np.maximum(above, 1))
-            here[:, 0] = (sums - magnitudes) / (2 * np.maximum(lengths - above, 1))
+            here[:, 1] = (magnitude + mean) * (column / np.maximum(above, 1))
+            here[:, 0] = (mean - magnitude) * (column / np.maximum(lengths - above, 1))
             signs[span] = positive.reshape(-1)[: span.stop - span.start]
         head = np.frombuffer(np.uint32(column).tobytes(), np.uint8)
         return np.concatenate([head, means.reshape(-1).view(np.uint8), np.packbits(signs)])
@@ -66,13 +67,12 @@ class OneBit(Method):
         column = int(np.frombuffer(body[:4].tobytes(), np.uint32)[0])
         count = -(-out.size // column)
         means = np.frombuffer(body[4 : 4 + 8 * count].tobytes(), np.float32).reshape(count, 2)
-        low, step = means[:, 0], means[:, 1] - means[:, 0]
-        signs = np.unpackbits(body[4 + 8 * count :], count=out.size)
+        low, high = means[:, :1], means[:, 1:]
+        signs = np.unpackbits(body[4 + 8 * count :], count=out.size).view(bool)
         many = max(1, (1 << 15) // column)
         for first in range(0, count, many):
             span = slice(first * column, min((first + many) * column, out.size))
-            rows = _table(signs[span], column) * step[first : first + many, np.newaxis]
-            rows += low[first : first + many, np.newaxis]
+            rows = np.where(_table(signs[span], column), high[first : first + many], low[first : first + many])
             store(out[span], rows.reshape(-1)[: span.stop - span.start], combine)
 
 
@@ -170,7 +170,8 @@ def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
 
 def _mean_magnitude(vector: np.ndarray) -> float:
     """Of sums over segments that stay in the cache."""
-    return sum(float(np.abs(vector[segment]).sum()) for segment in segments(vector.size, 1 << 15)) / vector.size
+    parts = (vector[segment] for segment in segments(vector.size, 1 << 15))
+    return sum(float(np.abs(part).sum(dtype=np.float64)) for part in parts) / vector.size
 
 
 def _signs_body(scale: float, bits: np.ndarray) -> np.ndarray:

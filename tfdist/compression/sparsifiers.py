@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.compression import sparse
-from tfdist.compression.method import Method, Route
+from tfdist.compression.method import Method, Route, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.state import State
 
@@ -149,15 +149,17 @@ class RandomK(Method):
         """See `Method`. The body is what the indices follow from, and the values."""
         entropy = int(state.generator(shared=True).integers(1 << 63))
         count = wanted(self.ratio, vector.size)
-        indices, stretches = _one_of_each(vector.size, count, entropy)
+        indices, _ = _one_of_each(vector.size, count, entropy)
         head = np.frombuffer(_HEAD.pack(entropy, count), np.uint8)
-        return np.concatenate([head, (vector[indices] * stretches).view(np.uint8)])
+        return np.concatenate([head, vector[indices].view(np.uint8)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
         entropy, count = _HEAD.unpack(body[: _HEAD.size].tobytes())
-        indices, _ = _one_of_each(out.size, count, entropy)
-        sparse.scatter(out, indices, sparse.values_of(body[_HEAD.size :], out.dtype, count), combine)
+        indices, stretches = _one_of_each(out.size, count, entropy)
+        with np.errstate(over="ignore"):  # multiplied here, so that no sum of products overflows before
+            values = saturate(sparse.values_of(body[_HEAD.size :], out.dtype, count) * stretches)
+        sparse.scatter(out, indices, values, combine)
 
 
 def _one_of_each(elements: int, count: int, entropy: int) -> tuple[np.ndarray, np.ndarray]:
@@ -229,9 +231,10 @@ class DeepGradientCompression(Sparsifier):
             velocity = state.array("velocity", vector)
             velocity *= vector.dtype.type(self.momentum)
             velocity += vector
-            residual += velocity
+            residual += saturate(velocity)
         else:
             residual += vector
+        saturate(residual)
         begun = state.arrays.setdefault("begun", np.array(state.step))
         indices = sparse.largest(residual, wanted(self.ratio_at(state.step - int(begun)), vector.size))
         body = sparse.pack(indices, vector.size, residual[indices])

@@ -78,5 +78,5 @@ class Strom(Method):
         indices, rest = sparse.unpack(body, out.size)
         sign_bytes = -(-indices.size // 8)
         tau = sparse.values_of(rest[sign_bytes:], np.dtype(np.float32), 1)[0]
-        values = np.unpackbits(rest[:sign_bytes], count=indices.size) * (-2 * tau) + tau
+        values = np.where(np.unpackbits(rest[:sign_bytes], count=indices.size), -tau, tau)
         sparse.scatter(out, indices, values.astype(out.dtype), combine)
