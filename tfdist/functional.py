@@ -157,8 +157,9 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
 
     Args:
         value: a tensor or a nested structure of tensors, which travel together; of the same shapes and dtypes on
-            every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged.
-            None, the gradient of a variable that is not connected, stays None.
+            every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged: the
+            result holds the rows of all processes, in the order of their ranks. None, the gradient of a variable that
+            is not connected, stays None.
         op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``. A mean
             does not overflow where it is within the range of its dtype itself.
         group: the processes that take part; all by default.

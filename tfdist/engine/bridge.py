@@ -199,28 +199,34 @@ class Bridge:
         return call_site(f"{job.verb} of {len(job.members)} {job.dtype.name}{self._group}")
 
     @tf.autograph.experimental.do_not_convert
-    def all_reduce_slices(self, slices: tf.IndexedSlices, contributes: tf.Tensor | None = None) -> tf.IndexedSlices:
-        """Sums sparse rows over all processes, in the form that sends fewer bytes.
+    def all_reduce_slices(
+        self, slices: tf.IndexedSlices, contributes: tf.Tensor | None = None, keep_rows: bool = True
+    ) -> tf.IndexedSlices:
+        """Sums sparse rows over all processes.
 
-        Gathering sends every process's rows to all; the dense form sends the whole variable about twice. How many
-        rows there are is known only when they are, so all processes first tell each other and then choose alike.
+        Gathering sends every process's rows to all, and keeps them apart: what an optimizer makes of a row that occurs
+        more than once is then what it makes of it on one process. The dense form sends the whole variable about twice,
+        whatever the number of rows.
 
         Args:
             slices: rows of a variable; an index may occur more than once.
             contributes: as in `all_reduce`.
+            keep_rows: whether every occurrence of a row is kept. If not, rows are summed where that sends fewer bytes;
+                as long as the dense shape is known. The same on all processes.
 
         Returns:
-            The rows of all processes; or, where that is cheaper, every row of the sum.
+            The rows of all processes, in the order of their ranks; or every row of the sum.
         """
         if self._alone:
             return slices
-        if slices.dense_shape is None:
-            raise ValueError("all_reduce_slices needs the dense shape of the IndexedSlices")
         slices, dense_shape = _as_tensors(slices)
         key = f"slices of {slices.values.dtype.name}{self._group}"
         if contributes is None:
             contributes = tf.constant(True)
-        operands = [contributes, slices.values, slices.indices, dense_shape]
+        operands = [contributes, slices.values, slices.indices]
+        if not keep_rows and dense_shape is not None:
+            operands.append(dense_shape)
+            key += ", or their sum"
         if tf.executing_eagerly():
             values, indices = self._host_slices(f"eager {key}", *operands)
         else:
@@ -312,10 +318,18 @@ class Bridge:
         return to_tensor(result())
 
     def _host_slices(
-        self, key: str, contributes: tf.Tensor, values: tf.Tensor, indices: tf.Tensor, dense_shape: tf.Tensor
+        self,
+        key: str,
+        contributes: tf.Tensor,
+        values: tf.Tensor,
+        indices: tf.Tensor,
+        dense_shape: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gathers rows; or, with a dense shape, sums them where that sends fewer bytes.
+
+        How many rows there are is known only when they are, so all processes first tell each other and choose alike.
+        """
         rows, places = np.asarray(values), np.asarray(indices)
-        shape = tuple(int(size) for size in np.asarray(dense_shape))
         if not bool(contributes):
             rows, places = rows[:0], places[:0]
         run = functools.partial(self._engine.run, members=self._members)
@@ -324,6 +338,9 @@ class Bridge:
             stand_in = joining.rows_of(array.shape[1:], array.dtype)
             return run(f"{key}: {what}", all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]
 
+        if dense_shape is None:
+            return to_tensor(gather("rows", rows)), to_tensor(gather("indices", places))
+        shape = tuple(int(size) for size in np.asarray(dense_shape))
         counts = gather("count", np.array([len(rows)], np.int64))
         row_bytes = int(np.prod(shape[1:])) * rows.dtype.itemsize
         if int(counts.sum()) * (row_bytes + places.itemsize) < 2 * shape[0] * row_bytes:
@@ -337,9 +354,9 @@ class Bridge:
         return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
 
 
-def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """The slices with components that users may have given as lists, and the dense shape as int64."""
-    shape = tf.cast(slices.dense_shape, tf.int64)
+def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor | None]:
+    """The slices with components that users may have given as lists, and the dense shape, if known, as int64."""
+    shape = None if slices.dense_shape is None else tf.cast(slices.dense_shape, tf.int64)
     values, indices = tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)
     return tf.IndexedSlices(values, indices, shape), shape
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import functional
 
 tfdist.init(algorithm="auto")
 rank, size = tfdist.rank(), tfdist.size()
@@ -120,10 +121,43 @@ def whatever_ranks_count():
     equal(step(tf.ones([3 + (rank == 1), 2])[:3]), np.full((3, 2), size))
 
 
+def slices():
+    """Rows are gathered as they are, each occurrence of its own, also where nobody knows the dense shape."""
+    rows, indices = np.full([rank + 2, 3], rank + 1.0, np.float32), [7, *[rank] * (rank + 1)]
+    every_row = np.concatenate([np.full([r + 2, 3], r + 1.0) for r in everyone])
+    every_index = np.concatenate([[7, *[r] * (r + 1)] for r in everyone])
+    in_graph = tf.function(lambda *given: tfdist.all_reduce(tf.IndexedSlices(*given), "sum"))
+    for shape in ([], [[8, 3]]):
+        given = tf.constant(rows), tf.constant(indices, tf.int64), *shape
+        for total in (tfdist.all_reduce(tf.IndexedSlices(*given), "sum"), in_graph(*given)):
+            equal(total.values, every_row)
+            np.testing.assert_array_equal(total.indices, every_index)
+            assert (total.dense_shape is None) == (not shape)
+        equal(tfdist.all_reduce(tf.IndexedSlices(*given)).values, every_row / size)
+    with tf.GradientTape() as tape:
+        table = tf.Variable(tf.ones([8, 3]))
+        loss = tf.reduce_sum(tf.gather(table, indices))
+    unknown = tape.gradient(loss, table)
+    equal(tfdist.all_reduce(tf.IndexedSlices(unknown.values, unknown.indices), "sum").values, np.ones_like(every_row))
+    nothing = tf.IndexedSlices(tf.ones([rank, 2]), tf.zeros([rank], tf.int32))
+    assert len(tfdist.all_reduce(nothing, "sum").values) == sum(everyone)
+    # Summed only where it is asked for, and where that sends less.
+    bridge = functional._context().bridge(None)
+    for call in (bridge.all_reduce_slices, tf.function(bridge.all_reduce_slices)):
+        many = tf.IndexedSlices(tf.ones([50, 3]), tf.zeros([50], tf.int32), tf.constant([4, 3]))
+        assert len(call(many).values) == 50 * size
+        summed = call(many, keep_rows=False)
+        equal(summed.values, [[50 * size] * 3, *[[0] * 3] * 3])
+        np.testing.assert_array_equal(summed.indices, range(4))
+        few = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([rank]), tf.constant([1000, 3]))
+        np.testing.assert_array_equal(call(few, keep_rows=False).indices, everyone)
+
+
 def means_near_the_limits():
     """A mean that is within the range of its dtype does not overflow."""
     in_graph = tf.function(tfdist.all_reduce)
-    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.int8, tf.uint32, tf.int64, tf.uint64):
+    floats = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64)
+    for dtype in (*floats, tf.int8, tf.uint32, tf.int64, tf.uint64):
         limits = np.full([size, 2], dtype.real_dtype.max).astype(dtype.as_numpy_dtype)
         value = tf.constant(limits)
         for found in (tfdist.all_reduce(value), in_graph(value), tfdist.reduce_scatter(value)):
@@ -132,8 +166,8 @@ def means_near_the_limits():
                 np.testing.assert_array_equal(found, limits[: len(found)])
             else:
                 equal(tf.cast(found / limits[0, 0], tf.float64), 1)
-    # Only the first process's part overflows.
-    equal(tfdist.reduce_scatter(tf.constant([6e4, *[rank] * (size - 1)], tf.float16)), [[6e4], [(size - 1) / 2]][rank > 0])
+    rows = tf.constant([6e4, *[rank] * (size - 1)], tf.float16)  # only the first process's part overflows
+    equal(tfdist.reduce_scatter(rows), [(size - 1) / 2 if rank else 6e4])
 
 
 def small_integers():
@@ -228,6 +262,7 @@ for call in (eagerly, in_graph):
     gradients_of_gradients(call)
 small_integers()
 means_near_the_limits()
+slices()
 groups()
 variables()
 wrong()
