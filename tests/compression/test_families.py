@@ -139,16 +139,35 @@ def test_strom_sends_tau_and_keeps_the_rest():
     np.testing.assert_array_equal(found, [1, -1, 0])
 
 
-def test_stroms_tau_follows_the_data():
-    method, state = c.Strom(density=0.01), c.State()
-    densities = []
-    for step in range(120):
-        scale = 1.0 if step < 60 else 100.0
-        found = method.decode(method.encode((scale * rng.standard_normal(20_000)).astype(np.float32), state))
-        densities.append(np.count_nonzero(found) / 20_000)
-    assert densities[0] == pytest.approx(0.01, rel=0.01)
-    assert np.mean(densities[40:60]) == pytest.approx(0.01, rel=0.2)
-    assert np.mean(densities[110:]) < 0.05
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("density", [1 / 20, 1 / 400])
+@pytest.mark.parametrize("scales", ["stationary", "shrinking", "growing", "jumping"])
+def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
+    """With its residual, in which after some steps far more elements are large than in any gradient."""
+    generator, elements, steps = np.random.default_rng(seed), 20_000, 300
+    factor = {
+        "stationary": lambda step: 1.0,
+        "shrinking": lambda step: 0.99**step,
+        "growing": lambda step: 1.02**step,
+        "jumping": lambda step: 100.0 if step // 50 % 2 else 1.0,
+    }[scales]
+    method, state = c.ErrorFeedback(c.Strom(density=density)), c.State()
+    drift, densities, norms = 0.1 * generator.standard_normal(elements), [], []
+    for step in range(steps):
+        gradient = factor(step) * (drift + generator.standard_normal(elements))
+        found = method.decode(method.encode(gradient.astype(np.float32), state))
+        densities.append(np.count_nonzero(found) / elements)
+        norms.append(np.linalg.norm(state.arrays["residual"]))
+    assert density / 1.3 <= min(densities) <= max(densities) <= 1.3 * density
+    if scales == "stationary" and density == 1 / 20:  # the residual has an end, too
+        assert max(norms[200:]) < 1.2 * max(norms[100:200])
+
+
+def test_strom_sends_nothing_of_zeros_and_all_there_is_of_few():
+    method = c.Strom(density=0.5)
+    for vector in (np.zeros(10, np.float32), np.array([0, 3, 0, -1] + [0] * 10, np.float32)):
+        found = method.decode(method.encode(vector))
+        np.testing.assert_array_equal(found, np.sign(vector))
 
 
 def test_qsgds_variance_is_within_the_papers_bound():

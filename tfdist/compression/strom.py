@@ -9,6 +9,7 @@ import numpy as np
 from tfdist.compression import sparse
 from tfdist.compression.method import Method
 from tfdist.compression.payload import HEADER_BYTES
+from tfdist.compression.sparsifiers import wanted
 from tfdist.compression.state import State
 
 
@@ -21,12 +22,12 @@ class Strom(Method):
 
     Args:
         tau: τ, above zero, in the units of the summed loss's gradient on one rank.
-        density: lets τ follow from the data: it grows or shrinks by up to a tenth in each step, on each rank and for
-            each tensor, so that about this share of the elements is sent; ``tau`` is where it begins, or, if None,
-            what that share of the first gradient reaches.
+        density: instead of τ, the share of the elements that is sent: in each step, on each rank and for each tensor
+            τ is what so many of them reach. A τ that is steered from step to step oscillates: what it kept back comes
+            later all the same, in the residual.
 
     Raises:
-        ValueError: neither is given, or one is out of its range.
+        ValueError: neither is given, or both, or one is out of its range.
 
     References:
         Strom, Scalable distributed DNN training using commodity GPU cloud computing, 2015.
@@ -37,8 +38,9 @@ class Strom(Method):
     number = 14
 
     def __post_init__(self) -> None:
-        if self.tau is None and self.density is None:
-            raise ValueError("Strom needs tau, or density for a tau that follows from the data; got neither")
+        if (self.tau is None) == (self.density is None):
+            got = "neither" if self.tau is None else f"tau={self.tau} and density={self.density}"
+            raise ValueError(f"Strom needs tau, or density for a tau that follows from the data; got {got}")
         if self.tau is not None and not self.tau > 0:
             raise ValueError(f"tau must be above 0; got {self.tau}")
         if self.density is not None and not 0 < self.density <= 1:
@@ -51,27 +53,15 @@ class Strom(Method):
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """See `Method`. The body is sparse; about each element one bit, set where it is negative, and then τ."""
-        tau = np.float32(self._tau(vector, state))
-        indices = sparse.at_least(vector, float(tau))
-        if self.density is not None:
-            goal = max(1.0, self.density * vector.size)
-            change = np.clip((indices.size / goal) ** 0.5, 0.9, 1.1)
-            if np.isfinite(tau):
-                state.arrays["tau"] = np.array(tau * change)
-        tail = np.array([tau], np.float32)
-        return sparse.pack(indices, vector.size, np.packbits(np.signbit(vector[indices])), tail)
-
-    def _tau(self, vector: np.ndarray, state: State) -> float:
-        smallest = float(np.finfo(np.float32).tiny)
         if self.density is None:
             assert self.tau is not None
-            return self.tau
-        if "tau" not in state.arrays:
-            if self.tau is not None:
-                return self.tau
-            count = min(vector.size, max(1, round(self.density * vector.size)))
-            return max(float(np.abs(vector[sparse.largest(vector, count)]).min(initial=np.inf)), smallest)
-        return max(float(state.arrays["tau"]), smallest)
+            tau = np.float32(self.tau)
+            indices = sparse.at_least(vector, self.tau)
+        else:
+            indices = sparse.largest(vector, wanted(self.density, vector.size))
+            tau = np.abs(vector[indices]).min(initial=np.inf).astype(np.float32)
+        tail = np.array([tau], np.float32)
+        return sparse.pack(indices, vector.size, np.packbits(np.signbit(vector[indices])), tail)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
