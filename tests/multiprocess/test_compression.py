@@ -32,6 +32,10 @@ def test_every_method_learns_digits(tmp_path):
             assert [layer.rsplit("/", 1)[-1] for layer in result["layers"]] == ["kernel", "kernel"], result
 
 
+def test_momentum_in_the_optimizers_place(tmp_path):
+    outputs_of("momentum", 2, tmp_path)
+
+
 def test_interrupted_training_goes_on_with_its_residuals(tmp_path):
     outputs_of("goes on", 2, tmp_path)
 

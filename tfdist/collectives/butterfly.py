@@ -4,7 +4,8 @@ log₂ P steps and γm log₂ P bytes per process where P is a power of two: the
 
 Every rank combines by itself, so all must do it in one way. Partners combine the lower ranks' vector with the upper
 ranks', in this order: swapped, the smaller of 0.0 and -0.0, the sum of two NaN or the last bit of a complex product
-would be another. And the result goes to memory of its own: NumPy runs other instructions where it overwrites an operand.
+would be another. And the result goes to memory of its own, as NumPy runs other instructions where it overwrites an
+operand.
 
 References:
     Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.

@@ -21,6 +21,7 @@ import numpy as np
 from tfdist.collectives.schedule import Plan
 from tfdist.compression import memory, policy, reduction
 from tfdist.compression.fusion import Chooser, Talk, Traffic, ring_bytes, together
+from tfdist.compression.method import as_working
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
@@ -34,25 +35,33 @@ _DAMAGED = (
 
 @dataclass(frozen=True)
 class Compressed:
-    """A tensor that is compressed, at least in some steps.
+    """A tensor that is compressed, at least in some steps, or gets momentum.
 
     Attributes:
         path: of its variable.
         schedule: what is done in which step.
         state: what is kept of it.
+        momentum: that it gets in place of the optimizer's; 0 for none.
         traffic: of this process.
     """
 
     path: str
     schedule: Schedule
     state: State
+    momentum: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
 
     def talk(self, vector: np.ndarray, out: np.ndarray) -> Talk:
         """Begins the next step; see `tfdist.compression.reduction.talk`."""
         self.traffic.given_bytes += vector.nbytes
         self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
-        return reduction.talk(self.schedule.at(self.state.step), vector, out, self.state)
+        return reduction.talk(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
+
+    def alone(self, array: np.ndarray) -> np.ndarray:
+        """The next step where there is nobody to send to: nothing is compressed, and momentum is applied."""
+        vector = as_working(array.reshape(-1))
+        self.state.step += 1
+        return reduction.with_momentum(vector, self.state, self.momentum).astype(array.dtype).reshape(array.shape)
 
 
 def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarray, choose: Chooser) -> Plan:
@@ -90,6 +99,7 @@ class Compressor:
         self._policy = policy.as_policy(compression)
         self._rank, self._size, self._seed = rank, size, seed
         self._variables: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._momentum: dict[str, float] = {}
         self._tensors: dict[str, Compressed | None] = {}
         self._restored: dict[str, dict[str, np.ndarray]] = {}
 
@@ -97,11 +107,25 @@ class Compressor:
         return repr(self._policy)
 
     def know(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-        """Hears of variables whose gradients are about to be reduced: their paths and shapes, by an id."""
+        """Hears of variables whose gradients are about to be reduced: their paths and shapes, by an id.
+
+        They are those of one optimizer. Where a method for one of them applies momentum in its place, all get it.
+
+        Raises:
+            ValueError: methods for them apply different momentum.
+        """
+        schedules = [policy.chosen(self._policy, path, shape) for path, shape in variables.values()]
+        momenta = set().union(*(schedule.momenta for schedule in schedules if schedule is not None))
+        if len(momenta) > 1:
+            raise ValueError(
+                f"methods that replace an optimizer's momentum must agree on it; got {sorted(momenta)} for the "
+                f"variables of one optimizer, in {self._policy!r}"
+            )
+        self._momentum.update(dict.fromkeys(variables, max(momenta, default=0.0)))
         self._variables.update(variables)
 
     def tensor(self, identity: str, gradient: Any) -> Compressed | None:
-        """How the gradient of a variable is compressed; None where it is not.
+        """How the gradient of a variable is compressed; None where it is not, and gets no momentum either.
 
         Args:
             identity: an id that was made known.
@@ -110,17 +134,23 @@ class Compressor:
         if identity not in self._tensors:
             path, shape = self._variables[identity]
             floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
+            momentum = self._momentum[identity] if floating else 0.0
             schedule = policy.chosen(self._policy, path, shape) if floating else None
+            if schedule is None and momentum:
+                schedule = Schedule({0: None})
             self._tensors[identity] = (
-                None if schedule is None else Compressed(path, schedule, self._new_state(path, shape))
+                None
+                if schedule is None
+                else Compressed(path, schedule, self._new_state(path, shape, schedule.compresses), momentum)
             )
         return self._tensors[identity]
 
-    def _new_state(self, path: str, shape: tuple[int, ...]) -> State:
+    def _new_state(self, path: str, shape: tuple[int, ...], compresses: bool) -> State:
         # Known by its place, too: a path's numbers count what a process has built, and so differ from run to run.
         # Of a path only its end stays when a model is loaded: the names of a layer and of its variable.
         kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
-        name = f"{len(self._states())} {'.'.join(kind)} {list(shape)}"
+        place = sum(one is not None and one.schedule.compresses == compresses for one in self._tensors.values())
+        name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
         state = State(name, self._rank, self._size, self._seed, shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
@@ -134,7 +164,9 @@ class Compressor:
     def traffic(self) -> dict[str, dict[str, int]]:
         """By the variables' paths: bytes of their gradients, bytes sent, and bytes that a ring would have sent."""
         return {
-            tensor.path: dataclasses.asdict(tensor.traffic) for tensor in self._tensors.values() if tensor is not None
+            tensor.path: dataclasses.asdict(tensor.traffic)
+            for tensor in self._tensors.values()
+            if tensor is not None and tensor.schedule.compresses
         }
 
     # What is saved.

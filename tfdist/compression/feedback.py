@@ -23,6 +23,7 @@ class _Wrapper(Method):
         self.route = method.route
         self.keeps_residual = method.keeps_residual
         self.votes = method.votes
+        self.momentum = method.momentum
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.method!r})"

@@ -47,6 +47,8 @@ class Method(Described, abc.ABC):
         route: how processes add.
         keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
         votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
+        momentum: that the method applies in place of the optimizer, which is to have none; 0 where it applies none.
+            Variables of the same optimizer that other methods are for, or none, get as much (`Compressor`).
     """
 
     number: int = 255
@@ -54,6 +56,7 @@ class Method(Described, abc.ABC):
     route: Route = Route.GATHER
     keeps_residual: bool = False
     votes: bool = False
+    momentum: float = 0.0
 
     @property
     def linear(self) -> bool:

@@ -74,6 +74,17 @@ class Schedule:
     def __repr__(self) -> str:
         return f"Schedule({self._choices}, every={self._every})"
 
+    @property
+    def compresses(self) -> bool:
+        """Whether there are steps in which something is done at all."""
+        return any(choice is not None for choice in self._choices.values())
+
+    @property
+    def momenta(self) -> set[float]:
+        """What its methods apply in place of the optimizer's momentum."""
+        methods = [choice.method if isinstance(choice, FewerWorkers) else choice for choice in self._choices.values()]
+        return {method.momentum for method in methods if method is not None and method.momentum}
+
     def at(self, step: int) -> Choice:
         """The choice for a step."""
         if self._every is not None:

@@ -10,13 +10,13 @@ import numpy as np
 from tfdist.collectives.schedule import partition
 from tfdist.compression import payload as payloads
 from tfdist.compression.fusion import Exchange, Gather, Sum, Talk
-from tfdist.compression.method import Method, Route, as_working, is_finite
+from tfdist.compression.method import Method, Route, as_working, is_finite, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.policy import Choice, FewerWorkers
 from tfdist.compression.state import State
 
 
-def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
+def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, momentum: float = 0.0) -> Talk:
     """Adds a tensor to those of the other ranks.
 
     Args:
@@ -24,6 +24,7 @@ def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State) -> T
         vector: of floating point, one-dimensional; only read.
         out: where the sum comes to lie, like ``vector``.
         state: of the tensor; its step ends when the sum is there.
+        momentum: what to apply where the method does not.
     """
     if not vector.size:
         return
@@ -31,6 +32,8 @@ def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State) -> T
     if isinstance(choice, FewerWorkers):
         working = _share(working, state, choice.workers)
         choice = choice.method
+    if choice is None or not choice.momentum:
+        working = with_momentum(working, state, momentum)
     if choice is None:
         state.divide([])
         out[...] = yield Sum(_with_unsent(working, state).astype(vector.dtype, copy=False))
@@ -59,6 +62,20 @@ def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
     if state.rank >= workers:
         return np.zeros_like(vector)
     return vector * vector.dtype.type(state.size / workers)
+
+
+def with_momentum(vector: np.ndarray, state: State, momentum: float) -> np.ndarray:
+    """What momentum makes of a vector, before it is sent; the sum over all ranks is what it makes of the sum.
+
+    What is not finite is given back as it is, and does not spoil the velocity. That is the one of
+    `DeepGradientCompression`, so that schedules may change between it and other methods.
+    """
+    if not momentum or not is_finite(vector):
+        return vector
+    velocity = state.array("velocity", vector)
+    velocity *= vector.dtype.type(momentum)
+    velocity += vector
+    return saturate(velocity)
 
 
 def _with_unsent(vector: np.ndarray, state: State) -> np.ndarray:

@@ -175,8 +175,9 @@ class DeepGradientCompression(Sparsifier):
     """The largest elements of what momentum makes of the gradient; 680 × at 0.1 %. Biased, not linear.
 
     Momentum is applied before elements are chosen (momentum correction), to a sum that is kept until it is sent, and
-    what is sent is taken out of both (factor masking). Train with an optimizer *without* momentum: it is in here.
-    The residual is in here, too.
+    what is sent is taken out of both (factor masking); where all is sent, nothing is late, and the momentum stays.
+    Train with an optimizer *without* momentum: it is in here. Variables of that optimizer that are not compressed, such
+    as biases, get the same momentum. The residual is in here, too.
 
     Args:
         ratio: share of the elements that is sent, in the end.
@@ -236,9 +237,10 @@ class DeepGradientCompression(Sparsifier):
             residual += vector
         saturate(residual)
         begun = state.arrays.setdefault("begun", np.array(state.step))
-        indices = sparse.largest(residual, wanted(self.ratio_at(state.step - int(begun)), vector.size))
+        count = wanted(self.ratio_at(state.step - int(begun)), vector.size)
+        indices = sparse.largest(residual, count)
         body = sparse.pack(indices, vector.size, residual[indices])
         residual[indices] = 0
-        if self.momentum:
+        if self.momentum and count < vector.size:
             velocity[indices] = 0
         return body

@@ -148,7 +148,9 @@ class Bridge:
             return []
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if self._alone:
-            return tensors
+            return [
+                _alone(tensor, how) for tensor, how in zip(tensors, compressed or [None] * len(tensors), strict=True)
+            ]
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         compressed = compressed or [None] * len(tensors)
         verb = verb or ("mean" if mean else "sum" if combine is np.add else combine.__name__)
@@ -359,6 +361,17 @@ def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor |
     shape = None if slices.dense_shape is None else tf.cast(slices.dense_shape, tf.int64)
     values, indices = tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)
     return tf.IndexedSlices(values, indices, shape), shape
+
+
+def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
+    """What becomes of a tensor without other processes: at most it gets momentum."""
+    if how is None or not how.momentum:
+        return tensor
+    applied = tf.py_function(
+        lambda given: to_tensor(how.alone(np.asarray(given))), [tensor], tensor.dtype, name="tfdist_momentum"
+    )
+    applied.set_shape(tensor.shape)
+    return applied
 
 
 def _finite_or_zero(array: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ METHODS = {
 WITHOUT_MOMENTUM = ("DGC", "OneBit", "SignSGD")
 
 
-def trained(compression, epochs=6, momentum=0.9, callbacks=(), seed=1):
+def trained(compression, epochs=6, momentum=0.9, callbacks=(), seed=1, rate=None):
     keras.utils.set_random_seed(seed)
     strategy = tfdist.AllReduceStrategy(compression=compression)
     with strategy.scope():
@@ -46,7 +46,7 @@ def trained(compression, epochs=6, momentum=0.9, callbacks=(), seed=1):
         )
         model.add(keras.layers.Dense(10))
         model.compile(
-            keras.optimizers.SGD(0.1 if momentum else 0.3, momentum=momentum),
+            keras.optimizers.SGD(rate or (0.1 if momentum else 0.3), momentum=momentum),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
@@ -72,6 +72,17 @@ def accuracies():
         ratio = reporter.history.get("compression_ratio", [1.0])[-1]
         results[name] = {"accuracy": accuracy, "ratio": ratio, "layers": sorted(strategy.compression())}
     print("RESULT", json.dumps(results), flush=True)
+
+
+def momentum():
+    """A method that has it in the optimizer's place gives it to biases, too: sending all is plain SGD with momentum."""
+    _, expected, _ = trained(None, epochs=2, momentum=0.9, rate=0.05)
+    method = c.DeepGradientCompression(1.0, momentum=0.9)
+    strategy, model, _ = trained(method, epochs=2, momentum=0.0, rate=0.05)
+    assert_alike(strategy, model)
+    assert len(strategy.compression()) == 2
+    for wanted, found in zip(expected.trainable_variables, model.trainable_variables, strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-3, atol=1e-5)
 
 
 class Ends(keras.callbacks.Callback):
@@ -193,6 +204,7 @@ def differ():
 
 CASES = {
     "accuracies": accuracies,
+    "momentum": momentum,
     "goes on": goes_on,
     "saved": saved,
     "not finite": not_finite,
