@@ -12,7 +12,7 @@ UNBIASED = [
     c.QSGD(),
     c.QSGD(levels=7),
     c.QSGD(levels=1, block=64),
-    c.TernGrad(),
+    c.TernGrad(clip=None),
     c.RandomK(0.1),
     c.Atomo(0.1),
     c.AtomoSVD(2),
@@ -37,4 +37,5 @@ OWN_RESIDUAL = [
     c.DeepGradientCompression(0.05, momentum=0.9, clip_norm=1.0, warmup_steps=2),
     c.SignSGD(scaled=False),
 ]
-ALL = UNBIASED + BIASED + OWN_RESIDUAL
+CLIPPED = [c.TernGrad(), c.TernGrad(block=500, clip=1.5)]
+ALL = UNBIASED + BIASED + OWN_RESIDUAL + CLIPPED

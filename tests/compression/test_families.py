@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from tests.compression.test_reduction import World
 from tfdist import compression as c
 from tfdist.compression import sparse
 from tfdist.compression.atomo import probabilities
 from tfdist.compression.casts import round_stochastically
+from tfdist.compression.feedback import with_feedback
 
 rng = np.random.default_rng(1)
 
@@ -168,6 +170,53 @@ def test_strom_sends_nothing_of_zeros_and_all_there_is_of_few():
     for vector in (np.zeros(10, np.float32), np.array([0, 3, 0, -1] + [0] * 10, np.float32)):
         found = method.decode(method.encode(vector))
         np.testing.assert_array_equal(found, np.sign(vector))
+
+
+def test_tern_grad_clips_at_so_many_standard_deviations():
+    vector = rng.standard_normal(4000).astype(np.float32)
+    vector[7] = 100.0
+    limit = 2.5 * float(np.sqrt(np.mean(vector.astype(np.float64) ** 2)))
+    state, total = c.State(), np.zeros(4000)
+    method = c.TernGrad(block=1000)
+    for step in range(300):
+        state.step = step
+        found = method.decode(method.encode(vector, state))
+        scalers = np.abs(found).reshape(4, 1000).max(1)
+        np.testing.assert_allclose(scalers[0], limit, rtol=1e-5)
+        assert (np.isin(np.abs(found).reshape(4, 1000), [0, *scalers])).all()
+        total += found / 300
+    expected = np.clip(vector, -limit, limit)
+    assert total[7] == pytest.approx(limit, rel=1e-5)
+    assert abs((total - expected) @ expected) < 0.02 * (expected @ expected)
+    unclipped = c.TernGrad(block=1000, clip=None)
+    assert np.abs(unclipped.decode(unclipped.encode(vector, state))).max() == 100.0
+    assert not method.unbiased
+    assert unclipped.unbiased
+    assert with_feedback(method) is method  # as in the paper
+
+
+def test_tern_grads_ranks_share_their_scalers():
+    """So that a sum has 2 N + 1 values, in each block; and a rank without a number leaves the others' alone."""
+    vectors = [scale * rng.standard_normal(2000).astype(np.float32) for scale in (1, 3, 0.1)]
+    world = World(c.TernGrad(block=500, clip=None), 3, (2000,))
+    scalers = np.abs(vectors).max(0).reshape(4, 500).max(1)
+    total = world.step(vectors).reshape(4, 500) / scalers[:, np.newaxis]
+    np.testing.assert_allclose(total, np.rint(total), atol=1e-6)
+    assert np.abs(total).max() <= 3.001
+    assert all(state.scalers is None for state in world.states)
+    clipped = World(c.TernGrad(block=2000), 3, (2000,)).step(vectors)
+    found = np.abs(clipped)[clipped != 0].min()
+    assert found == pytest.approx(2.5 * max(np.sqrt(np.mean(vector**2)) for vector in vectors), rel=1e-5)
+
+
+def test_tern_grad_with_feedback():
+    """Around random levels only a share is sent, so that the residual does not grow; also of what was clipped."""
+    world = World(c.ErrorFeedback(c.TernGrad(block=500)), 2, (2000,))
+    norms = []
+    for _ in range(200):
+        world.step([rng.standard_normal(2000).astype(np.float32) for _ in range(2)])
+        norms.append(np.linalg.norm(world.residuals()))
+    assert max(norms[100:]) < 1.5 * max(norms[:100])
 
 
 def test_qsgds_variance_is_within_the_papers_bound():

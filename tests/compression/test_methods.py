@@ -223,6 +223,7 @@ def test_linear_methods_add_up(method):
         (lambda: c.Strom(density=0.0), "density must be a share"),
         (lambda: c.QSGD(levels=0), "between 1 and 127; got 0"),
         (lambda: c.Int8(block=0), "block must be at least 1"),
+        (lambda: c.TernGrad(clip=0.0), "clip must be above 0, or None; got 0.0"),
         (lambda: c.Float8("e3m4"), "'e4m3' or 'e5m2'; got 'e3m4'"),
         (lambda: c.PowerSGD(0), "rank must be at least 1"),
         (lambda: c.AtomoSVD(0), "rank must be at least 1"),

@@ -55,6 +55,10 @@ class _Wrapper(Method):
         merge = self.method.merge if self.votes else super().merge
         return merge(encoded, elements, dtype, state)
 
+    def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
+        """See `Method`."""
+        return self.method.scalers(vector, state)
+
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """See `Method`."""
         return self.method.rounds(vector, state)
@@ -63,7 +67,7 @@ class _Wrapper(Method):
 class ErrorFeedback(_Wrapper):
     """Adds to each vector what earlier ones left unsent, and keeps what this one leaves.
 
-    Strategies wrap biased methods by themselves. Around an unbiased method of relative variance ω, what is sent is
+    Strategies wrap biased methods by themselves. Around a random method of relative variance ω, what is sent is
     divided by 1 + ω, which turns it into the best contraction that it can be; otherwise its own noise would be fed
     back and grow.
 
@@ -110,8 +114,16 @@ class ErrorFeedback(_Wrapper):
         saturate(residual)
         return total, own
 
+    def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
+        """See `Method`."""
+        if type(self.method).scalers is Method.scalers:
+            return None
+        with np.errstate(over="ignore"):
+            fed_back = saturate(state.array("residual", vector) + vector)
+        return self.method.scalers(self._contracted(fed_back), state)
+
     def _contracted(self, vector: np.ndarray) -> np.ndarray:
-        factor = 1 / (1 + self.method.variance(vector.size)) if self.method.unbiased else 1.0
+        factor = 1 / (1 + self.method.variance(vector.size))
         return vector if factor == 1 else vector * vector.dtype.type(factor)
 
 
@@ -124,6 +136,5 @@ class WithoutFeedback(_Wrapper):
 
 
 def with_feedback(method: Method) -> Method:
-    """The method, with `ErrorFeedback` if it is biased and nothing else takes care of that."""
-    complete = method.unbiased or method.keeps_residual or isinstance(method, _Wrapper)
-    return method if complete else ErrorFeedback(method)
+    """The method, with `ErrorFeedback` if it wants that and nothing else takes care of it."""
+    return ErrorFeedback(method) if method.wants_feedback and not isinstance(method, _Wrapper) else method

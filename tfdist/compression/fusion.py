@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,17 @@ class Sum:
 
     Attributes:
         vector: one-dimensional; of the same dtype on all ranks.
+    """
+
+    vector: np.ndarray
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """Asks for the largest of each element over all ranks, and is answered with a new array.
+
+    Attributes:
+        vector: as of `Sum`.
     """
 
     vector: np.ndarray
@@ -56,7 +68,7 @@ class Gather:
     sizes: Sequence[int] | None = None
 
 
-Request = Sum | Exchange | Gather
+Request = Sum | Maximum | Exchange | Gather
 
 Talk = Generator[Request, Any, None]
 """One tensor's way to its sum: yields what it asks for, and is sent the answers."""
@@ -121,13 +133,15 @@ def _asked(talks: Sequence[tuple[Talk, Traffic]], answers: Mapping[int, Any]) ->
 # Each collective serves several requests of its kind, and returns their answers and the bytes sent for each.
 
 
-def _sum(requests: Sequence[Sum], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+def _combined(
+    requests: Sequence[Sum | Maximum], comm: Communicator, tag: int, choose: Chooser, combine: np.ufunc
+) -> Schedule:
     answers: dict[int, np.ndarray] = {}
     for dtype in dict.fromkeys(request.vector.dtype for request in requests):
         vectors = {place: request.vector for place, request in enumerate(requests) if request.vector.dtype == dtype}
         vector = _joined(list(vectors.values()))
         total = np.empty_like(vector)
-        yield from ALGORITHMS[choose(total.nbytes)](total, source=vector)(comm, tag)
+        yield from ALGORITHMS[choose(total.nbytes)](total, combine, source=vector)(comm, tag)
         answers.update(zip(vectors, _cut(total, [own.size for own in vectors.values()]), strict=True))
     return [(answers[place], ring_bytes(answers[place].nbytes, comm.size)) for place in range(len(requests))]
 
@@ -182,7 +196,12 @@ def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule
     return sizes
 
 
-_COLLECTIVES: dict[type, Callable[..., Schedule]] = {Sum: _sum, Exchange: _exchange, Gather: _gather}
+_COLLECTIVES: dict[type, Callable[..., Schedule]] = {
+    Sum: functools.partial(_combined, combine=np.add),
+    Maximum: functools.partial(_combined, combine=np.maximum),
+    Exchange: _exchange,
+    Gather: _gather,
+}
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -42,8 +42,7 @@ class Method(Described, abc.ABC):
 
     Attributes:
         number: in the headers of payloads; those below 128 are tfdist's own.
-        unbiased: whether the mean over many encodings of a vector is the vector. Where it is not, strategies add
-            `ErrorFeedback`.
+        unbiased: whether the mean over many encodings of a vector is the vector.
         route: how processes add.
         keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
         votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
@@ -62,6 +61,11 @@ class Method(Described, abc.ABC):
     def linear(self) -> bool:
         """Whether the decoded sum of encodings is the sum of the decoded ones."""
         return self.route is Route.ALL_REDUCE
+
+    @property
+    def wants_feedback(self) -> bool:
+        """Whether strategies add `ErrorFeedback`: to what is biased, and takes no care of its residual by itself."""
+        return not self.unbiased and not self.keeps_residual
 
     @abc.abstractmethod
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -94,7 +98,7 @@ class Method(Described, abc.ABC):
         return 4 * elements / self.payload_bytes(elements)
 
     def variance(self, elements: int) -> float:
-        """A bound on E‖decoded − x‖² / ‖x‖² of an unbiased method."""
+        """A bound on E‖decoded − x‖² / ‖x‖² of an unbiased method; of others 0 where it is not known."""
         return 0.0
 
     def encode(self, vector: np.ndarray, state: State | None = None) -> np.ndarray:
@@ -167,6 +171,20 @@ class Method(Described, abc.ABC):
         for place, payload in enumerate(encoded):
             self.decode(payload, total, np.add if place else None)
         return self.encode(saturate(total), state)
+
+    def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
+        """What ranks agree on before they encode, for `Route.GATHER`: the largest over all ranks, element by element.
+
+        `pack` finds them as ``state.scalers``.
+
+        Args:
+            vector: as of `pack`.
+            state: of the tensor.
+
+        Returns:
+            One-dimensional, finite, none negative, and of one length and dtype on all ranks; or None, for nothing.
+        """
+        return None
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.compression import payload
 from tfdist.compression.bits import pack_levels, unpack_levels
-from tfdist.compression.method import Method, Route, store
+from tfdist.compression.method import Method, Route, segments, store
 from tfdist.compression.state import State
 
 _AT_A_TIME = 1 << 15
@@ -38,6 +38,10 @@ class _Quantizer(Method):
     def _rounds_at_random(self) -> bool:
         return True
 
+    def _agreed(self, vector: np.ndarray, state: State) -> np.ndarray | None:
+        """The scale of each block, where it does not follow from the block alone."""
+        return None
+
     @property
     def _bits(self) -> int:
         return 8 if self.most > 7 else 4 if self.most > 1 else 2
@@ -56,9 +60,10 @@ class _Quantizer(Method):
         generator = state.generator() if self._rounds_at_random() else None
         scales = np.empty(-(-vector.size // self.block), np.float32)
         levels = np.empty(vector.size, np.int8)
+        agreed = self._agreed(vector, state)
         for rows, part in _by_rows(vector, self.block):
             steps = np.abs(part)
-            scale = self._scales(steps).astype(np.float32)
+            scale = self._scales(steps).astype(np.float32) if agreed is None else agreed[rows]
             # A scale so small that dividing by it overflows stands for zeros.
             scale[scale < np.finfo(np.float32).tiny * self.most] = 0
             scales[rows] = scale
@@ -69,7 +74,7 @@ class _Quantizer(Method):
             else:
                 steps += generator.random(steps.shape, dtype=np.float32)
                 np.floor(steps, out=steps)
-                np.clip(steps, -self.most, self.most, out=steps)  # what rounding errors made larger than the scale
+                np.clip(steps, -self.most, self.most, out=steps)  # what is larger than the scale, be it by rounding
             span = slice(rows.start * self.block, min(rows.stop * self.block, vector.size))
             levels[span] = steps.reshape(-1)[: span.stop - span.start]
         return np.concatenate([scales.view(np.uint8), pack_levels(levels, self._bits)])
@@ -108,7 +113,7 @@ class _Linearly(_Quantizer):
 
     def variance(self, elements: int) -> float:
         """See `Method`: of an element at most a quarter of the squared spacing."""
-        return min(elements, self.block) / (4 * self.most**2)
+        return min(elements, self.block) / (4 * self.most**2) if self.stochastic else 0.0
 
 
 @dataclass(frozen=True)
@@ -206,24 +211,40 @@ class QSGD(_Quantizer):
 
 @dataclass(frozen=True)
 class TernGrad(_Quantizer):
-    """Each element as -1, 0 or 1 times the block's largest, at random. 16 ×. Unbiased, not linear.
+    """Each element as -1, 0 or 1 times a scaler, at random. 16 ×. Unbiased but for clipping, not linear.
 
-    Its payloads are gathered: to quantize the sum once more would add as much noise again.
+    Elements are clipped to so many standard deviations of the tensor's gradient, about zero; a block's scaler is the
+    largest that is left in it, on any rank: ranks agree on scalers in a small all-reduce before they encode. Its
+    payloads are gathered: to quantize the sum once more would add as much noise again. As in the paper there is no
+    error feedback: what is clipped is lost.
 
     Args:
-        block: elements that share a scale. The fewer, the less the noise; the paper takes whole layers.
+        block: elements that share a scaler. The fewer, the less the noise; the paper takes whole layers.
+        clip: how many standard deviations, 2.5 in the paper; None for no clipping, and so for no bias.
+
+    Raises:
+        ValueError: ``clip`` is not above zero.
 
     References:
-        Wen et al., TernGrad: ternary gradients to reduce communication in distributed deep learning, 2017.
+        Wen et al., TernGrad: ternary gradients to reduce communication in distributed deep learning, 2017,
+        arXiv:1705.07878 (section 3.2: layer-wise ternarizing, gradient clipping, scaler sharing).
     """
 
     block: int = 4096
+    clip: float | None = 2.5
     number = 7
-    unbiased = True
     route = Route.GATHER
+    wants_feedback = False
 
     def __post_init__(self) -> None:
         _check_block(self.block)
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be above 0, or None; got {self.clip}")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Whether nothing is clipped."""
+        return self.clip is None
 
     @property
     def most(self) -> int:
@@ -233,9 +254,34 @@ class TernGrad(_Quantizer):
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
         return magnitudes.max(1)
 
+    def scalers(self, vector: np.ndarray, state: State) -> np.ndarray:
+        """See `Method`: the largest of each block, clipped (float32)."""
+        largest = np.empty(-(-vector.size // self.block), np.float32)
+        for rows, part in _by_rows(vector, self.block):
+            largest[rows] = np.maximum(part.max(1), -part.min(1))
+        return largest if self.clip is None else np.minimum(largest, self.clip * _deviation(vector), dtype=np.float32)
+
+    def _agreed(self, vector: np.ndarray, state: State) -> np.ndarray:
+        return self.scalers(vector, state) if state.scalers is None else state.scalers.copy()
+
     def variance(self, elements: int) -> float:
-        """See `Method`: it is largest where one element is 1, and all others 1 by the root of their number."""
-        return min(elements, self.block) ** 0.5 / 2
+        """See `Method`: with a scaler of its own, largest where one element is 1 and all others 1 by the root of their
+        number; clipped, the scaler is at most so many standard deviations."""
+        unclipped = min(elements, self.block) ** 0.5 / 2
+        return unclipped if self.clip is None else min(unclipped, self.clip)
+
+
+def _deviation(vector: np.ndarray) -> float:
+    """The standard deviation about zero."""
+    largest = float(np.abs(vector).max(initial=0))
+    if not largest:
+        return 0.0
+    # Scaled, so that no square leaves the range.
+    squares = (
+        float(np.square(vector[part] / vector.dtype.type(largest)).sum(dtype=np.float64))
+        for part in segments(vector.size)
+    )
+    return largest * (sum(squares) / vector.size) ** 0.5
 
 
 def _check_block(block: int) -> None:

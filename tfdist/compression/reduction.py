@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import partition
 from tfdist.compression import payload as payloads
-from tfdist.compression.fusion import Exchange, Gather, Sum, Talk
+from tfdist.compression.fusion import Exchange, Gather, Maximum, Sum, Talk
 from tfdist.compression.method import Method, Route, as_working, is_finite, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.policy import Choice, FewerWorkers
@@ -94,7 +94,11 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
     def add(rank: int, payload: np.ndarray) -> None:
         method.decode(payload, total, np.add if rank else None)
 
+    scalers = method.scalers(vector if is_finite(vector) else np.zeros_like(vector), state)
+    if scalers is not None:
+        state.scalers = yield Maximum(scalers)
     payload = method.encode(vector, state)
+    state.scalers = None
     yield Gather(payload, add)
     if total is not out:
         out[...] = total

@@ -24,6 +24,7 @@ class State:
     Attributes:
         step: how many times the tensor has been encoded.
         arrays: by name.
+        scalers: what the ranks have agreed on for the step under way (`Method.scalers`); None before, and alone.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class State:
         self.shape = shape
         self.step = 0
         self.arrays: dict[str, np.ndarray] = {}
+        self.scalers: np.ndarray | None = None
         self._parts: dict[str, State] = {}
 
     def array(self, name: str, like: np.ndarray) -> np.ndarray:
