@@ -33,6 +33,7 @@ from tfdist.engine.engine import Engine, describe
 from tfdist.engine.means import Mean
 from tfdist.engine.pending import Pending
 from tfdist.engine.tensors import call_site, to_tensor
+from tfdist.engine.weights import weighted
 
 
 class _Sum:
@@ -126,6 +127,7 @@ class Bridge:
         compressed: Sequence[Compressed | None] | None = None,
         verb: str | None = None,
         mean: bool = False,
+        weight: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes, or combines them otherwise.
 
@@ -140,6 +142,8 @@ class Bridge:
             verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
             mean: whether sums are divided by the number of processes (of integers, rounded towards zero). A mean does
                 not overflow where it is within the range of its dtype; not of compressed tensors.
+            weight: float64 scalar that this process's tensors, of floating point, are multiplied by on their way; where
+                it is 0 they count as zero, whatever they hold. Instead of ``contributes``, and not with ``mean``.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -147,7 +151,12 @@ class Bridge:
         if not tensors:
             return []
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if weight is not None and mean:
+            raise ValueError("all_reduce takes no weight for a mean, in which all processes count alike")
+        share = _share(tensors, contributes, weight)
         if self._alone:
+            if weight is not None:
+                tensors = [_weighted_alone(tensor, share) for tensor in tensors]
             return [
                 _alone(tensor, how) for tensor, how in zip(tensors, compressed or [None] * len(tensors), strict=True)
             ]
@@ -156,43 +165,40 @@ class Bridge:
         verb = verb or ("mean" if mean else "sum" if combine is np.add else combine.__name__)
         plan = _plan(tensors, compressed)
         jobs = [_Sum(combine, bucket, tensors, names, compressed, verb, mean) for bucket in plan]
-        if tf.executing_eagerly():
-            totals = self._sum_eagerly(jobs, contributes)
-        else:
-            totals = self._sum_in_graph(jobs, contributes)
+        totals = self._sum_eagerly(jobs, share) if tf.executing_eagerly() else self._sum_in_graph(jobs, share)
         results: dict[int, tf.Tensor] = {}
         for job, total in zip(jobs, totals, strict=True):
             results.update(zip(job.members, job.unpacked(total), strict=True))
         return [results[place] for place in range(len(tensors))]
 
-    def _sum_eagerly(self, jobs: list[_Sum], contributes: tf.Tensor | None) -> list[tf.Tensor]:
+    def _sum_eagerly(self, jobs: list[_Sum], share: tf.Tensor | None) -> list[tf.Tensor]:
         posted = []
         for place, job in enumerate(jobs):
             key = f"eager {job.verb} #{place} of {job.shapes}{self._group}"
-            counts = contributes is None or bool(contributes)
-            posted.append(self._post_sum(key, job, job.packed(), counts, blocking=True))
+            posted.append(self._post_sum(key, job, job.packed(), share, blocking=True))
         return [self._collect(handle, blocking=True) for handle in posted]
 
-    def _sum_in_graph(self, jobs: list[_Sum], contributes: tf.Tensor | None) -> list[tf.Tensor]:
+    def _sum_in_graph(self, jobs: list[_Sum], share: tf.Tensor | None) -> list[tf.Tensor]:
         """Posts every bucket but the last; one last host call posts that one and waits for all."""
-        flag = [] if contributes is None else [contributes]
+        shares = [] if share is None else [share]
         handles = []
         for job in jobs[:-1]:
             post = self._poster(self._site(job), job)
-            handles.append(tf.py_function(post, [job.packed(), *flag], tf.int64, name="tfdist_post"))
+            handles.append(tf.py_function(post, [job.packed(), *shares], tf.int64, name="tfdist_post"))
         finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
         dtypes = [job.dtype for job in jobs]
-        return tf.py_function(finish, [jobs[-1].packed(), *handles, *flag], dtypes, name="tfdist_finish")
+        return tf.py_function(finish, [jobs[-1].packed(), *handles, *shares], dtypes, name="tfdist_finish")
 
     def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
-        def post(packed: tf.Tensor, *flag: tf.Tensor) -> np.int64:
-            return np.int64(self._post_sum(key, job, packed, all(flag)))
+        def post(packed: tf.Tensor, share: tf.Tensor | None = None) -> np.int64:
+            return np.int64(self._post_sum(key, job, packed, share))
 
         return post
 
     def _finisher(self, key: str, last: _Sum, posted: int) -> Callable[..., list[tf.Tensor]]:
         def finish(packed: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-            final = self._post_sum(key, last, packed, all(rest[posted:]), overlaps=False)
+            share = rest[posted] if len(rest) > posted else None
+            final = self._post_sum(key, last, packed, share, overlaps=False)
             return [self._collect(handle) for handle in (*map(int, rest[:posted]), final)]
 
         return finish
@@ -202,7 +208,11 @@ class Bridge:
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce_slices(
-        self, slices: tf.IndexedSlices, contributes: tf.Tensor | None = None, keep_rows: bool = True
+        self,
+        slices: tf.IndexedSlices,
+        contributes: tf.Tensor | None = None,
+        keep_rows: bool = True,
+        weight: tf.Tensor | None = None,
     ) -> tf.IndexedSlices:
         """Sums sparse rows over all processes.
 
@@ -215,17 +225,18 @@ class Bridge:
             contributes: as in `all_reduce`.
             keep_rows: whether every occurrence of a row is kept. If not, rows are summed where that sends fewer bytes;
                 as long as the dense shape is known. The same on all processes.
+            weight: as in `all_reduce`, of rows of floating point; where it is 0 this process has no rows.
 
         Returns:
             The rows of all processes, in the order of their ranks; or every row of the sum.
         """
-        if self._alone:
-            return slices
         slices, dense_shape = _as_tensors(slices)
+        share = _share([slices.values], contributes, weight)
+        if self._alone:
+            values = slices.values if weight is None else _weighted_alone(slices.values, share)
+            return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
         key = f"slices of {slices.values.dtype.name}{self._group}"
-        if contributes is None:
-            contributes = tf.constant(True)
-        operands = [contributes, slices.values, slices.indices]
+        operands = [tf.constant(True) if share is None else share, slices.values, slices.indices]
         if not keep_rows and dense_shape is not None:
             operands.append(dense_shape)
             key += ", or their sum"
@@ -250,22 +261,30 @@ class Bridge:
         key: str,
         job: _Sum,
         packed: tf.Tensor,
-        contributes: bool,
+        share: tf.Tensor | None = None,
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
         ready = time.monotonic()
         array = np.asarray(packed)  # read where it is; the sum goes into a buffer of its own
-        if not contributes:
+        weight = 1.0
+        if share is not None and share.dtype == tf.float64:
+            weight = float(share)
+        elif share is not None and not bool(share):
             array = _finite_or_zero(array)
+        shape = array.shape
         mean = Mean(array, self._size) if job.mean else None
         vector, stand_in = mean.summed if mean else array.reshape(-1), None
-        buffer = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
+        buffer = self._scratch(vector)
+        source: np.ndarray | None = vector
+        if weight != 1:
+            # Where the sum comes to lie, so that the vector is only passed over once; in place from then on.
+            source, vector = None, weighted(vector, weight, self._scratch(vector) if job.compressed else buffer)
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._choose_in_turn)
         else:
             algorithm = self._choose(vector.nbytes)
-            plan = ALGORITHMS[algorithm](buffer, job.combine, source=vector)
+            plan = ALGORITHMS[algorithm](buffer, job.combine, source=source)
             if job.combine is np.add:
                 stand_in = joining.sum_of(buffer.size, buffer.dtype, algorithm)
         pending = self._engine.post(
@@ -283,16 +302,19 @@ class Bridge:
 
         def result() -> np.ndarray:
             done = mean.finished(buffer, functools.partial(self._sum_again, key)) if mean else buffer
-            return done.reshape(array.shape)
+            return done.reshape(shape)
 
         with self._lock:
             self._posted[handle] = (pending, result)
         return handle
 
+    def _scratch(self, like: np.ndarray) -> np.ndarray:
+        return self._engine.communicator.take(like.nbytes).view(like.dtype)
+
     def _sum_again(self, key: str, vector: np.ndarray) -> np.ndarray:
         """A sum of its own, when that of a key is there and has overflowed."""
         algorithm = self._choose_in_turn(vector.nbytes)
-        total = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
+        total = self._scratch(vector)
         plan = ALGORITHMS[algorithm](total, source=vector)
         stand_in = joining.sum_of(total.size, total.dtype, algorithm)
         self._engine.run(f"{key}: once more, scaled", plan, members=self._members, stand_in=stand_in)
@@ -322,7 +344,7 @@ class Bridge:
     def _host_slices(
         self,
         key: str,
-        contributes: tf.Tensor,
+        share: tf.Tensor,
         values: tf.Tensor,
         indices: tf.Tensor,
         dense_shape: tf.Tensor | None = None,
@@ -332,8 +354,10 @@ class Bridge:
         How many rows there are is known only when they are, so all processes first tell each other and choose alike.
         """
         rows, places = np.asarray(values), np.asarray(indices)
-        if not bool(contributes):
+        if not float(tf.cast(share, tf.float64)):
             rows, places = rows[:0], places[:0]
+        elif share.dtype == tf.float64:
+            rows = weighted(rows.reshape(-1), float(share), np.empty_like(rows).reshape(-1)).reshape(rows.shape)
         run = functools.partial(self._engine.run, members=self._members)
 
         def gather(what: str, array: np.ndarray) -> np.ndarray:
@@ -372,6 +396,21 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
     )
     applied.set_shape(tensor.shape)
     return applied
+
+
+def _share(tensors: Sequence[tf.Tensor], contributes: tf.Tensor | None, weight: tf.Tensor | None) -> tf.Tensor | None:
+    """What this process's tensors count: a float64 weight, or whether they do; None: as they are."""
+    if weight is None:
+        return contributes
+    if contributes is not None:
+        raise ValueError("a weight stands instead of contributes: 0 where a process has no samples")
+    if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
+        raise ValueError(f"a weight is for tensors of floating point; got {[t.dtype.name for t in tensors]}")
+    return tf.cast(weight, tf.float64)
+
+
+def _weighted_alone(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))
 
 
 def _finite_or_zero(array: np.ndarray) -> np.ndarray:

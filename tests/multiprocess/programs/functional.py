@@ -170,6 +170,37 @@ def means_near_the_limits():
     equal(tfdist.reduce_scatter(rows), [(size - 1) / 2 if rank else 6e4])
 
 
+def weights():
+    """A process's tensors count by its weight; where that is zero, whatever they hold."""
+    bridge = functional._context().bridge(None)
+    shares = np.arange(size) / (size * (size - 1) / 2)  # rank 0 has none
+    weight = tf.constant(shares[rank], tf.float64)
+    in_graph = tf.function(lambda tensors, weight: bridge.all_reduce(tensors, weight=weight))
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64):
+        for elements in (3, 500_000):
+            value = np.full([elements], 3.0 + rank)
+            value[::2] = np.nan if rank == 0 else 1.0
+            value[1] = np.inf if rank == 0 else 5.0
+            given = [tf.cast(value, dtype), tf.cast(tf.reshape(value[:3], [3, 1]), dtype)]
+            expected = np.full([elements], (shares * (3.0 + np.arange(size))).sum())
+            expected[::2], expected[1] = 1.0, 5.0
+            for call in (lambda t, weight: bridge.all_reduce(t, weight=weight), in_graph):
+                whole, small = call(given, weight=weight)
+                tolerance = {tf.float16: 1e-3, tf.bfloat16: 1e-2}.get(dtype, 1e-6)
+                np.testing.assert_allclose(tf.cast(whole, tf.complex128), expected, rtol=tolerance)
+                np.testing.assert_allclose(tf.cast(small[:, 0], tf.complex128), expected[:3], rtol=tolerance)
+                assert whole.dtype == dtype
+    rows = tf.fill([2, 3], tf.cast(np.nan if rank == 0 else 2.0, tf.float16))
+    for call in (bridge.all_reduce_slices, tf.function(bridge.all_reduce_slices)):
+        found = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
+        np.testing.assert_allclose(found.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
+        np.testing.assert_array_equal(found.indices, [place for r in everyone[1:] for place in (1, r)])
+    with pytest.raises(ValueError, match="a weight stands instead of contributes"):
+        bridge.all_reduce([tf.ones(1)], weight=weight, contributes=tf.constant(True))
+    with pytest.raises(ValueError, match="of floating point; got"):
+        bridge.all_reduce([tf.constant(1)], weight=weight)
+
+
 def small_integers():
     equal(tfdist.all_reduce(tf.constant([100], tf.int8)), [100])
     equal(tfdist.reduce_scatter(tf.fill([size], tf.constant(200, tf.uint8))), [200])
@@ -263,6 +294,7 @@ for call in (eagerly, in_graph):
 small_integers()
 means_near_the_limits()
 slices()
+weights()
 groups()
 variables()
 wrong()

@@ -1,0 +1,35 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.engine.bridge import Bridge
+from tfdist.engine.weights import weighted
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", [0, 1, 40_001])
+def test_weighted(dtype, elements):
+    vector = np.random.default_rng(0).standard_normal(elements).astype(dtype)
+    vector.flags.writeable = False
+    out = np.empty_like(vector)
+    assert weighted(vector, 11 / 21, out) is out
+    wide = np.complex128 if dtype == np.complex64 else np.float64  # the weight is not rounded to a half
+    np.testing.assert_allclose(
+        out.astype(wide), (vector.astype(wide) * (11 / 21)).astype(dtype).astype(wide), rtol=1e-6, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_counts_where_the_weight_is_zero(dtype):
+    vector = np.array([np.nan, np.inf, -np.inf, 1.0]).astype(dtype)
+    assert not weighted(vector, 0.0, np.ones_like(vector)).any()
+
+
+def test_alone():
+    bridge = Bridge(None)
+    given = tf.constant([1.0, np.nan])
+    np.testing.assert_array_equal(bridge.all_reduce([given], weight=tf.constant(0.5, tf.float64))[0], [0.5, np.nan])
+    np.testing.assert_array_equal(bridge.all_reduce([given], weight=tf.constant(0.0, tf.float64))[0], [0, 0])
