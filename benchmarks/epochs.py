@@ -1,4 +1,4 @@
-"""What an epoch of `fit` and a call of `evaluate` cost beside their steps: plain Keras, and tfdist on one and two processes.
+"""What an epoch of `fit` and a call of `evaluate` cost beside their steps, with plain Keras and with tfdist.
 
 The model and the data are so small that what is left is the price of an epoch: 4 steps of 8 samples. The median of
 several epochs counts, of several rounds in turn.
@@ -6,6 +6,7 @@ several epochs counts, of several rounds in turn.
     python benchmarks/epochs.py
 """
 
+import itertools
 import statistics
 import sys
 import time
@@ -39,7 +40,7 @@ def measure(plain):
     model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[clock])
     ends.clear()
     model.fit(x, y, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=[clock])
-    epochs = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    epochs = [after - before for before, after in itertools.pairwise(ends)]
     steps = []
     for _ in range(EPOCHS):
         begun = time.perf_counter()

@@ -65,6 +65,9 @@ class AllReduceStrategy(tf.distribute.Strategy):
             are sparse gradients and whatever is no gradient of a Keras optimizer. Over shared memory it does not pay.
         check_weights: whether `fit` compares the weights of all ranks after each epoch, by a hash of each variable,
             and raises `MismatchError` with the first that is not equal.
+        sum_sparse_rows: whether the rows of sparse gradients (of an `Embedding`) are summed where that sends fewer
+            bytes than gathering them. Optimizers that square gradients then see the square of a sum, where one process
+            squares each occurrence of a row.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
@@ -86,6 +89,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         algorithm: str = "auto",
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
         check_weights: bool = True,
+        sum_sparse_rows: bool = False,
     ) -> None:
         algorithms.check(algorithm)
         policy.as_policy(compression)  # what it finds wrong is said before anybody is waited for
@@ -97,7 +101,9 @@ class AllReduceStrategy(tf.distribute.Strategy):
         keras_seams.install()
         self._cluster_resolver = cluster_resolver
         compressor = None if compression is None else Compressor(compression, joined.rank, joined.size)
-        super().__init__(AllReduceExtended(self, joined, chosen, algorithm, compressor, check_weights))
+        super().__init__(
+            AllReduceExtended(self, joined, chosen, algorithm, compressor, check_weights, not sum_sparse_rows)
+        )
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:

@@ -24,6 +24,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         local: TensorFlow's operations among this process's devices.
         shares: tells which replicas have samples in the current step.
         compressor: knows the variables whose gradients are compressed; None where none are.
+        keep_rows: whether sparse gradients keep every occurrence of a row, as on one process.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         local: Any,
         shares: Shares,
         compressor: Compressor | None = None,
+        keep_rows: bool = True,
     ) -> None:
         super().__init__()
+        self._keep_rows = keep_rows
         self._bridge = bridge
         self._exchange = exchange
         self._processes = processes
@@ -56,17 +59,15 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         is_weighed = isinstance(options, private.WeighedOptions)
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
-        if self._processes == 1:
+        if self._processes == 1 and not is_weighed:
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
-        replicas = [len(value.values) for value, _ in value_destination_pairs]
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
-        values = [self._sum_locally(value) for value, _ in value_destination_pairs]
-        sums = self._sum_over_processes(values, names, self._compressed(values, options))
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            sums = [_divide(total, self._processes * count) for total, count in zip(sums, replicas, strict=True)]
+        values = [self._locally(value, is_mean) for value, _ in value_destination_pairs]
+        totals = self._over_processes(values, names, options if is_weighed else None, is_mean)
         return [
             private.simple_broadcast(total, destinations, always_mirrored=True)
-            for total, (_, destinations) in zip(sums, value_destination_pairs, strict=True)
+            for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
         ]
 
     def _of_samples(self, value: Any) -> Any:
@@ -76,41 +77,51 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         rows = self._shares.rows_of_replicas()
         return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
 
-    def _sum_locally(self, value: Any) -> Any:
-        """Over this process's devices, to the first of them."""
+    def _locally(self, value: Any, is_mean: bool) -> Any:
+        """The sum or the mean over this process's devices, on the first of them."""
+        if isinstance(value.values[0], tf.IndexedSlices):
+            return private.concat_slices(value.values, tf.add_n) if len(value.values) > 1 else value.values[0]
+        if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is of floating point, as TensorFlow's
+            value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
         if len(value.values) == 1:
             return value.values[0]
-        if isinstance(value.values[0], tf.IndexedSlices):
-            return private.concat_slices(value.values, tf.add_n)
         reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
-        return reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
+        reduced = reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
+        return reduced / tf.cast(len(value.values), reduced.dtype) if is_mean else reduced
 
-    def _compressed(self, values: Sequence[Any], options: Any) -> list[Compressed | None]:
+    def _over_processes(
+        self, values: Sequence[Any], names: Sequence[str], options: private.WeighedOptions | None, is_mean: bool
+    ) -> list[Any]:
+        """The sum or the mean over processes of what each has in the mean, or in all."""
+        weight = None if options is None else options.weight
+        totals = list(values)
+        dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
+        dense.reverse()  # the last layer's gradient is there first
+        compressed = self._compressed(values, options)
+        reduced = self._bridge.all_reduce(
+            [values[place] for place in dense],
+            names=[names[place] for place in dense],
+            compressed=[compressed[place] for place in dense],
+            mean=is_mean,
+            weight=weight,
+        )
+        for place, total in zip(dense, reduced, strict=True):
+            totals[place] = total
+        contributes = self._has_samples() if weight is None else None
+        for place, value in enumerate(values):
+            if isinstance(value, tf.IndexedSlices):
+                slices = self._bridge.all_reduce_slices(value, contributes, self._keep_rows, weight)
+                totals[place] = _divide(slices, self._processes) if is_mean else slices
+        return totals
+
+    def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
         """How each value is compressed, if it is the dense gradient of a variable."""
-        if self._compressor is None or not getattr(options, "variables", ()):
+        if self._compressor is None or options is None or not options.variables:
             return [None] * len(values)
         return [
             None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(variable, value)
             for value, variable in zip(values, options.variables, strict=True)
         ]
-
-    def _sum_over_processes(
-        self, values: Sequence[Any], names: Sequence[str], compressed: Sequence[Compressed | None]
-    ) -> list[Any]:
-        sums = list(values)
-        dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
-        dense.reverse()  # the last layer's gradient is there first
-        totals = self._bridge.all_reduce(
-            [values[place] for place in dense],
-            names=[names[place] for place in dense],
-            compressed=[compressed[place] for place in dense],
-        )
-        for place, total in zip(dense, totals, strict=True):
-            sums[place] = total
-        for place, value in enumerate(values):
-            if isinstance(value, tf.IndexedSlices):
-                sums[place] = self._bridge.all_reduce_slices(value, self._has_samples())
-        return sums
 
     def _has_samples(self) -> tf.Tensor | None:
         """Whether any replica of this process has samples, a boolean scalar; None outside of shared steps."""
@@ -149,7 +160,6 @@ def _name(value: Any, destination: Any) -> str:
     return "a value"
 
 
-def _divide(total: Any, count: int) -> Any:
-    if isinstance(total, tf.IndexedSlices):
-        return tf.IndexedSlices(_divide(total.values, count), total.indices, total.dense_shape)
-    return total / tf.cast(count, total.dtype)
+def _divide(slices: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
+    values = slices.values / tf.cast(count, slices.values.dtype)
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)

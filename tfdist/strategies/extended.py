@@ -33,6 +33,7 @@ class AllReduceExtended(private.MirroredExtended):
         algorithm: the name of the all-reduce between processes.
         compressor: knows the variables whose gradients are compressed; None where none are.
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
+        keep_rows: whether sparse gradients keep every occurrence of a row.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -46,6 +47,7 @@ class AllReduceExtended(private.MirroredExtended):
         algorithm: str,
         compressor: Compressor | None = None,
         checks_weights: bool = True,
+        keep_rows: bool = True,
     ) -> None:
         super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
@@ -63,7 +65,7 @@ class AllReduceExtended(private.MirroredExtended):
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(
-            self.bridge, self.exchange, world.size, local, self.shares, compressor
+            self.bridge, self.exchange, world.size, local, self.shares, compressor, keep_rows
         )
 
     @contextlib.contextmanager
@@ -110,6 +112,12 @@ class AllReduceExtended(private.MirroredExtended):
             return _reduce_locally(reduce_op, value)
 
         def reduce_one(part: Any) -> Any:
+            is_sum = reduce_op == tf.distribute.ReduceOp.SUM
+            if is_sum and len(self.worker_devices) > 1 and not isinstance(part, private.DistributedValues):
+                raise ValueError(
+                    f"reduce: {part} is one value, and each process has {len(self.worker_devices)} replicas; a sum is "
+                    "of a value for each, such as strategy.run returns."
+                )
             if private.is_mirrored(part):
                 if reduce_op == tf.distribute.ReduceOp.MEAN:
                     return part

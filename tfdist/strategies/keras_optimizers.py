@@ -18,6 +18,7 @@ from keras.src.optimizers import base_optimizer
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.shares import weighed
 
 
@@ -53,11 +54,13 @@ class _Reduction:
 
     Attributes:
         variables: ids of their variables.
+        weight: by which the process's gradients are yet to be multiplied; None if they are.
         summed: the local replicas whose gradients are summed already.
     """
 
     def __init__(self) -> None:
         self.variables: tuple[str, ...] = ()
+        self.weight: tf.Tensor | None = None
         self.summed: set[int | None] = set()
 
 
@@ -69,10 +72,14 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = at_work.current()
         if extended is None or tf.distribute.get_replica_context() is None:
             return original(self, grads, trainable_variables)
+        reduction = _reductions.setdefault(self, _Reduction())
+        reduction.weight = None
         if extended.shares.active:
             weight = extended.shares.weight()
-            grads = [weighed(grad, weight) for grad in grads]
-        reduction = _reductions.setdefault(self, _Reduction())
+            if _can_be_weighed_on_the_way(self, grads, extended):
+                reduction.weight = weight
+            else:
+                grads = [weighed(grad, weight) for grad in grads]
         reduction.variables = tuple(self._var_key(variable) for variable in trainable_variables)
         if extended.compressor is not None:
             extended.compressor.know(
@@ -89,13 +96,22 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return _backend_apply_gradients
 
 
+def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: AllReduceExtended) -> bool:
+    """Whether gradients can be weighed while they are summed over processes, which saves a pass over them."""
+    return (
+        len(extended.worker_devices) == 1
+        and not optimizer.gradient_accumulation_steps
+        and all(grad.dtype.is_floating for grad in grads)
+    )
+
+
 def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         replica = tf.distribute.get_replica_context()
         reduction = _reductions.get(self)
         if at_work.current() is None or replica is None or reduction is None:
             return original(self, grads)
-        options = private.WeighedOptions(reduction.variables)
+        options = private.WeighedOptions(reduction.variables, reduction.weight)
         grads = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(grads), options)
         reduction.summed.add(private.local_replica_id())
         return original(self, grads)

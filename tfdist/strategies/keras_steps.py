@@ -119,9 +119,7 @@ class Step:
         asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
         state = keras_metrics.merged([v for metric in asked.values() for v in metric.variables], extended)
         with backend.StatelessScope(state_mapping=state):
-            results = {
-                key: tree.map_structure(tf.convert_to_tensor, metric.result()) for key, metric in asked.items()
-            }
+            results = {key: tree.map_structure(tf.convert_to_tensor, metric.result()) for key, metric in asked.items()}
         for place, kind in enumerate(self._kinds):
             if isinstance(kind, tuple):
                 metric, path = kind

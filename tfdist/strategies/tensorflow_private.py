@@ -90,11 +90,13 @@ class WeighedOptions(collective_util.Options):
 
     Args:
         variables: ids of the variables whose gradients are reduced, in their order; empty if there are none.
+        weight: float64 scalar by which this process's contributions are yet to be multiplied; None if they are.
     """
 
-    def __init__(self, variables: Sequence[str] = ()) -> None:
+    def __init__(self, variables: Sequence[str] = (), weight: Any = None) -> None:
         super().__init__()
         self.variables = tuple(variables)
+        self.weight = weight
 
 
 def is_distributed_variable(value: Any) -> bool:

@@ -13,7 +13,9 @@ IMAGES = X[:33].reshape(-1, 8, 8, 1)
 def model_of(*layers, loss=None, optimizer="sgd", metrics=("accuracy",), shape=(64,)):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input(shape), *layers])
-        model.compile(optimizer, loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=list(metrics))
+        model.compile(
+            optimizer, loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=list(metrics)
+        )
     return model
 
 
@@ -76,7 +78,9 @@ def synchronized_normalization_without_samples():
 @spread
 def metrics_without_samples():
     def parity(y_true, y_pred):  # a scalar
-        return ops.mean(ops.cast(ops.cast(ops.argmax(y_pred, -1), "int64") % 2 == ops.cast(y_true, "int64") % 2, "float64"))
+        return ops.mean(
+            ops.cast(ops.cast(ops.argmax(y_pred, -1), "int64") % 2 == ops.cast(y_true, "int64") % 2, "float64")
+        )
 
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(1, activation="sigmoid")])
