@@ -17,6 +17,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 
 demo: $(VENV)/installed  ## Train a small CNN on two processes
 	$(BIN)/tfdist run -n 2 examples/digits.py
+	@echo
+	@echo "To use tfdist in this shell, activate its environment:  . $(VENV)/bin/activate"
 
 test: $(VENV)/installed  ## Run all tests
 	$(BIN)/python -m pytest

@@ -32,7 +32,7 @@ def test_without_tensorflow_one_clear_line():
     )
     last = python(program).stderr.splitlines()[-1]
     assert "TensorFlowMissingError: tfdist needs TensorFlow" in last
-    assert "pip install 'tfdist[cpu]'" in last
+    assert "`pip install tensorflow-cpu`" in last
 
 
 def test_only_one_file_imports_private_modules_of_tensorflow():

@@ -74,7 +74,7 @@ class Communication(keras.callbacks.Callback):
     variable.
 
     Args:
-        log_dir: where TensorBoard reads; not written to by default.
+        log_dir: where TensorBoard reads; not written to by default. TensorBoard need not be installed to write there.
 
     Attributes:
         history: by name, the figures of every epoch, on every rank.
@@ -160,7 +160,7 @@ class Communication(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(self._log_dir)
         with self._writer.as_default(step=epoch):
             for name, figure in figures.items():
-                tf.summary.scalar(name, figure)
+                tf.summary.write(name, tf.constant(figure, tf.float32), metadata=_scalar())
         self._writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -168,6 +168,13 @@ class Communication(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _scalar() -> Any:
+    """What `tf.summary.scalar` marks its values with. That function needs TensorBoard, which only the reader needs."""
+    metadata = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
+    metadata.plugin_data.plugin_name = "scalars"
+    return metadata
 
 
 def _reading() -> np.ndarray:

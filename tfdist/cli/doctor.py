@@ -24,6 +24,7 @@ from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
 from tfdist.comm import mpi_library
 from tfdist.errors import TfdistError
+from tfdist.strategies import HOW_TO_INSTALL
 
 _CONNECT_SECONDS = 3.0
 _TENSORFLOW_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
@@ -124,9 +125,7 @@ def _versions() -> Iterator[Finding]:
                     Level.NOTE, "TensorFlow", f"{version} ({build})", f"tfdist is checked on {span}; others may fail"
                 )
             return
-    yield Finding(
-        Level.PROBLEM, "TensorFlow", "not installed", "pip install 'tfdist[cpu]', or 'tfdist[gpu]' with NVIDIA GPUs"
-    )
+    yield Finding(Level.PROBLEM, "TensorFlow", "not installed", HOW_TO_INSTALL)
 
 
 def _mpi() -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import importlib.util
 
 from tfdist.errors import TensorFlowMissingError
 
+HOW_TO_INSTALL = "`pip install tensorflow-cpu`, or with NVIDIA GPUs `pip install 'tensorflow[and-cuda]'`"
+
 
 def require_tensorflow() -> None:
     """Fails with one clear line where TensorFlow is not installed.
@@ -15,6 +17,5 @@ def require_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise TensorFlowMissingError(
-            "tfdist needs TensorFlow, and leaves the choice of the build to you: "
-            "`pip install 'tfdist[cpu]'` or `pip install 'tfdist[gpu]'`."
+            f"tfdist needs TensorFlow, and leaves the choice of the build to you: {HOW_TO_INSTALL}."
         )
