@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_each_process_gets_its_own_place(script):
     )
     ended = tfdist("run", "-n", "2", "--output", "all", path, "--flag", "value")
     assert ended.returncode == 0, ended.stderr
-    found = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stderr.splitlines())
+    found = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stdout.splitlines())
     assert [entry[0] for entry in found] == [0, 1]
     assert found[0][1] == ["--flag", "value"]
     assert found[0][2] == found[1][2] != ""
@@ -50,7 +51,7 @@ def test_more_processes_than_cores(script):
     count = len(os.sched_getaffinity(0)) + 1
     ended = tfdist("run", "-n", str(count), "--output", "all", script(RANK + "print('up', rank)"))
     assert ended.returncode == 0
-    assert ended.stderr.count("up") == count
+    assert ended.stdout.count("up") == count
 
 
 def test_only_the_chief_is_heard(script):
@@ -156,3 +157,105 @@ def test_the_kill_of_any_rank_leaves_nothing_behind():
             assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
             assert f"rank {rank} (process" in ended.stderr, ended.stderr
             harness.assert_nothing_left()
+
+
+def test_all_output_arrives_where_it_belongs(script):
+    """Also the last lines, and a line without an end, although a child in a session of its own holds the pipes."""
+    path = script(
+        RANK + "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print('child', child.pid)\n"
+        "for number in range(2000): print('out', number); print('err', number, file=sys.stderr)\n"
+        "sys.stdout.write('the end')"
+    )
+    for _ in range(5):
+        ended = tfdist("run", "-n", "3", "--output", "all", path)
+        for pid in re.findall(r"child (\d+)", ended.stdout):
+            os.kill(int(pid), signal.SIGKILL)
+        assert ended.returncode == 0
+        for rank in range(3):
+            out, err = (
+                [line for line in text.splitlines() if line.startswith(f"[rank {rank}]")]
+                for text in (ended.stdout, ended.stderr)
+            )
+            assert out[1:] == [*(f"[rank {rank}] out {number}" for number in range(2000)), f"[rank {rank}] the end"]
+            assert err == [f"[rank {rank}] err {number}" for number in range(2000)]
+
+
+def test_bytes_that_are_no_text_and_progress_bars(script):
+    path = script(RANK + "sys.stdout.buffer.write(b'\\xff\\xfe\\n1/2\\r2/2\\r\\nx\\n')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfdist.cli", "run", "-n", "1", "--output", "all", path],
+        env=harness.environment(PYTHONIOENCODING="ascii"),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout == b"[rank 0] \xff\xfe\n[rank 0] 1/2\n[rank 0] 2/2\n[rank 0] x\n", ended
+
+
+def test_a_reader_that_goes_away_ends_the_job(script):
+    """As `python script.py | head -1` does."""
+    path = script(RANK + "while True: print('again')")
+    command = f"{sys.executable} -m tfdist.cli run -n 2 --output all {path} | head -1"
+    ended = subprocess.run(
+        command, shell=True, env=harness.environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "BrokenPipeError" in ended.stderr
+    assert "exited with code" in ended.stderr
+
+
+def test_what_is_not_kept_is_said_and_can_be(script, tmp_path):
+    path = script(RANK + "for number in range(1000): print('line', number)\nsys.exit(rank)")
+    ended = tfdist("run", "-n", "2", path)
+    lines = ended.stderr.splitlines()
+    assert lines[0] == (
+        "tfdist run: the last 400 lines of rank 1, without 600 earlier ones; "
+        "--logs FOLDER keeps all of them, --output all shows them:"
+    )
+    assert lines[1:401] == [f"[rank 1] line {number}" for number in range(600, 1000)]
+    ended = tfdist("run", "-n", "2", "--logs", str(tmp_path / "logs"), path)
+    whole = tmp_path / "logs" / "rank-1.log"
+    assert f"all of them are in {whole}:" in ended.stderr
+    assert whole.read_text().splitlines() == [f"line {number}" for number in range(1000)]
+
+
+SLOW_TO_END = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
+
+
+def test_cause_that_is_slow_to_end_is_named(script):
+    """With nothing of tfdist but what its hook tells the launcher: all ranks have a thread that stays."""
+    path = script(
+        RANK + SLOW_TO_END + "from tfdist.cluster import launcher\n"
+        "launcher.tell(launcher.CAUSE if rank == 1 else launcher.VICTIM)\n"
+        "if rank == 0: os._exit(1)\n"
+        "raise ValueError(f'of rank {rank}')"
+    )
+    ended = tfdist("run", "-n", "3", path)
+    assert ended.returncode == 1, ended.stderr
+    assert "[rank 1] ValueError: of rank 1" in ended.stderr
+    assert "tfdist run: rank 1 (process" in ended.stderr
+    assert "failed or stood still, and did not end by itself" in ended.stderr
+    assert "of rank 2" not in ended.stderr
+
+
+def test_rank_that_stands_still_is_named_with_what_the_others_say(script):
+    path = script(
+        RANK + "from tfdist.cluster import launcher\n"
+        "if rank == 1: print('I wait'); time.sleep(600)\n"
+        "launcher.tell(launcher.VICTIM)\n"
+        "sys.exit(f'rank 1 is lost, says rank {rank}')"
+    )
+    ended = tfdist("run", "-n", "3", path)
+    assert ended.returncode == 1, ended.stderr
+    assert "[rank 1] I wait" in ended.stderr
+    assert "tfdist run: rank 1 (process" in ended.stderr
+
+
+def test_traceback_of_a_cause_that_does_not_end():
+    """With TensorFlow: the other rank is lost by it, and ends long before."""
+    program = str(harness.PROGRAMS / "endings.py")
+    ended = tfdist("run", "-n", "2", program, TEST_CASE="thread_that_stays")
+    assert "[rank 1] ValueError: a mistake" in ended.stderr, ended.stderr
+    assert "tfdist run: rank 1 (process" in ended.stderr, ended.stderr
+    harness.assert_nothing_left()

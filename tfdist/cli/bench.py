@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cli import run
+from tfdist.cli.job import Job
 from tfdist.cluster import discovery, world
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
@@ -127,7 +128,7 @@ def _start(options: argparse.Namespace) -> int:
     if options.no_store:
         arguments.append("--no-store")
     command = [sys.executable, "-u", "-m", "tfdist.cli", "bench", *arguments]
-    return run.Job(command, options.processes, share_cores=True, show_all=False).run()
+    return Job(command, options.processes, share_cores=True, show_all=False).run()
 
 
 def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:
@@ -211,7 +212,7 @@ def _without_matplotlib() -> str | None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return "tfdist bench --plot needs matplotlib: `pip install 'tfdist[plot]'`"
+        return "tfdist bench --plot needs matplotlib: `pip install matplotlib`"
     return None
 
 

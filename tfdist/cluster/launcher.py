@@ -16,18 +16,21 @@ def size() -> int:
 
 
 REPORT = "TFDIST_REPORT_FD"
-"""Where `tfdist run` listens for what a process has to say about its own end."""
+"""Where `tfdist run` listens for what a process has to say about its own failure."""
+
+CAUSE, VICTIM = "the cause", "a victim"
 
 
 def tell(what: str) -> None:
-    """Tells `tfdist run`, if it started this process, how the process came to its end.
+    """Tells `tfdist run`, if it started this process, how the process came to fail.
 
     Args:
-        what: ``"a victim"`` when another task's failure is the cause: then that one is to be named.
+        what: `VICTIM` when another task's failure is the cause: then that one is to be named. `CAUSE` when the script
+            has failed by an error of its own; told before the process ends, which may take long.
     """
     fd = os.environ.get(REPORT, "")
     if fd.isdigit():
         try:
-            os.write(int(fd), what.encode())
+            os.write(int(fd), f"{what}\n".encode())
         except OSError:
             pass

@@ -155,7 +155,7 @@ def _join_cluster(cluster: Cluster, timeouts: Timeouts) -> World:
             communicator = MPICommunicator(module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas)
     except BaseException as error:
         if control.failure is not None:
-            launcher.tell("a victim")
+            launcher.tell(launcher.VICTIM)
         else:
             control.leave(f"{type(error).__name__}: {error}"[:1000], {})
         if control.job:
@@ -283,9 +283,12 @@ def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[
     """Says why this task ends as soon as it is known: the end itself may wait for threads of the user's."""
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if control.failure is None and not isinstance(error, TfdistError):  # those have been told already
+        if control.failure is not None:
+            launcher.tell(launcher.VICTIM)
+        elif not isinstance(error, TfdistError):  # those have been told already
             control.fails_first = True
             control.tell_failure(error)
+            launcher.tell(launcher.CAUSE)
         original(kind, error, traceback)
 
     return hook
@@ -317,7 +320,7 @@ def _initialization(control: Control | None, timeouts: Timeouts) -> Iterator[Non
             _die_in_initialization(control, error)
 
     def failed(error: TfdistError) -> None:
-        launcher.tell("a victim")
+        launcher.tell(launcher.VICTIM)
         _die_in_initialization(control, error)
 
     threading.Thread(target=watch, name="tfdist-initialization", daemon=True).start()
@@ -371,7 +374,7 @@ def _leave(
     known = engine.failure is not None or error is not None  # the script has seen it, and ends as it chose to
     failed = known or control.failure is not None
     if (control.failure is not None or engine.failure is not None) and not control.fails_first:
-        launcher.tell("a victim")
+        launcher.tell(launcher.VICTIM)
     control.leave(reason[:1000] if reason else None, engine.counts())
     if not failed:
         failed = not _await_others(world)
@@ -403,7 +406,7 @@ def _end_after_failure(control: Control) -> None:
 
 
 def _die_of_others(error: TfdistError) -> None:
-    launcher.tell("a victim")
+    launcher.tell(launcher.VICTIM)
     _die_at_the_end(str(error))
 
 

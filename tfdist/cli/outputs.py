@@ -1,0 +1,164 @@
+"""What processes write: shown at once with the rank before each line, or kept for the case that a rank fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+KEPT_LINES = 400
+"""Of a rank whose output is not shown."""
+
+_LONGEST_LINE = 1 << 16
+_LEFT_IN_A_PIPE = 1 << 20
+"""No pipe holds more (Linux, `/proc/sys/fs/pipe-max-size`)."""
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+@dataclass
+class Kept:
+    """The end of what a rank wrote, and where the whole is, if anywhere.
+
+    Attributes:
+        lines: the last ones.
+        count: how many there were.
+        log: file that all of it is written to.
+    """
+
+    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    count: int = 0
+    log: BinaryIO | None = None
+
+
+@dataclass
+class _Pipe:
+    """The reading end of one process's output.
+
+    Attributes:
+        rank: the process's.
+        target: where its lines are shown; None where they are kept.
+        pending: the beginning of a line whose end has not been read.
+    """
+
+    rank: int
+    target: BinaryIO | None
+    pending: bytes = b""
+
+
+class Outputs:
+    """Reads from all processes, on one thread.
+
+    Args:
+        log_folder: where what is kept is also written, whole.
+    """
+
+    def __init__(self, log_folder: str | None = None) -> None:
+        self.kept: dict[int, Kept] = {}
+        self._log_folder = log_folder
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = os.pipe()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._read, name="tfdist-outputs", daemon=True)
+
+    def show(self, rank: int, fd: int, target: BinaryIO) -> None:
+        """Copies lines from a pipe, with the rank before each. To be called before `start`."""
+        self._add(fd, _Pipe(rank, target))
+
+    def keep(self, rank: int, fd: int) -> None:
+        """Keeps the last lines from a pipe. To be called before `start`."""
+        log = open(self.log_path(rank), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
+        self.kept[rank] = Kept(log=log)
+        self._add(fd, _Pipe(rank, None))
+
+    def log_path(self, rank: int) -> str:
+        """Where all that a rank wrote is, if a folder was given."""
+        return os.path.join(self._log_folder or "", f"rank-{rank}.log")
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Reads what is left in the pipes, once their processes have ended."""
+        os.write(self._waker, b"\0")
+        if self._thread.ident is not None:
+            self._thread.join()
+        for kept in self.kept.values():
+            if kept.log:
+                kept.log.close()
+
+    def _add(self, fd: int, pipe: _Pipe) -> None:
+        os.set_blocking(fd, False)
+        self._selector.register(fd, selectors.EVENT_READ, pipe)
+
+    def _read(self) -> None:
+        finishing = False
+        while not finishing:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    finishing = True
+                else:
+                    self._read_once(key.fd, key.data)
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                self._read_rest(key.fd, key.data)
+
+    def _read_once(self, fd: int, pipe: _Pipe) -> int:
+        """Returns how many bytes there were: none at the end of the pipe, and where nothing is in it now."""
+        if fd not in self._selector.get_map():  # closed since
+            return 0
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return 0
+        self._take(pipe, chunk)
+        if not chunk:
+            self._close(fd)
+        return len(chunk)
+
+    def _read_rest(self, fd: int, pipe: _Pipe) -> None:
+        """All that is in the pipe: a child of the process may have left its group, and hold the other end for ever."""
+        left = _LEFT_IN_A_PIPE
+        while left > 0 and (count := self._read_once(fd, pipe)):
+            left -= count
+        if pipe.pending:
+            self._take(pipe, b"")
+
+    def _take(self, pipe: _Pipe, chunk: bytes) -> None:
+        """Splits into lines; an empty chunk ends the last one."""
+        if pipe.target is None and (log := self.kept[pipe.rank].log):
+            log.write(chunk)
+            log.flush()
+        text = pipe.pending + chunk
+        held = b"\r" if chunk and text.endswith(b"\r") else b""  # the first half of \r\n, perhaps
+        *lines, rest = _LINE_END.split(text.removesuffix(held))
+        pipe.pending = rest + held
+        if pipe.pending and (not chunk or len(pipe.pending) > _LONGEST_LINE):
+            lines.append(pipe.pending)
+            pipe.pending = b""
+        if lines:
+            self._pass_on(pipe, [line + b"\n" for line in lines])
+
+    def _pass_on(self, pipe: _Pipe, lines: list[bytes]) -> None:
+        if pipe.target is None:
+            kept = self.kept[pipe.rank]
+            kept.lines.extend(lines)
+            kept.count += len(lines)
+            return
+        try:
+            pipe.target.write(b"".join(b"[rank %d] %b" % (pipe.rank, line) for line in lines))
+            pipe.target.flush()
+        except OSError:  # nobody reads it any more; the processes learn that as they would without us
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None and key.data.target is pipe.target:
+                    self._close(key.fd)
+
+    def _close(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+            os.close(fd)
