@@ -321,10 +321,13 @@ class Control:
         if self._interrupts.active:
             selector.register(self._interrupts, selectors.EVENT_READ)
         pending = b""
-        heard = pinged = time.monotonic()
+        pinged = looked = time.monotonic()
+        silence = 0.0
         while not self._closing:
             events = selector.select(wire.HEARTBEAT_SECONDS)
             now = time.monotonic()
+            silence += min(now - looked, 2 * wire.HEARTBEAT_SECONDS)  # not the time for which this process is stopped
+            looked = now
             if now - pinged >= wire.HEARTBEAT_SECONDS:
                 self.send({"type": "ping"})
                 pinged = now
@@ -340,17 +343,17 @@ class Control:
                 if not chunk:
                     self._server_gone()
                     return
-                heard = now
+                silence = 0.0
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
                     self._heard(wire.decode(line))
                 if len(pending) > wire.MAX_LINE:
                     raise ValueError("a line without an end")
-            if now - heard > self._timeouts.heartbeat:
+            if silence > self._timeouts.heartbeat:
                 self.fail(
                     PeerLostError(
                         f"the rendezvous server at {self.address}, on the chief's machine, gave no sign of life for "
-                        f"{now - heard:.0f} s: that machine is down, or the link to it is cut."
+                        f"{silence:.0f} s: that machine is down, or the link to it is cut."
                     )
                 )
                 return

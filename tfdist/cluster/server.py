@@ -62,7 +62,9 @@ class Member:
         rank: its rank.
         claims: what it says of itself.
         writer: its connection.
-        last_seen: when it gave the last sign of life.
+        heard: whether it gave a sign of life since the last look.
+        silence: seconds without one in which other tasks gave some. Where all are silent the whole job is stopped
+            (Ctrl-Z), and there is nobody to be told.
         left: its script has ended, and it waits for the others' to end.
         ended: it needs the others no more; or the job knows that it is lost.
     """
@@ -70,7 +72,8 @@ class Member:
     rank: int
     claims: dict[str, Any]
     writer: asyncio.StreamWriter
-    last_seen: float
+    heard: bool = True
+    silence: float = 0.0
     left: bool = False
     ended: bool = False
 
@@ -120,7 +123,7 @@ class Server:
     async def _serve(self, member: Member, reader: asyncio.StreamReader) -> None:
         try:
             async for line in _lines(reader):
-                member.last_seen = time.monotonic()
+                member.heard = True
                 self._heard(member, wire.decode(line))
         except (OSError, ValueError, KeyError, TypeError):
             pass  # a message that no task of this version sends; without its connection the task counts as lost
@@ -143,7 +146,7 @@ class Server:
             await writer.drain()
             return None
         assert isinstance(rank, int)
-        member = Member(rank, claims, writer, time.monotonic())
+        member = Member(rank, claims, writer)
         self.members[rank] = member
         answer = {"welcome": rank, "job": self.job.name}
         proof = wire.prove(self.job.secret.encode("utf-8", "surrogateescape"), "server", nonces, answer)
@@ -207,19 +210,24 @@ class Server:
     # Keeping watch.
 
     async def _watch(self) -> None:
-        begin = time.monotonic()
+        begin = looked = time.monotonic()
         while True:
             await asyncio.sleep(wire.HEARTBEAT_SECONDS)
             now = time.monotonic()
+            passed, looked = min(now - looked, 2 * wire.HEARTBEAT_SECONDS), now
+            someone = any(member.heard for member in self.members.values())
             if not self.started and not self.failure and now - begin > self.job.start_timeout:
                 self._fail(None, self._too_late())
             for member in list(self.members.values()):
-                silence = now - member.last_seen
-                if not member.ended and silence > self.job.heartbeat_timeout:
+                if member.heard:
+                    member.heard, member.silence = False, 0.0
+                elif someone:
+                    member.silence += passed
+                if not member.ended and member.silence > self.job.heartbeat_timeout:
                     member.ended = True
                     self._fail(
                         member.rank,
-                        f"{self._name(member)} gave no sign of life for {silence:.0f} s: "
+                        f"{self._name(member)} gave no sign of life for {member.silence:.0f} s: "
                         "it is stopped, its machine is down, or its link is cut.",
                         died=True,
                     )

@@ -1,0 +1,46 @@
+"""Ctrl-Z and `fg`, on `tfdist run` and what it started."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+
+def until(condition, what, deadline=60.0):
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def stopped(pid):
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
+    """For longer than a silent rank is waited for."""
+    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", str(harness.PROGRAMS / "endless_sums.py")]
+    env = harness.environment(TEST_FOLDER=str(tmp_path), TFDIST_HEARTBEAT_TIMEOUT="2")
+    launcher = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start")
+        pids = [launcher.pid, *(int((tmp_path / str(rank)).read_text()) for rank in range(2))]
+        for _ in range(2):
+            launcher.send_signal(signal.SIGTSTP)
+            until(lambda: all(map(stopped, pids)), "not all are stopped")
+            time.sleep(4)
+            launcher.send_signal(signal.SIGCONT)
+            until(lambda: not any(map(stopped, pids)), "not all go on")
+        (tmp_path / "stop").touch()
+        assert launcher.wait(60) == 0, launcher.stderr.read()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    harness.assert_nothing_left()
