@@ -1,10 +1,13 @@
-"""Notices Ctrl-C while the main thread sits in C++ and Python cannot run its handler."""
+"""Ctrl-C: noticed while the main thread sits in C++, and raised where it does no harm."""
 
 from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
+from types import FrameType
+from typing import Any
 
 
 class InterruptWatch:
@@ -27,26 +30,60 @@ class InterruptWatch:
             signal.set_wakeup_fd(previous)
             self._read.close()
             self._write.close()
-        else:
-            self.active = True
+            return
+        self.active = True
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
 
     def fileno(self) -> int:
         """For a selector."""
         return self._read.fileno()
 
     def interrupted(self) -> bool:
-        """Whether SIGINT came, and would have raised KeyboardInterrupt."""
+        """Whether SIGINT came, and raises KeyboardInterrupt."""
         try:
             arrived = self._read.recv(64)
         except BlockingIOError:
             return False
-        return signal.SIGINT in arrived and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return signal.SIGINT in arrived and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt)
 
     def close(self) -> None:
-        """Gives the wakeup descriptor back."""
+        """Gives the wakeup descriptor and the handler back."""
         if self.active and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         if self.active:
             self.active = False
             self._read.close()
             self._write.close()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Python's handler for SIGINT, but for two places in which a KeyboardInterrupt would be lost.
+
+    As an interrupt makes the step fail in which the main thread sits, the handler's turn often comes in the
+    constructor of the error that TensorFlow raises for that: pybind11 does not bear that a constructor raises something
+    else (before Python 3.12), and makes a RuntimeError of it. And what is raised in a destructor is printed and
+    dropped. From there the interrupt is put off to the next call or return outside.
+    """
+    if frame is not None and _would_be_lost(frame) and sys.getprofile() is None:
+        sys.setprofile(_raise_outside)
+    else:
+        signal.default_int_handler(number, frame)
+
+
+def _raise_outside(frame: FrameType, event: str, argument: Any) -> None:
+    if not _would_be_lost(frame):
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+
+def _would_be_lost(frame: FrameType) -> bool:
+    at: FrameType | None = frame
+    while at is not None:
+        name = at.f_code.co_name
+        if name == "__del__" or (name == "__init__" and isinstance(at.f_locals.get("self"), BaseException)):
+            return True
+        at = at.f_back
+    return False
