@@ -18,7 +18,17 @@ def test_ranks_begin_with_the_chief():
     assert cluster.size == 3
 
 
-@pytest.mark.parametrize("text", ["", "  ", "{}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "{}",
+        '{"task": {"type": "worker", "index": 0}}',
+        '{"cluster": {}, "task": {"type": "chief", "index": 0}, "environment": "cloud"}',
+        '{"cluster": {"worker": [], "ps": []}, "task": {"type": "worker", "index": 0}}',
+    ],
+)
 def test_no_cluster(text):
     assert spec.from_tf_config(text) is None
 
@@ -51,11 +61,65 @@ def test_bad_address(address):
 
 
 @pytest.mark.parametrize(
-    "task", [{"type": "worker"}, {"index": 0}, {"type": 1, "index": 0}, {"type": "worker", "index": "0"}]
+    "task",
+    [
+        {},
+        {"type": "worker"},
+        {"index": 0},
+        {"type": 1, "index": 0},
+        {"type": "worker", "index": "zero"},
+        {"type": "worker", "index": True},
+        {"type": "worker", "index": "-1"},
+    ],
 )
 def test_bad_task(task):
     with pytest.raises(ClusterSpecError, match="TF_CONFIG's task must hold"):
         spec.from_tf_config(json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
+
+
+def test_master_is_the_chief():
+    """So it is called by SageMaker and by older TFJobs."""
+    jobs = {"worker": ["b:1", "c:1"], "master": ["a:1"]}
+    cluster = spec.from_tf_config(config(jobs, "master", 0))
+    assert cluster.rank == 0
+    assert [str(task) for task in cluster.tasks] == ["master 0 (a:1)", "worker 0 (b:1)", "worker 1 (c:1)"]
+    with pytest.raises(ClusterSpecError, match=r"one chief; got 2: chief 0 \(b:1\), master 0 \(a:1\)"):
+        spec.from_tf_config(config({"master": ["a:1"], "chief": ["b:1"]}, "master"))
+
+
+def test_jobs_without_tasks_are_not_there():
+    """A TFJob with `replicas: 0`."""
+    jobs = {"chief": [], "ps": [], "evaluator": {}, "worker": ["a:1", "b:1"]}
+    assert spec.from_tf_config(config(jobs, "worker", 1)).rank == 1
+
+
+def test_index_as_a_string():
+    assert spec.from_tf_config(config({"worker": ["a:1", "b:1"]}, index="1")).rank == 1
+
+
+def test_addresses_with_gaps():
+    jobs = {"worker": {"5": "b:1", "0": "a:1", "10": "c:1"}}
+    cluster = spec.from_tf_config(config(jobs, index=10))
+    assert cluster.rank == 2
+    assert [task.index for task in cluster.tasks] == [0, 5, 10]
+    with pytest.raises(ClusterSpecError, match="this process is worker 1, but .* with the indices 0, 5, 10, of the"):
+        spec.from_tf_config(config(jobs, index=1))
+
+
+def test_worker_that_is_told_of_nobody_else():
+    with pytest.raises(ClusterSpecError, match="names no other task"):
+        spec.from_tf_config(config({"worker": {"3": "a:1"}}, index=3))
+
+
+def test_addresses_with_a_protocol():
+    bare = spec.from_tf_config(config({"worker": ["a:1", "b:1"]}))
+    assert spec.from_tf_config(config({"worker": ["grpc://a:1", "grpc://b:1"]})) == bare
+
+
+@pytest.mark.parametrize("addresses", ["a:1", 5, {"first": "a:1"}])
+def test_addresses_that_are_no_list(addresses):
+    with pytest.raises(ClusterSpecError, match="the job 'worker' must"):
+        spec.from_tf_config(config({"worker": addresses}))
 
 
 def test_two_chiefs():

@@ -120,7 +120,7 @@ def _listening():
 BAD = {
     "not JSON": ("{cluster", "TF_CONFIG is not JSON"),
     "no object": ("[1]", "TF_CONFIG must be a JSON object"),
-    "no cluster": ('{"task": {"type": "worker", "index": 0}}', "TF_CONFIG lacks 'cluster'"),
+    "no object of jobs": ('{"cluster": ["a:1"], "task": {}}', "TF_CONFIG must hold an object under 'cluster'"),
     "no task": ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG lacks 'task'"),
     "index out of range": (
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',

@@ -36,6 +36,29 @@ def discover(resolver: Any | None) -> Cluster | None:
     return None
 
 
+def resolver_of(cluster: Cluster | None) -> Any:
+    """What `discover` found, as the `ClusterResolver` that scripts ask ``strategy.cluster_resolver`` for.
+
+    Args:
+        cluster: None gives a resolver without tasks, as `TFConfigClusterResolver` is without TF_CONFIG.
+
+    Returns:
+        A `tf.distribute.cluster_resolver.SimpleClusterResolver`.
+    """
+    import tensorflow as tf
+
+    jobs: dict[str, dict[int, str]] = {}
+    own = (None, None) if cluster is None else (cluster.task.job, cluster.task.index)
+    tasks = cluster.tasks if cluster is not None else ()
+    for task in tasks:
+        jobs.setdefault(task.job, {})[task.index] = task.address
+    if cluster is not None and cluster.outside and cluster.task.address:
+        jobs[cluster.task.job] = {cluster.task.index: cluster.task.address}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type=own[0], task_id=own[1], rpc_layer="grpc"
+    )
+
+
 def _slurm_resolver() -> Any:
     """TensorFlow's resolver for a job step of srun, with ports that jobs on one machine do not share."""
     import tensorflow as tf

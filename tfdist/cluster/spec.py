@@ -10,7 +10,10 @@ from typing import Any
 
 from tfdist.errors import ClusterSpecError
 
-WORLD_JOBS = ("chief", "worker")
+CHIEF_JOBS = ("chief", "master")
+"""What the job of the task that is rank 0 may be called; ``master`` by SageMaker and older TFJobs."""
+
+WORLD_JOBS = (*CHIEF_JOBS, "worker")
 """Jobs whose tasks train together, in the order of their ranks."""
 
 OUTSIDE_JOBS = ("evaluator",)
@@ -36,7 +39,7 @@ class Cluster:
     """The tasks that train together, in the order of their ranks, and which of them this process is.
 
     Attributes:
-        tasks: chief first, then the workers. Empty for a process that runs alone.
+        tasks: chief first, then the workers.
         task: this process's own job and index; an evaluator's is not among ``tasks``.
     """
 
@@ -68,10 +71,11 @@ def from_tf_config(text: str) -> Cluster | None:
     """Parses and checks the value of TF_CONFIG.
 
     Args:
-        text: JSON with the keys ``cluster`` and ``task``, as TensorFlow defines it.
+        text: JSON with the keys ``cluster`` and ``task``, as TensorFlow defines it. The index may be a string.
 
     Returns:
-        The cluster; None when TF_CONFIG names none (empty text or an empty object).
+        The cluster; None when TF_CONFIG names none: empty text, an empty object, a task without a cluster, as
+        schedulers give it to a job of one.
 
     Raises:
         ClusterSpecError: the text is not such JSON, or contradicts itself.
@@ -84,18 +88,25 @@ def from_tf_config(text: str) -> Cluster | None:
         raise ClusterSpecError(f"TF_CONFIG is not JSON ({error}). Expected {_EXAMPLE}; got: {_short(text)}") from None
     if not isinstance(config, dict):
         raise ClusterSpecError(f"TF_CONFIG must be a JSON object, {_EXAMPLE}; got: {_short(text)}")
-    if not config:
-        return None
     for key in ("cluster", "task"):
-        if not isinstance(config.get(key), dict):
-            raise ClusterSpecError(f"TF_CONFIG lacks {key!r}. Expected {_EXAMPLE}; got: {_short(text)}")
+        if not isinstance(config.get(key, {}), dict):
+            raise ClusterSpecError(
+                f"TF_CONFIG must hold an object under {key!r}. Expected {_EXAMPLE}; got: {_short(text)}"
+            )
+    if not any(config.get("cluster", {}).values()):
+        return None
+    if "task" not in config:
+        raise ClusterSpecError(f"TF_CONFIG lacks 'task'. Expected {_EXAMPLE}; got: {_short(text)}")
     task = config["task"]
-    for key, kind in (("type", str), ("index", int)):
-        if not isinstance(task.get(key), kind) or isinstance(task.get(key), bool):
+    job, index = task.get("type"), task.get("index")
+    if isinstance(index, str) and index.isdecimal():
+        index = int(index)
+    for key, kind, value in (("type", str, job), ("index", int, index)):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise ClusterSpecError(
                 f"TF_CONFIG's task must hold a {kind.__name__} under {key!r}. Expected {_EXAMPLE}; got: {task}"
             )
-    return from_jobs(config["cluster"], task["type"], task["index"], source="TF_CONFIG")
+    return from_jobs(config["cluster"], job, index, source="TF_CONFIG")
 
 
 def from_resolver(resolver: Any) -> Cluster | None:
@@ -125,7 +136,8 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     """Checks a mapping of job names to addresses, and this process's place in it.
 
     Args:
-        jobs: addresses ``host:port`` by job, as a list or as a mapping from index to address.
+        jobs: addresses ``host:port`` by job, as a list or as a mapping from index to address, which may have gaps.
+            A job without tasks counts as not there.
         job: this process's job.
         index: this process's index in its job.
         source: where it all comes from, for messages.
@@ -137,6 +149,7 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
         ClusterSpecError: an unknown job, a missing or duplicate address, an index out of range.
     """
     known = (*WORLD_JOBS, *OUTSIDE_JOBS)
+    jobs = {name: addresses for name, addresses in jobs.items() if addresses not in ([], (), {}, None)}
     for name in (*jobs, job):
         if name not in known:
             raise ClusterSpecError(f"{source}: unknown job {name!r}. Expected one of {', '.join(known)}.")
@@ -149,35 +162,52 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
                 f"{source}: the address {task.address} is given to both {other.job} {other.index} and "
                 f"{task.job} {task.index}. Every task needs an address of its own."
             )
-    if len(tasks.get("chief", ())) > 1:
-        raise ClusterSpecError(f"{source}: there can be one chief; got {len(tasks['chief'])}.")
+    chiefs = [task for name in CHIEF_JOBS for task in tasks.get(name, ())]
+    if len(chiefs) > 1:
+        raise ClusterSpecError(f"{source}: there can be one chief; got {len(chiefs)}: {', '.join(map(str, chiefs))}.")
     if job in OUTSIDE_JOBS and not tasks.get(job):
         own = Task(job, index, "")
     else:
-        count = len(tasks.get(job, ()))
-        if not 0 <= index < count:
-            raise ClusterSpecError(
-                f"{source}: this process is {job} {index}, but the cluster has {count} task(s) of the job {job!r} "
-                f"(indices start at 0)."
-            )
-        own = tasks[job][index]
+        own = _own(source, tasks.get(job, []), job, index)
     world = tuple(task for name in WORLD_JOBS for task in tasks.get(name, ()))
+    if len(world) == 1 and own in world and index > 0:
+        raise ClusterSpecError(
+            f"{source}: this process is {own}, but the cluster names no other task. What some schedulers give to the "
+            "workers of parameter servers (a TFJob with enableDynamicWorker) is not enough to train together: list "
+            "all tasks."
+        )
     return Cluster(world, own)
+
+
+def _own(source: str, tasks: list[Task], job: str, index: int) -> Task:
+    for task in tasks:
+        if task.index == index:
+            return task
+    have = f"{len(tasks)} task(s)"
+    if tasks:
+        have += f", with the indices {_short(', '.join(str(task.index) for task in tasks))},"
+    raise ClusterSpecError(f"{source}: this process is {job} {index}, but the cluster has {have} of the job {job!r}.")
 
 
 def _tasks(source: str, job: str, addresses: Any) -> list[Task]:
     if isinstance(addresses, Mapping):
-        addresses = [addresses[key] for key in sorted(addresses, key=int)]
-    if not isinstance(addresses, (list, tuple)) or not addresses:
+        for key in addresses:
+            if not str(key).isdecimal():
+                raise ClusterSpecError(f"{source}: the job {job!r} must give addresses by index; got: {addresses!r}")
+        by_index = sorted((int(key), address) for key, address in addresses.items())
+    elif isinstance(addresses, (list, tuple)):
+        by_index = list(enumerate(addresses))
+    else:
         raise ClusterSpecError(f"{source}: the job {job!r} must list its tasks' addresses; got: {addresses!r}")
-    return [Task(job, index, _checked(source, job, index, address)) for index, address in enumerate(addresses)]
+    return [Task(job, index, _checked(source, job, index, address)) for index, address in by_index]
 
 
 def _checked(source: str, job: str, index: int, address: Any) -> str:
-    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    bare = address.removeprefix("grpc://") if isinstance(address, str) else ""
+    host, _, port = bare.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterSpecError(f"{source}: {job} {index} needs an address host:port; got: {address!r}")
-    return address
+    return bare
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -99,15 +99,18 @@ class AllReduceStrategy(tf.distribute.Strategy):
         if not chosen:
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
-        self._cluster_resolver = cluster_resolver
+        self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         compressor = None if compression is None else Compressor(compression, joined.rank, joined.size)
         super().__init__(
             AllReduceExtended(self, joined, chosen, algorithm, compressor, check_weights, not sum_sparse_rows)
         )
 
     @property
-    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """The resolver that the strategy was made with."""
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """The resolver that the strategy was made with, or one of what TF_CONFIG or Slurm say.
+
+        Under mpiexec, and for a process alone, it names no tasks.
+        """
         return self._cluster_resolver
 
     @property

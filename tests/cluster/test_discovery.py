@@ -1,0 +1,47 @@
+"""What a strategy tells of its cluster to scripts that ask, as TensorFlow's tutorial for several workers does."""
+
+import json
+
+import pytest
+
+from tfdist.cluster import discovery, spec
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in ("TF_CONFIG", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def resolver(jobs, job, index):
+    config = {"cluster": jobs, "task": {"type": job, "index": index}}
+    return discovery.resolver_of(spec.from_tf_config(json.dumps(config)))
+
+
+def test_resolver_of_tf_config():
+    found = resolver({"master": ["grpc://a:1"], "worker": {"0": "b:1", "3": "c:1"}, "ps": []}, "worker", "3")
+    assert (found.task_type, found.task_id, found.rpc_layer) == ("worker", 3, "grpc")
+    assert found.cluster_spec().as_dict() == {"master": ["a:1"], "worker": {0: "b:1", 3: "c:1"}}
+    assert found.master("worker", 3) == "grpc://c:1"
+    assert spec.from_resolver(found) == spec.from_resolver(resolver(found.cluster_spec().as_dict(), "worker", 3))
+
+
+def test_resolver_of_an_evaluator():
+    found = resolver({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0)
+    assert (found.task_type, found.task_id) == ("evaluator", 0)
+    assert found.cluster_spec().as_dict() == {"worker": ["a:1"], "evaluator": ["b:1"]}
+
+
+def test_resolver_of_a_process_alone():
+    found = discovery.resolver_of(discovery.discover(None))
+    assert (found.task_type, found.task_id) == (None, None)
+    assert not found.cluster_spec()
+
+
+def test_strategy_gives_it():
+    import tfdist
+
+    strategy = tfdist.AllReduceStrategy()
+    assert strategy.cluster_resolver.task_type is None
+    given = discovery.resolver_of(None)
+    assert tfdist.AllReduceStrategy(cluster_resolver=given).cluster_resolver is given
