@@ -1,7 +1,10 @@
 """What `import tfdist` does, and does not, bring along."""
 
+import ast
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,65 @@ def test_public_names_exist():
         assert getattr(tfdist, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tfdist.nonsense
+
+
+def test_lazy_names_are_the_static_ones():
+    """What a type checker sees is what there is."""
+    tree = ast.parse(Path(tfdist.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    homes = {name.name: node.module for node in block.body for name in node.names}
+    modules = {name for name, home in homes.items() if home == "tfdist"}
+    assert {name: home for name, home in homes.items() if name not in modules} == tfdist._HOMES
+    assert {*homes, "__version__"} == set(tfdist.__all__)
+    for name in modules:
+        assert getattr(tfdist, name).__name__ == f"tfdist.{name}"
+
+
+MISTAKES = """
+import tfdist
+reveal_type(tfdist.all_reduce)
+reveal_type(tfdist.errors.PeerLostError)
+tfdist.AllReduceStrategie()
+tfdist.AllReduceStrategy(algoritm="ring")
+tfdist.callbacks.Communication(logdir="logs")
+tfdist.nonsense
+"""
+
+
+def test_type_checker_sees_the_public_names(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(MISTAKES)
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), "user.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(Path(tfdist.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    lines = {
+        int(line.split(":")[1]): line
+        for line in found.splitlines()
+        if line.startswith("user.py") and 'note: "' not in line
+    }
+    for number, words in {
+        3: 'Revealed type is "def (value: Any, op: str =',
+        4: "-> tfdist.errors.PeerLostError",
+        5: 'no attribute "AllReduceStrategie"',
+        6: 'Unexpected keyword argument "algoritm"',
+        7: 'Unexpected keyword argument "logdir"',
+        8: 'no attribute "nonsense"',
+    }.items():
+        assert words in lines[number], found
+
+
+def test_errors_are_an_attribute_of_the_package():
+    assert python("import tfdist; print(tfdist.errors.PeerLostError.__name__)").stdout == "PeerLostError\n"
+
+
+def test_module_is_the_command():
+    ended = subprocess.run([sys.executable, "-m", "tfdist", "--version"], capture_output=True, text=True, check=False)
+    assert ended.stdout == f"tfdist {tfdist.__version__}\n"
 
 
 def python(program):

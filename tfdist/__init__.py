@@ -7,12 +7,13 @@ start without waiting for TensorFlow.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression
+    from tfdist import callbacks, compression, errors, functional
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -46,38 +47,17 @@ if TYPE_CHECKING:
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
 
+_ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
+PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
+_FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init is_initialized join
+local_rank local_size rank reduce_scatter size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
-    "CalibrationError": "tfdist.errors",
-    "ClusterSpecError": "tfdist.errors",
-    "CollectiveTimeoutError": "tfdist.errors",
-    "Group": "tfdist.functional",
-    "MPIUnavailableError": "tfdist.errors",
-    "MismatchError": "tfdist.errors",
-    "PayloadError": "tfdist.errors",
-    "PeerLostError": "tfdist.errors",
-    "RendezvousError": "tfdist.errors",
-    "TensorFlowMissingError": "tfdist.errors",
-    "TfdistError": "tfdist.errors",
     "Timeouts": "tfdist.cluster.settings",
-    "all_gather": "tfdist.functional",
-    "all_reduce": "tfdist.functional",
-    "all_to_all": "tfdist.functional",
-    "barrier": "tfdist.functional",
-    "broadcast": "tfdist.functional",
-    "broadcast_variables": "tfdist.functional",
-    "init": "tfdist.functional",
-    "is_initialized": "tfdist.functional",
-    "join": "tfdist.functional",
-    "local_rank": "tfdist.functional",
-    "local_size": "tfdist.functional",
-    "rank": "tfdist.functional",
-    "reduce_scatter": "tfdist.functional",
     "scale_summed_loss": "tfdist.strategies.keras_losses",
-    "size": "tfdist.functional",
+    **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
+    **dict.fromkeys(_FUNCTIONS.split(), "tfdist.functional"),
 }
-
-_MODULES = ("callbacks", "compression")
 
 __all__ = [
     "AllReduceStrategy",
@@ -102,6 +82,8 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "compression",
+    "errors",
+    "functional",
     "init",
     "is_initialized",
     "join",
@@ -114,12 +96,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"tfdist.{name}")
-    if name not in _HOMES:
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for a public one
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if not name.startswith("_") and importlib.util.find_spec(f"tfdist.{name}"):
+            return importlib.import_module(f"tfdist.{name}")
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ must call the same ones; a rank that calls another one is told so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tfdist.strategies import require_tensorflow
 
@@ -31,6 +31,14 @@ _COMBINE = {
     "max": np.maximum,
     "product": np.multiply,
 }
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _not_converted(function: _Function) -> _Function:
+    """Keeps AutoGraph out; with the signature left visible to type checkers, for whom TensorFlow has no types."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 class Group:
@@ -151,7 +159,7 @@ def local_size() -> int:
     return _context().world.local_size
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """Combines values over the processes, into every one of them.
 
@@ -216,7 +224,7 @@ def _divided(total: tf.Tensor, count: int) -> tf.Tensor:
     return divide(total, tf.cast(count, total.dtype))
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Tensor:
     """Concatenates a tensor over the processes, in the order of their ranks.
 
@@ -268,7 +276,7 @@ def _scattered(
     return scattered(tensor)
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) -> tf.Tensor:
     """Combines a tensor over the processes, and leaves each with its share of the result's rows.
 
@@ -288,7 +296,7 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
     return _scattered(exchange, whole, op, count=_size(group) if op == "mean" else 1)
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf.Tensor:
     """One process's tensor, on every process.
 
@@ -330,7 +338,7 @@ def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | Non
     return summed(tensor)
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Group | None = None) -> None:
     """Gives variables the values that they have on one process.
 
@@ -343,7 +351,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Gro
         variable.assign(broadcast(tf.convert_to_tensor(variable), root_rank, group))
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> Any:
     """Sends some rows to every process, and gets some from every process.
 
@@ -379,7 +387,7 @@ def _exchanged(exchange: Exchange, tensor: tf.Tensor, given: tf.Tensor) -> tuple
     return exchanged(tensor)
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def barrier(group: Group | None = None) -> None:
     """Waits until every process has come here.
 
@@ -389,7 +397,7 @@ def barrier(group: Group | None = None) -> None:
     _context().exchange(group).barrier()
 
 
-@tf.autograph.experimental.do_not_convert
+@_not_converted
 def join() -> int:
     """Says that this process has no more data, and takes part with zeros in what the others do until all have joined.
 
