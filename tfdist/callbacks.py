@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from typing import Any
@@ -20,8 +19,7 @@ from tfdist.cluster import world  # noqa: E402
 from tfdist.collectives.all_gather import all_gather_rows  # noqa: E402
 from tfdist.collectives.clock import clock_offset  # noqa: E402
 from tfdist.engine import timeline  # noqa: E402
-
-log = logging.getLogger("tfdist")
+from tfdist.notices import notice  # noqa: E402
 
 _NOTICEABLE = 0.05
 """Share of an epoch that the others must wait for a rank before it is called the slowest."""
@@ -66,7 +64,7 @@ class Timeline(keras.callbacks.Callback):
 
 
 class Communication(keras.callbacks.Callback):
-    """Reports, for every epoch, what communication cost; on the chief's log, and to TensorBoard.
+    """Reports, for every epoch, what communication cost: the chief says so, and to TensorBoard.
 
     Reported are MiB sent per process, the seconds in which something was under way, the share of them that was hidden
     behind computing, and the slowest rank, for which the others waited. Where gradients are compressed, also how many
@@ -143,7 +141,7 @@ class Communication(keras.callbacks.Callback):
             if slowest >= 0
             else "no rank was much slower than the others"
         )
-        log.warning(
+        notice(
             "tfdist: epoch %d: %.1f MiB sent a process%s, %.2f s communicating, %.0f %% of it hidden; %s.",
             epoch + 1,
             figures["mib_sent"],

@@ -102,7 +102,7 @@ def test_addresses_with_gaps():
     cluster = spec.from_tf_config(config(jobs, index=10))
     assert cluster.rank == 2
     assert [task.index for task in cluster.tasks] == [0, 5, 10]
-    with pytest.raises(ClusterSpecError, match="this process is worker 1, but .* with the indices 0, 5, 10, of the"):
+    with pytest.raises(ClusterSpecError, match=r"this process is worker 1, but .* with the indices 0, 5, 10, of the"):
         spec.from_tf_config(config(jobs, index=1))
 
 

@@ -39,6 +39,7 @@ from tfdist.errors import (
     RendezvousError,
     TfdistError,
 )
+from tfdist.notices import notice
 
 log = logging.getLogger("tfdist")
 
@@ -272,6 +273,9 @@ def _world_of(
     local_rank, local_size = hosts.local_place([member["host"] for member in members], communicator.rank)
     if timeline.VARIABLE in os.environ:
         engine.timeline = timeline.Timeline(communicator.rank, engine.run("the clocks", clock_offset()))
+    if communicator.rank == 0:
+        count = len({member["host"] for member in members})
+        notice("tfdist: %d processes on %d host%s have joined.", communicator.size, count, "s" if count > 1 else "")
     world = World(communicator.rank, communicator.size, local_rank, local_size, engine, control)
     atexit.register(_leave, world, module, server, manager, _Watchdog())
     os.register_at_fork(after_in_child=control.after_fork)

@@ -14,6 +14,7 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine import calibration
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
+from tfdist.notices import without_mirrored
 from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
@@ -49,7 +50,8 @@ class AllReduceExtended(private.MirroredExtended):
         checks_weights: bool = True,
         keep_rows: bool = True,
     ) -> None:
-        super().__init__(strategy, devices=devices)
+        with without_mirrored():
+            super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
         self.world = world
         self.shares = Shares(len(devices))

@@ -1,0 +1,68 @@
+"""What is said without being asked for."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from tests.multiprocess import harness
+from tfdist import notices
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Logging that nobody has set up, as in most scripts."""
+    monkeypatch.setattr(notices.log, "hasHandlers", lambda: False)
+
+
+def test_seen_where_logging_is_not_set_up(bare, capfd):
+    notices.notice("tfdist: %d processes", 3)
+    assert capfd.readouterr().err == "tfdist: 3 processes\n"
+
+
+def test_not_seen_where_the_level_says_so(bare, capfd, monkeypatch):
+    monkeypatch.setattr(notices.log, "level", logging.ERROR)
+    notices.notice("tfdist: %d processes", 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_is_info_where_logging_is_set_up(caplog, capfd):
+    with caplog.at_level(logging.INFO, "tfdist"):
+        notices.notice("tfdist: %d processes", 3)
+    assert caplog.record_tuples == [("tfdist", logging.INFO, "tfdist: 3 processes")]
+    assert capfd.readouterr().err == ""
+
+
+SAYS = """
+import logging, tensorflow as tf
+logging.basicConfig(level=logging.INFO)
+tf.get_logger().setLevel(logging.INFO)
+import tfdist
+tfdist.AllReduceStrategy()
+tf.get_logger().info("of MirroredStrategy, later")
+"""
+
+
+@pytest.mark.multiprocess
+def test_number_of_processes_and_nothing_that_is_wrong():
+    ended = harness.run(["-c", SAYS], 2)
+    assert ended[0].output.count("tfdist: 2 processes on 1 host have joined.") == 1
+    assert "have joined" not in ended[1].output
+    for end in ended:
+        assert "TF_CONFIG will be ignored" not in end.output
+        assert "Using MirroredStrategy" not in end.output
+        assert "of MirroredStrategy, later" in end.output
+
+
+@pytest.mark.multiprocess
+def test_number_of_processes_is_seen_by_default():
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfdist", "run", "-n", "2", "-m", "tfdist", "doctor"],
+        env=harness.environment(),
+        capture_output=True,
+        text=True,
+        timeout=harness.DEADLINE,
+        check=False,
+    )
+    assert "tfdist: 2 processes on 1 host have joined." in ended.stderr
