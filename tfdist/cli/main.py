@@ -9,6 +9,16 @@ from tfdist._version import __version__
 from tfdist.cli import bench, doctor, run
 
 
+def parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
+    parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for command in (run, bench, doctor):
+        command.add_parser(commands)
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
@@ -18,10 +28,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
-    parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    for command in (run, bench, doctor):
-        command.add_parser(commands)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     return options.execute(options)

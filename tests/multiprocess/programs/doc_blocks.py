@@ -1,0 +1,27 @@
+"""Runs blocks of Python from the docs, each with names of its own; see `tests/test_docs.py`.
+
+The blocks come as JSON on standard input, ``{"where": …, "code": …}``; what went wrong with which goes to the file that
+is named.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import keras
+
+failures = {}
+folder = Path.cwd()
+for number, block in enumerate(json.load(sys.stdin)):
+    own = folder / str(number)
+    own.mkdir()
+    os.chdir(own)
+    keras.backend.clear_session()
+    keras.config.set_dtype_policy("float32")
+    try:
+        exec(compile(block["code"], block["where"], "exec"), {"__name__": "__main__"})
+    except (Exception, SystemExit):
+        failures[block["where"]] = traceback.format_exc()
+Path(sys.argv[1]).write_text(json.dumps(failures))
