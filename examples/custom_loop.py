@@ -1,6 +1,8 @@
 """A hand-written training loop: what `fit` does, in the open.
 
-tfdist run -n 2 examples/custom_loop.py
+The digits come with scikit-learn (`pip install '.[examples]'`).
+
+    tfdist run -n 2 examples/custom_loop.py
 """
 
 import keras

@@ -1,7 +1,9 @@
 """A small CNN on scanned digits: the same script on one process or on many.
 
-python examples/digits.py
-tfdist run -n 2 examples/digits.py
+The digits come with scikit-learn (`pip install '.[examples]'`).
+
+    python examples/digits.py
+    tfdist run -n 2 examples/digits.py
 """
 
 import keras

@@ -1,6 +1,8 @@
 """A loop in Horovod's style: no strategy, only functions. Every process reads its own share of the data.
 
-tfdist run -n 2 examples/functions.py
+The digits come with scikit-learn (`pip install '.[examples]'`).
+
+    tfdist run -n 2 examples/functions.py
 """
 
 import keras
