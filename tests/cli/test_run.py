@@ -235,7 +235,7 @@ def test_cause_that_is_slow_to_end_is_named(script):
     assert ended.returncode == 1, ended.stderr
     assert "[rank 1] ValueError: of rank 1" in ended.stderr
     assert "tfdist run: rank 1 (process" in ended.stderr
-    assert "failed or stood still, and did not end by itself" in ended.stderr
+    assert "stood still, or failed and did not end by itself" in ended.stderr
     assert "of rank 2" not in ended.stderr
 
 

@@ -25,6 +25,9 @@ from tfdist.comm import segments
 GRACE_SECONDS = 5.0
 """For the other processes to notice, and say in their own words, that one of them is gone."""
 
+END_SECONDS = 15.0
+"""For a process that has said that it failed to end, before the same is done as if it had ended."""
+
 TERM_SECONDS = 3.0
 """Between asking a process to end and ending it."""
 
@@ -173,7 +176,7 @@ class Job:
         running = set(range(self._size))
         failed: list[Process] = []  # in the order in which it became known
         causes: list[Process] = []
-        deadline = None
+        deadline: float | None = None
         while running:
             timeout = None if deadline is None else deadline - time.monotonic()
             if timeout is not None and timeout <= 0:
@@ -191,8 +194,9 @@ class Job:
                         causes.append(process)
                 elif not _hear(process := key.data, causes):
                     selector.unregister(process.report)
-                if deadline is None and (failed or causes) and not any(p.ended_by_us for p in self._processes):
-                    deadline = time.monotonic() + GRACE_SECONDS
+                if (failed or causes) and not any(p.ended_by_us for p in self._processes):
+                    latest = time.monotonic() + (GRACE_SECONDS if failed else END_SECONDS)
+                    deadline = latest if deadline is None else min(deadline, latest)
         selector.close()
         if causes or not failed:
             return causes[:1]
@@ -219,7 +223,7 @@ class Job:
         process = blamed[0]
         code = process.popen.returncode
         if process.ended_by_us:
-            how = "failed or stood still, and did not end by itself"
+            how = "stood still, or failed and did not end by itself"
             code = 1 if blamed[-1].ended_by_us else blamed[-1].popen.returncode
         else:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
