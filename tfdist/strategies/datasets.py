@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.shares import Share, batch_size
+from tfdist.strategies.shares import Share, as_share, batch_size
 
 log = logging.getLogger("tfdist")
 
@@ -26,47 +28,174 @@ def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
     return policy == policies.DATA or (policy == policies.AUTO and not private.reads_files(dataset))
 
 
-def cut(dataset: tf.data.Dataset, first: int, devices: int, replicas: int, stand_in: bool) -> tf.data.Dataset:
-    """Cuts every batch into contiguous shares, and keeps those of this process's replicas, one after the other.
+_strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The inner halves of strategies by their ids, which the types of iterators hold: types are made of plain values."""
 
-    Rows are copied. A batch that a generator has yielded may lie in the user's own array, and TensorFlow's kernels
-    take a slice of it for memory that they may write to.
+
+class SharedDataset(tf.distribute.DistributedDataset):
+    """A dataset of global batches, of which every replica gets its share: contiguous rows, in the order of replicas.
+
+    Batches are cut after they were read, in the step's own graph: a function of the dataset's would be optimized anew
+    for each iterator, which takes longer than a short epoch. Rows are copied. A batch that a generator has yielded may
+    lie in the user's own array, and TensorFlow's kernels take a slice of it for memory that they may write to.
 
     Args:
         dataset: of global batches.
-        first: this process's first replica.
-        devices: how many replicas this process has.
-        replicas: how many there are in all.
+        extended: of the strategy.
         stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples where there are none.
 
     Raises:
         ValueError: the dataset's elements are no batches.
     """
-    if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
-        raise ValueError(
-            f"the elements of the dataset must be batches, to be cut into shares for {replicas} replicas; got elements "
-            f"of {dataset.element_spec}. Call `batch` on the dataset."
+
+    def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool) -> None:
+        if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
+            raise ValueError(
+                "the elements of the dataset must be batches, to be cut into shares for "
+                f"{extended._num_replicas_in_sync} replicas; got elements of {dataset.element_spec}. Call `batch` on "
+                "the dataset."
+            )
+        self._dataset = private.not_tuned(dataset).prefetch(1)
+        _strategies[id(extended)] = extended
+        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in)
+
+    def __iter__(self) -> SharedIterator:
+        return self._spec._from_components(iter(self._dataset))
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of what each step yields for all local replicas."""
+        return self._spec.of_shares()
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """See `tf.distribute.DistributedDataset`."""
+        state = initial_state
+        for shares in self:
+            state = reduce_func(state, shares)
+        return state
+
+
+class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
+    """An iterator of a `SharedDataset`; may be given to a `tf.function`."""
+
+    def __init__(self, iterator: Any, spec: _SharedIteratorSpec) -> None:
+        self._iterator = iterator
+        self._spec = spec
+
+    @property
+    def _type_spec(self) -> _SharedIteratorSpec:
+        return self._spec
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of what each step yields for all local replicas."""
+        return self._spec.of_shares()
+
+    def __iter__(self) -> SharedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.get_next()
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+
+    def get_next(self) -> Any:
+        """The next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
+        shares, another = self._shares()
+
+        def end() -> Any:
+            self._iterator.get_next()  # raises the error
+            return shares()
+
+        return private.per_replica(tf.cond(another, shares, end), self._spec.extended())
+
+    def get_next_as_optional(self) -> Any:
+        """The next step's shares, as a `tf.experimental.Optional`."""
+        shares, another = self._shares()
+        return tf.cond(
+            another,
+            lambda: tf.experimental.Optional.from_value(private.per_replica(shares(), self._spec.extended())),
+            lambda: tf.experimental.Optional.empty(self.element_spec),
         )
 
-    def share(batch: Any, replica: Any) -> Any:
-        samples = batch_size(batch)
-        begin, end = _part(samples, replica, replicas), _part(samples, replica + 1, replicas)
-        if not stand_in:
-            return tf.nest.map_structure(lambda component: _rows(component, begin, end), batch)
-        own = end - begin
-        begin, end = tf.where(own > 0, begin, 0), tf.where(own > 0, end, tf.minimum(samples, 1))
-        return Share(tf.nest.map_structure(lambda component: _rows(component, begin, end), batch), own)
+    def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
+        """What makes the local replicas' shares, and whether any process has another batch."""
+        extended, spec = self._spec.extended(), self._spec
+        devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
+        first = extended._get_replica_id_in_sync_group(0)
+        optional = self._iterator.get_next_as_optional()
+        # Where another process has a batch and this one has not, a row of zeros stands in.
+        batch = tf.cond(
+            optional.has_value(), optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data
+        )
+        samples = tf.where(optional.has_value(), batch_size(batch), 0)
+        parts = [_part(samples, first + device, replicas) for device in range(devices + 1)]
+        filled = tf.cast(optional.has_value(), tf.int64)
+        another = extended.count_step(filled * devices, parts[-1] - parts[0])
 
-    # tf.data passes the parts of a tuple one by one, and anything else whole.
-    is_tuple = type(dataset.element_spec) is tuple
-    if devices == 1:
-        return dataset.map(lambda *batch: share(batch if is_tuple else batch[0], first)).prefetch(1)
+        def shares() -> list[Any]:
+            shared = []
+            for device, begin, end in zip(extended.worker_devices, parts, parts[1:], strict=False):
+                with tf.device(device):
+                    shared.append(_share(batch, begin, end, spec.stand_in))
+            return shared
 
-    def shares(*batch: Any) -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(first, first + devices)
-        return numbers.map(lambda replica: share(batch if is_tuple else batch[0], replica))
+        return shares, another > 0
 
-    return dataset.flat_map(shares).prefetch(devices)
+
+class _SharedIteratorSpec(tf.TypeSpec):
+    """The type of a `SharedIterator`.
+
+    Args:
+        batch: the type of the dataset's elements.
+        strategy: the id of the strategy's inner half.
+        stand_in: as of `SharedDataset`.
+    """
+
+    __slots__ = ("_strategy", "batch", "stand_in")
+
+    def __init__(self, batch: Any, strategy: int, stand_in: bool) -> None:
+        self.batch = batch
+        self.stand_in = stand_in
+        self._strategy = strategy
+
+    def extended(self) -> Any:
+        """The strategy's inner half."""
+        return _strategies[self._strategy]
+
+    def of_shares(self) -> Any:
+        """The type of what each step yields for all local replicas."""
+        share = tf.nest.map_structure(_of_any_rows, self.batch)
+        if self.stand_in:
+            share = Share(share, tf.TensorSpec([], tf.int64))
+        return private.spec_of_replicas(share, self.extended())
+
+    @property
+    def value_type(self) -> type:
+        return SharedIterator
+
+    def _serialize(self) -> Any:
+        return self.batch, self._strategy, self.stand_in
+
+    @property
+    def _component_specs(self) -> Any:
+        return tf.data.IteratorSpec(self.batch)
+
+    def _to_components(self, value: SharedIterator) -> Any:
+        return value._iterator
+
+    def _from_components(self, components: Any) -> SharedIterator:
+        return SharedIterator(components, self)
+
+
+def _share(batch: Any, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
+    """A part of a batch; with ``stand_in``, as a `Share`."""
+    rows = end - begin
+    if stand_in:
+        begin, end = tf.where(rows > 0, begin, 0), tf.where(rows > 0, end, tf.minimum(batch_size(batch), 1))
+    part = tf.nest.map_structure(lambda component: _rows(component, begin, end), batch)
+    return Share(part, rows) if stand_in else part
 
 
 def _part(samples: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
@@ -76,8 +205,17 @@ def _part(samples: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
 
 
 def _has_rows(spec: Any) -> bool:
-    shape = getattr(spec, "shape", None)
-    return isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) and shape.rank != 0
+    return isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) and spec.shape.rank != 0
+
+
+def _of_any_rows(spec: Any) -> Any:
+    """The type of a component that may be cut."""
+    if not _has_rows(spec) or spec.shape.rank is None:
+        return spec
+    shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
 
 
 def _rows(component: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:

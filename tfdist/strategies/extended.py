@@ -194,16 +194,12 @@ class AllReduceExtended(private.MirroredExtended):
                 "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA is not supported, as one dataset is "
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
-        is_cut = self._num_replicas_in_sync > 1 and (self._reads_in_order or datasets.is_cut_by_samples(dataset))
         if self.world.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
-        if is_cut:
-            first = self._get_replica_id_in_sync_group(0)
-            devices, replicas = len(self.worker_devices), self._num_replicas_in_sync
-            dataset = datasets.cut(dataset, first, devices, replicas, stand_in=self._reads_for_keras)
+        if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
+            return datasets.SharedDataset(dataset, self, stand_in=self._reads_for_keras)
         workers = self._input_workers_with_options(options)
-        strategy = self._container_strategy()
-        return private.distributed_dataset(dataset, workers, strategy, self._input_context(), options, is_cut)
+        return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
         strategy = self._container_strategy()
@@ -249,6 +245,18 @@ class AllReduceExtended(private.MirroredExtended):
                 for optional in optionals
             ]
         )
+        return self.count_step(filled, samples)
+
+    def count_step(self, filled: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+        """Adds up what all processes have for the next step; notes the samples.
+
+        Args:
+            filled: how many local replicas have another batch, an int64 scalar.
+            samples: how many samples they have together, an int64 scalar.
+
+        Returns:
+            How many replicas have another batch, over all processes.
+        """
         counts = self.bridge.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
         with tf.control_dependencies([self.shares.set_total(counts[1])]):
             return tf.identity(counts[0])

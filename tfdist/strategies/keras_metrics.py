@@ -6,8 +6,9 @@ a step updates by a maximum or a minimum of what it was is merged by that instea
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,31 +182,32 @@ def _seen_through(tensor: Any) -> Any:
 
 
 class Results:
-    """While a replica has it entered, notes which tensors are results of which metrics.
+    """Which tensors of a step are results of which metrics."""
 
-    Args:
-        metrics: that may be asked for results.
-    """
-
-    def __init__(self, metrics: Sequence[Any]) -> None:
-        self._metrics = metrics
+    def __init__(self) -> None:
         self._noted: dict[int, tuple[Any, Any, Any]] = {}
         self._entered = 0
 
-    def __enter__(self) -> Results:
+    @contextlib.contextmanager
+    def of(self, metrics: Sequence[Any]) -> Iterator[None]:
+        """Notes the results of metrics that are asked for inside.
+
+        Args:
+            metrics: that may be asked.
+        """
         # The replicas of several devices enter in turn before the first leaves.
         self._entered += 1
         if self._entered == 1:
             self._noted.clear()
-            for metric in self._metrics:
+            for metric in metrics:
                 metric.result = self._noting(metric, type(metric).result)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._entered -= 1
-        if not self._entered:
-            for metric in self._metrics:
-                metric.__dict__.pop("result", None)
+        try:
+            yield
+        finally:
+            self._entered -= 1
+            if not self._entered:
+                for metric in metrics:
+                    metric.__dict__.pop("result", None)
 
     def _noting(self, metric: Any, result: Any) -> Callable[[], Any]:
         def noting() -> Any:

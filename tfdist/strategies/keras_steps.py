@@ -45,7 +45,7 @@ class Step:
         self._extended = extended
         self._function = function
         self._assigned = Assigned()
-        self._results: keras_metrics.Results | None = None
+        self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
 
     def __call__(self, data: Any) -> Any:
@@ -53,13 +53,11 @@ class Step:
         extended, model = self._extended, self._model
         share = as_share(data)
         metrics = keras_metrics.all_metrics(model)
-        if self._results is None:
-            self._results = keras_metrics.Results(metrics)
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
             of_metrics = StateOfMetrics(kept, extended)
             of_layers = StateOfStep(model, extended)
-            with self._results:
+            with self._results.of(metrics):
                 outputs = self._function(share.data)
                 contributions = self._contributions(outputs)
             of_layers.merge(self._assigned)

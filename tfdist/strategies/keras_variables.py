@@ -54,7 +54,7 @@ def check_scope(model: Any) -> None:
     ]
     optimizer = getattr(model, "optimizer", None)
     strategy = getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
-    if strategy is not model.distribute_strategy:
+    if optimizer is not None and strategy is not model.distribute_strategy:
         outside.append(f"the optimizer {optimizer.name}")
     if outside:
         raise ValueError(

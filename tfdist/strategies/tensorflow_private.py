@@ -57,12 +57,16 @@ __all__ = [
     "is_distributed_variable",
     "is_mirrored",
     "local_replica_id",
+    "not_tuned",
     "parts_of",
+    "per_replica",
     "reads_files",
     "regroup",
     "seeded",
     "select_replica",
     "simple_broadcast",
+    "spec_of_replicas",
+    "without_rows",
 ]
 
 CrossDeviceOps = cross_device_ops.CrossDeviceOps
@@ -119,34 +123,35 @@ def copies(variable: Any) -> tuple[Any, ...]:
     return variable.values if is_distributed_variable(variable) else (variable,)
 
 
-def distributed_dataset(
-    dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any, is_cut: bool
-) -> Any:
+def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any) -> Any:
     """A `tf.distribute.DistributedDataset` whose every step counts replicas and samples over all processes.
 
-    Args:
-        is_cut: whether the dataset yields this process's shares; if not, TensorFlow divides its batches and shards it.
+    TensorFlow divides its batches and shards it, as its policy says.
     """
-    dataset, options = _not_tuned(dataset), _read_directly(input_workers, options)
-    if is_cut:
-        distributed = input_lib.DistributedDataset(
-            input_workers,
-            strategy,
-            components=[dataset],
-            element_spec=input_lib._create_distributed_tensor_spec(strategy, dataset.element_spec),
-            enable_get_next_as_optional=True,
-            options=options,
-        )
-    else:
-        distributed = input_lib.DistributedDataset(
-            input_workers,
-            strategy,
-            dataset,
-            num_replicas_in_sync=context_.num_replicas_in_sync,
-            input_context=context_,
-            options=options,
-        )
+    distributed = input_lib.DistributedDataset(
+        input_workers,
+        strategy,
+        not_tuned(dataset),
+        num_replicas_in_sync=context_.num_replicas_in_sync,
+        input_context=context_,
+        options=_read_directly(input_workers, options),
+    )
     return _counting(distributed, strategy)
+
+
+def per_replica(values_of_replicas: list[Any], extended: Any) -> Any:
+    """Values of the local replicas as one, as distributed iterators yield them."""
+    return input_lib._create_per_replica(values_of_replicas, extended._container_strategy())
+
+
+def spec_of_replicas(spec: Any, extended: Any) -> Any:
+    """The type of `per_replica` of values of a type."""
+    return input_lib._create_distributed_tensor_spec(extended._container_strategy(), spec)
+
+
+def without_rows(spec: Any) -> Any:
+    """A batch of a type, with no rows."""
+    return input_lib._dummy_tensor_fn(spec)
 
 
 def distributed_datasets_from_function(
@@ -157,7 +162,7 @@ def distributed_datasets_from_function(
         input_workers,
         strategy,
         input_contexts=list(contexts),
-        dataset_fn=lambda its_context: _not_tuned(function(its_context)),
+        dataset_fn=lambda its_context: not_tuned(function(its_context)),
         options=_read_directly(input_workers, options),
     )
     return _counting(distributed, strategy)
@@ -205,7 +210,7 @@ def parts_of(dataset: Any) -> Iterator[Any]:
         yield part
 
 
-def _not_tuned(dataset: Any) -> Any:
+def not_tuned(dataset: Any) -> Any:
     """The dataset without tf.data's tuner, unless the user has asked for it.
 
     An iterator that is dropped waits for its tuner's next turn, whose period doubles from 10 ms to a minute: it is
@@ -225,7 +230,7 @@ def _brought_without_tuning() -> None:
 
     @functools.wraps(original)
     def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
-        return _not_tuned(original(*args, **kwargs))
+        return not_tuned(original(*args, **kwargs))
 
     multi_device_iterator_ops._create_device_dataset = create_device_dataset
 
