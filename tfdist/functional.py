@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from tfdist.strategies import require_tensorflow
+from tfdist.strategies import keras_unsynchronized, require_tensorflow
 
 require_tensorflow()
 
@@ -132,6 +132,8 @@ def init(
         joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
         Exchange(joined.engine).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
         _initialized = _Context(joined, algorithm)
+        if joined.size > 1:
+            keras_unsynchronized.warn_in_fit()
 
 
 def is_initialized() -> bool:

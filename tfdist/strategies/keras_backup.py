@@ -104,7 +104,7 @@ class _Files:
         self._keras_save = callback._save_model
         self._is_remote = "://" in str(callback.backup_dir)
         self._latest = Path(callback._weights_path)
-        self._previous = Path(callback._prev_weights_path)
+        self._previous = self._latest.with_name("previous.weights.h5")
         self._metadata = Path(callback._training_metadata_path)
 
     def save(self) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
 
 from tfdist.errors import MismatchError
 from tfdist.strategies import keras_backup
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import tree
 
 WRITING = (
     keras.callbacks.ModelCheckpoint,

@@ -10,13 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow import trainer as trainer_module
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
 from tfdist.strategies.shares import Share, as_share
 
@@ -27,8 +25,8 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: puts one function in the place of another.
     """
-    replace(trainer_module.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
-    replace(trainer_module.TFEpochIterator, "__init__", _shuffled_alike)
+    replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
+    replace(tf_trainer.TFEpochIterator, "__init__", _shuffled_alike)
     py_dataset_adapter.random = _AgreedShuffle()
 
 
@@ -56,7 +54,7 @@ def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, data_batch=batch)
         except (RuntimeError, ValueError):
-            if type(self).train_step is trainer_module.TensorFlowTrainer.train_step:
+            if type(self).train_step is tf_trainer.TensorFlowTrainer.train_step:
                 raise
             return None  # its own steps may call it otherwise, or not at all
 

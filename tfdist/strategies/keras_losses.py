@@ -24,10 +24,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as loss_module
 
 from tfdist.strategies import at_work
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import losses
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -36,10 +36,10 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: puts one function in the place of another.
     """
-    replace(loss_module, "scale_loss_for_distribution", _left_alone)
-    replace(loss_module, "unscale_loss_for_distribution", _left_alone)
-    replace(loss_module, "reduce_values", _of_the_whole_batch)
-    replace(loss_module, "apply_mask", _over_valid_steps_of_all)
+    replace(losses, "scale_loss_for_distribution", _left_alone)
+    replace(losses, "unscale_loss_for_distribution", _left_alone)
+    replace(losses, "reduce_values", _of_the_whole_batch)
+    replace(losses, "apply_mask", _over_valid_steps_of_all)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         replace(optimizer, "scale_loss", _vectors_as_sums)
     replace(keras.metrics.Mean, "update_state", _numbers_of_a_batch)

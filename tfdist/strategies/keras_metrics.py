@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import backend, tree
-from keras.src.trainers import trainer as base_trainer
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import backend, base_trainer, tree
 
 log = logging.getLogger("tfdist")
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
-from keras.src.optimizers import base_optimizer
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 from tfdist.strategies.shares import weighed
 
 

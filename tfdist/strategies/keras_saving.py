@@ -13,10 +13,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.saving import saving_api
 
 from tfdist.strategies import at_work
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 
 log = logging.getLogger("tfdist")

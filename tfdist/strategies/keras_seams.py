@@ -31,10 +31,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow import trainer as trainer_module
-from keras.src.random import seed_generator
-from keras.src.trainers import trainer as base_trainer
 
 from tfdist.strategies import (
     at_work,
@@ -47,6 +43,7 @@ from tfdist.strategies import (
     keras_steps,
     keras_variables,
 )
+from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_trainer, tree
 
 _installed = False
 
@@ -57,7 +54,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    trainer = trainer_module.TensorFlowTrainer
+    trainer = tf_trainer.TensorFlowTrainer
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
         _replace(trainer, name, _raising_ours)
         if name in ("fit", "evaluate", "predict"):
@@ -178,7 +175,7 @@ def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         if at_work.of_model(self) is None:
             return original(self, x)
         outputs = self.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
-        return tree.map_structure(trainer_module.convert_to_np_if_not_ragged, outputs)
+        return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
 
     return predict_on_batch
 

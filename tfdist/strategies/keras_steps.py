@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend, tree
-from keras.src.backend.tensorflow import trainer as trainer_module
 
 from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import backend, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
@@ -22,9 +21,9 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: puts one function in the place of another.
     """
-    replace(trainer_module.TensorFlowTrainer, "_make_function", _on_shares)
-    replace(trainer_module.TensorFlowTrainer, "make_predict_function", _predicting_shares)
-    replace(trainer_module, "reduce_per_replica", _over_all_replicas)
+    replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
+    replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
+    replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
 
 
 class Step:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import core as tf_core
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_private import tf_core
 from tfdist.strategies.shares import weighed
 
 _calling = threading.local()

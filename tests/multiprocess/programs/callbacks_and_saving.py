@@ -1,11 +1,14 @@
 """What callbacks and saving do on two processes. Every rank works in a folder of its own, as on two machines."""
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
@@ -223,6 +226,87 @@ def nan_stops_all():
         poisoned, Y, batch_size=50, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]
     ).history
     assert len(history["loss"]) == 1, history
+
+
+@check
+def all_of_it_inside_of_the_scope():
+    with strategy.scope():
+        model = make()
+        path = folder / "scope"
+        path.mkdir()
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(path / "{epoch}.keras"),
+            keras.callbacks.BackupAndRestore(path / "b"),
+        ]
+        fit(model, callbacks=callbacks)
+        model.save(path / "whole.keras")
+        model.save_weights(path / "own.weights.h5")
+    assert (path / "whole.keras").exists() == chief
+    assert equal_on_all_ranks(state(model))
+    fit(model, epochs=1)  # the chief has made no variables that others have not
+
+
+@check
+def a_damaged_backup():
+    class Epochs(keras.callbacks.Callback):
+        seen = ()
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.seen = (*self.seen, epoch)
+            if epoch == 3:
+                raise RuntimeError("interrupted")
+
+    def go_on(model):
+        epochs = Epochs()
+        backup = keras.callbacks.BackupAndRestore(folder / "damaged")
+        with pytest.raises(RuntimeError, match="interrupted"):
+            fit(model, epochs=5, callbacks=[backup, epochs], shuffle=False)
+        return epochs.seen
+
+    assert go_on(make()) == (0, 1, 2, 3)
+    if chief:
+        latest = folder / "damaged" / "latest.weights.h5"
+        latest.write_bytes(latest.read_bytes()[:1000])
+        (folder / "damaged" / "training_metadata.json").write_text("")
+        (folder / "damaged" / ".0123abcd.latest.weights.h5").write_text("unfinished")
+    assert go_on(make()) == (2, 3), "the backup before the damaged one is of two epochs"
+    if chief:
+        assert not list((folder / "damaged").glob(".*")), list((folder / "damaged").iterdir())
+
+
+@check
+def weights_that_are_not_equal():
+    class Differs(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1 and not chief:
+                kernel = self.model.layers[0].kernel
+                kernel.assign(kernel + 1e-6)
+
+    model = make()
+    with pytest.raises(tfdist.MismatchError, match=rf"after epoch 2 .*{model.layers[0].kernel.path} .*rank\(s\) \[1\]"):
+        fit(model, epochs=3, callbacks=[Differs()])
+
+
+@check
+def progress_is_shown_by_the_chief():
+    model = make()
+    for arguments, expected in (({}, chief), ({"verbose": 2}, True)):
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            model.fit(X, Y, batch_size=50, **arguments)
+            model.evaluate(X, Y, batch_size=50, **arguments)
+            model.predict(X, batch_size=50, **arguments)
+        assert bool(shown.getvalue()) == expected, shown.getvalue()
+
+
+@check
+def an_optimizer_made_outside_of_the_scope():
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    fit(model)  # what compile makes, it makes in the model's scope
+    model.compile(keras.optimizers.Adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): the optimizer adam"):
+        fit(model)
 
 
 for function in CHECKS:

@@ -1,0 +1,29 @@
+"""Every private module of Keras that tfdist uses, imported here and nowhere else.
+
+Checked on Keras 3.10 and 3.15. `tfdist.strategies.keras_seams` lists what is changed in them.
+"""
+
+from keras.src import backend, tree
+from keras.src.backend.tensorflow import core as tf_core
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.losses import loss as losses
+from keras.src.optimizers import base_optimizer
+from keras.src.random import seed_generator
+from keras.src.saving import saving_api
+from keras.src.trainers import trainer as base_trainer
+from keras.src.trainers.data_adapters import py_dataset_adapter
+
+__all__ = [
+    "backend",
+    "base_optimizer",
+    "base_trainer",
+    "losses",
+    "py_dataset_adapter",
+    "saving_api",
+    "seed_generator",
+    "tf_core",
+    "tf_optimizer",
+    "tf_trainer",
+    "tree",
+]
