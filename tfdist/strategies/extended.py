@@ -151,7 +151,7 @@ class AllReduceExtended(private.MirroredExtended):
             return kwargs["initial_value"]
         exchange, number = self.exchange, next(_variables)
 
-        def of_the_chief() -> tf.Tensor:
+        def value_of_the_chief() -> tf.Tensor:
             value = kwargs["initial_value"]
             if callable(value):
                 value = value()
@@ -162,6 +162,14 @@ class AllReduceExtended(private.MirroredExtended):
             return exchange.broadcast_once(
                 value, f"the initial value of variable {number}", f"{name} {value.dtype.name} {value.shape}"
             )
+
+        def of_the_chief() -> tf.Tensor:
+            if tf.executing_eagerly() or not callable(kwargs["initial_value"]):
+                return value_of_the_chief()
+            # A function that makes variables is being traced, on all processes: they are agreed on now.
+            with tf.init_scope():
+                value = value_of_the_chief().numpy()
+            return tf.constant(value)
 
         return of_the_chief
 
