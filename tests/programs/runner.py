@@ -1,0 +1,73 @@
+"""Runs programs one after the other in this process, and writes what each of them found as JSON.
+
+    tfdist run -n 2 tests/programs/runner.py vae unet       # two processes
+    TEST_PLAIN=1 python tests/programs/runner.py vae unet   # plain Keras
+
+A program is a script that sets ``results``, a dict of numbers, and may set ``TOLERANCE``. Where one fails, its
+traceback is written and the process ends, so that the other ranks end, too: they would wait for this one.
+`test_programs.py` starts the programs that are left anew.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+SECONDS = 120
+"""After which a program that has not ended prints where each thread stands, and the process ends."""
+
+
+def as_json(value):
+    if isinstance(value, dict):
+        return {str(name): as_json(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(part) for part in value]
+    if isinstance(value, (str, bool, int, float)) or value is None:
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        return [part.decode() if isinstance(part, bytes) else str(part) for part in array.ravel()]
+    return (array if array.dtype.kind in "biu" else array.astype(np.float64)).tolist()
+
+
+def run(name):
+    """Runs one program and returns what is to be compared."""
+    found = runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+    return {"results": as_json(found["results"]), "tolerance": found.get("TOLERANCE", 1e-9)}
+
+
+def main(names):
+    rank = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+    out = Path(os.environ["TEST_FOLDER"]) if "TEST_FOLDER" in os.environ else None
+    for name in names:
+        print("PROGRAM", name, flush=True)
+        begun = time.monotonic()
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            found = run(name)
+        except BaseException as error:
+            if out:
+                said = "".join(traceback.format_exception(error))
+                (out / f"{name}.{rank}.json").write_text(json.dumps({"error": said, "time": time.time()}))
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        found["seconds"] = round(time.monotonic() - begun, 1)
+        if out:
+            (out / f"{name}.{rank}.json").write_text(json.dumps(found))
+        else:
+            print(json.dumps(found["results"])[:2000], found["seconds"], flush=True)
+        del found
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

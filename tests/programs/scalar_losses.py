@@ -1,0 +1,37 @@
+"""Loss functions that return one number for the batch: sqrt(mean), Dice, Tversky.
+
+Each is a statistic of the batch, so that of a share is another one, and so is its gradient: only close. What the
+program shows is that the gradient has the right length, whatever the number of shares.
+"""
+
+import keras
+from keras import layers, ops
+from common import change, digits, strategy, weights
+
+scope = strategy()
+images, labels = digits(192)
+flat = images.reshape(-1, 64)
+
+
+def root_mean_squared_error(y_true, y_pred):
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def train(loss, target, activation):
+    keras.utils.set_random_seed(1)
+    with scope.scope():
+        model = keras.Sequential([layers.Input((64,)), layers.Dense(target.shape[1], activation=activation)])
+        model.compile(keras.optimizers.SGD(0.01), loss)
+    before = weights(model)
+    history = model.fit(flat, target, batch_size=48, epochs=2, shuffle=False, verbose=0)
+    return {"moved": change(model, before), "history": history.history}
+
+
+one_hot = keras.utils.to_categorical(labels, 10)
+results = {
+    "close": {
+        "rmse": train(root_mean_squared_error, one_hot, None),
+        "dice": train(keras.losses.Dice(), one_hot, "softmax"),
+        "tversky": train(keras.losses.Tversky(alpha=0.3, beta=0.7), one_hot, "softmax"),
+    }
+}

@@ -1,0 +1,167 @@
+"""Programs as users write them end alike on 1, 2 and 3 processes and in plain Keras.
+
+Each script beside this file is one program. It ends with a dict ``results``, of which every leaf must be equal on
+all ranks to the last bit, and equal to plain Keras's within the program's ``TOLERANCE``, relative to the leaf's
+largest value. Two keys have a meaning:
+
+- ``ranks_only``: what cannot be compared with one process (random masks, a batch's own statistics); it must be
+  equal on all ranks and finite. The program's docstring says why.
+- ``close``: what the mathematics of shares changes a little; it must lie within a fifth.
+
+One launch runs many programs, as TensorFlow takes seconds to import: only those that were asked for
+(``pytest tests/programs -k vae``). A program that fails ends its launch, and the rest is launched anew.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.multiprocess import harness
+
+HERE = Path(__file__).parent
+PROGRAMS = sorted(
+    path.stem
+    for path in HERE.glob("*.py")
+    if path.stem not in ("__init__", "common", "runner") and not path.stem.startswith("test_")
+)
+CLOSE = 0.2
+LAUNCH_DEADLINE = 900.0
+SHOWN = 12
+"""How many differences of a program are told."""
+
+
+def read(folder, name, size):
+    """What each rank wrote about a program; None for a rank that wrote nothing."""
+    paths = [folder / f"{name}.{rank}.json" for rank in range(size)]
+    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
+def launch(size, names, folder):
+    """Runs the programs on ``size`` processes (0: plain Keras); returns what each found, or a text that says why not."""
+    found, left = {}, list(names)
+    ranks = max(size, 1)
+    settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder), "PYTHONPATH": str(HERE.parents[1])}
+    while left:
+        with harness.started([str(HERE / "runner.py"), *left], ranks, settings) as processes:
+            try:
+                processes.wait(LAUNCH_DEADLINE)
+            except AssertionError as error:
+                hanging = str(error).splitlines()[0]
+            else:
+                hanging = "ended without a result"
+            outputs = [processes.output(rank) for rank in range(ranks)]
+        for name in list(left):
+            left.remove(name)
+            said = read(folder, name, ranks)
+            if all(one is not None and "results" in one for one in said):
+                found[name] = said
+                continue
+            found[name] = why(said, outputs, hanging)
+            break
+    return found
+
+
+def why(said, outputs, otherwise):
+    """All ranks' errors, the first one first, as the others may only tell that this one is gone."""
+    errors = sorted((one["time"], rank, one["error"]) for rank, one in enumerate(said) if one and "error" in one)
+    told = [f"--- rank {rank} ---\n{error}" for _, rank, error in errors]
+    silent = [rank for rank, one in enumerate(said) if one is None]
+    told += [f"--- rank {rank} {otherwise} ---\n{outputs[rank][-6000:]}" for rank in silent]
+    return "\n".join(told)
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory, request):
+    """What the programs that were asked for found, by the number of processes."""
+    root = tmp_path_factory.mktemp("worlds")
+    asked = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if getattr(item, "originalname", "") == "test_program"
+    }
+    names = [name for name in PROGRAMS if name in asked]
+
+    @cache
+    def of(sizes):
+        folders = [root / str(size) for size in sizes]
+        for folder in folders:
+            folder.mkdir()
+        with ThreadPoolExecutor() as threads:
+            return dict(zip(sizes, threads.map(launch, sizes, [names] * len(sizes), folders), strict=True))
+
+    return lambda size: of((0, 1) if size < 2 else (size,))[size]  # two alone take two cores, as two together do
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
+        try:
+            yield path, np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            for index, part in enumerate(value):
+                yield from leaves(part, (*path, index))
+    elif isinstance(value, str) or (isinstance(value, list) and any(isinstance(part, str) for part in value)):
+        yield path, np.asarray(value, np.str_)
+    elif value is not None:
+        yield path, np.asarray(value, np.float64)
+
+
+def compare(ranks, plain):
+    """What differs, as lines, the worst first; nothing if all is well."""
+    complaints = []
+    results = [rank["results"] for rank in ranks]
+    for rank, found in enumerate(results[1:], start=1):
+        for (path, first), (_, other) in zip(leaves(results[0]), leaves(found), strict=True):
+            if first.shape != other.shape or first.tobytes() != other.tobytes():
+                complaints.append((np.inf, f"{path}: rank {rank} differs from rank 0: {short(other)} {short(first)}"))
+    expected, got = dict(leaves(plain["results"])), dict(leaves(results[0]))
+    if expected.keys() != got.keys():
+        complaints.append((np.inf, f"results differ in their keys: {sorted(map(str, expected.keys() ^ got.keys()))}"))
+    for path in expected.keys() & got.keys():
+        if path[0] == "ranks_only":
+            if not np.isfinite(got[path]).all():
+                complaints.append((np.inf, f"{path}: not finite: {short(got[path])}"))
+            continue
+        tolerance = CLOSE if path[0] == "close" else plain["tolerance"]
+        error = relative_error(got[path], expected[path])
+        if not error <= tolerance:
+            says = f"off by {error:.2g} (tolerance {tolerance}): {short(got[path])}, plain Keras {short(expected[path])}"
+            complaints.append((np.nan_to_num(error, nan=np.inf), f"{path}: {says}"))
+    return [line for _, line in sorted(complaints, reverse=True)]
+
+
+def relative_error(value, wanted):
+    """Of a leaf, relative to its largest value; infinite if shapes or texts differ."""
+    if value.shape != wanted.shape:
+        return np.inf
+    if "U" in (value.dtype.kind, wanted.dtype.kind):
+        return 0.0 if np.array_equal(value, wanted) else np.inf
+    return np.abs(value - wanted).max(initial=0.0) / np.abs(wanted).max(initial=1e-12)
+
+
+def short(array):
+    return np.array2string(array.ravel()[:4], precision=6)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, size, worlds):
+    (plain,) = succeeded(worlds(0)[name], "plain Keras")
+    if "skipped" in plain["results"]:
+        pytest.skip(plain["results"]["skipped"])
+    complaints = compare(succeeded(worlds(size)[name], f"{size} processes"), plain)
+    if complaints:
+        pytest.fail(f"{len(complaints)} differences\n" + "\n".join(complaints[:SHOWN]), pytrace=False)
+
+
+def succeeded(found, where):
+    if isinstance(found, str):
+        pytest.fail(f"{where}:\n{found}", pytrace=False)
+    return found
