@@ -29,7 +29,7 @@ PROGRAMS = sorted(
     if path.stem not in ("__init__", "common", "runner") and not path.stem.startswith("test_")
 )
 CLOSE = 0.2
-LAUNCH_DEADLINE = 900.0
+LAUNCH_DEADLINE = 1500.0
 SHOWN = 12
 """How many differences of a program are told."""
 

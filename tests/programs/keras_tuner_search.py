@@ -1,0 +1,42 @@
+"""A search by KerasTuner with ``distribution_strategy=``, where it is installed; every process takes the same trials."""
+
+import keras
+from common import digits, folder, strategy, weights
+
+scope = strategy()
+try:
+    import keras_tuner
+except ImportError:
+    keras_tuner = None
+images, labels = digits(60)
+flat = images.reshape(-1, 64)
+
+
+def build(hp):
+    units = hp.Int("units", 4, 12, step=4)
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(10)])
+    rate = hp.Choice("rate", [0.1, 0.01])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    return model
+
+
+if keras_tuner is None:
+    results = {"skipped": "keras-tuner is not installed"}
+else:
+    tuner = keras_tuner.RandomSearch(
+        build,
+        objective="val_loss",
+        max_trials=2,
+        seed=3,
+        distribution_strategy=None if type(scope).__name__ == "_DefaultDistributionStrategy" else scope,
+        directory=str(folder("keras_tuner_search")),
+        project_name="digits",
+        overwrite=True,
+    )
+    tuner.search(
+        flat[:40], labels[:40], batch_size=20, epochs=2, shuffle=False, verbose=0, validation_data=(flat[40:], labels[40:])
+    )
+    best = tuner.get_best_hyperparameters()[0].values
+    model = tuner.get_best_models()[0]
+    results = {"best": {name: float(value) for name, value in best.items()}, "outputs": model(flat[:5])}

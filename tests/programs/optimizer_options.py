@@ -1,0 +1,33 @@
+"""Clipping of every kind, weight decay, moving averages of weights, accumulation: all act on the global gradient.
+
+The last batch of each epoch holds 7 of 24 samples.
+"""
+
+import keras
+from keras import layers, optimizers
+from common import digits, strategy, weights
+
+scope = strategy()
+images, labels = digits(55)
+flat = images.reshape(-1, 64)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def train(optimizer):
+    keras.utils.set_random_seed(13)
+    with scope.scope():
+        hidden = layers.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.8))
+        model = keras.Sequential([layers.Input((64,)), hidden, layers.Dense(10, bias_regularizer="l1")])
+        model.compile(optimizer, loss)
+    model.fit(flat, labels, batch_size=24, epochs=2, shuffle=False, verbose=0)
+    return weights(model)
+
+
+results = {
+    "clipnorm": train(optimizers.SGD(1.0, clipnorm=0.05)),
+    "global_clipnorm": train(optimizers.Adam(0.05, global_clipnorm=0.05)),
+    "clipvalue": train(optimizers.SGD(1.0, momentum=0.9, clipvalue=0.01)),
+    "decay_and_average": train(optimizers.AdamW(0.01, weight_decay=0.05, use_ema=True, ema_overwrite_frequency=4)),
+    "accumulation": train(optimizers.SGD(0.5, gradient_accumulation_steps=2, clipnorm=0.1)),
+    "loss_scale": train(optimizers.LossScaleOptimizer(optimizers.SGD(0.5, clipvalue=0.02), initial_scale=16.0)),
+}

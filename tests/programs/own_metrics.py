@@ -1,0 +1,85 @@
+"""Metrics of the user's own: a confusion matrix, a function, a running mean; their variables say how they merge.
+
+Keras's `add_variable` says "sum" unless told otherwise. A maximum is none of what it can say: with
+``aggregation="none"`` tfdist must refuse to merge it, with the metric's name, rather than report a sum.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from common import digits, strategy
+
+scope = strategy()
+images, labels = digits(90)
+flat = images.reshape(-1, 64)
+
+
+class Confusion(keras.metrics.Metric):
+    def __init__(self, name="recall", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.matrix = self.add_weight(shape=(10, 10), initializer="zeros", name="matrix")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        predicted = ops.argmax(y_pred, axis=-1)
+        self.matrix.assign_add(tf.math.confusion_matrix(ops.reshape(y_true, (-1,)), predicted, 10, dtype="float64"))
+
+    def result(self):
+        return ops.mean(ops.diagonal(self.matrix) / ops.maximum(ops.sum(self.matrix, axis=1), 1.0))
+
+
+class Recent(keras.metrics.Metric):
+    """A moving average of the largest logit; the mean over processes is the same average."""
+
+    def __init__(self, name="recent", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(0.5 * self.value + 0.5 * ops.mean(ops.max(y_pred, axis=-1)))
+
+    def result(self):
+        return ops.convert_to_tensor(self.value)
+
+
+class Worst(keras.metrics.Metric):
+    def __init__(self, name="worst", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), "zeros", aggregation="none", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(ops.maximum(self.value, 1 - ops.min(ops.max(ops.softmax(y_pred), axis=-1))))
+
+    def result(self):
+        return ops.convert_to_tensor(self.value)
+
+
+def mean_margin(y_true, y_pred):
+    first, second = ops.max(y_pred, axis=-1), ops.min(y_pred, axis=-1)
+    return first - second
+
+
+def build(*metrics):
+    with scope.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=[metric() if isinstance(metric, type) else metric for metric in metrics])
+    return model
+
+
+model = build(Confusion, Recent, mean_margin, "sparse_categorical_accuracy")
+history = model.fit(
+    flat, labels, batch_size=30, epochs=2, shuffle=False, verbose=0, validation_data=(flat[:60], labels[:60])
+)
+alone = keras.metrics.MeanSquaredError()  # outside of all of it
+alone.update_state(np.zeros(4), np.arange(4.0))
+
+maximum = build(Worst)
+if scope.num_replicas_in_sync > 1:
+    with pytest.raises((TypeError, ValueError), match="worst"):
+        maximum.fit(flat, labels, batch_size=30, epochs=1, verbose=0)
+else:
+    maximum.fit(flat, labels, batch_size=30, epochs=1, verbose=0)
+
+results = {"history": history.history, "alone": float(alone.result())}
