@@ -6,8 +6,8 @@ Checkpoints, a backup from which a second `fit` goes on, a plateau, early stoppi
 import csv
 
 import keras
-from keras import callbacks, layers
 from common import Logs, digits, folder, strategy, weights
+from keras import callbacks, layers
 
 scope = strategy()
 images, labels = digits(160)

@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-from keras import layers, metrics
 from common import digits, strategy, weights
+from keras import layers, metrics
 
 scope = strategy()
 images, labels = digits(103)

@@ -1,8 +1,8 @@
 """`compute_loss` of one's own with ``ops.mean``, as in the docstring of Keras, plus a penalty from a layer."""
 
 import keras
-from keras import layers, ops
 from common import Logs, digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(100)

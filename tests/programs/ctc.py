@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-from keras import layers, ops
 from common import strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 rng = np.random.default_rng(2)

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 from common import strategy, weights
+from keras import layers
 
 scope = strategy()
 rng = np.random.default_rng(5)

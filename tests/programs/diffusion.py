@@ -6,8 +6,8 @@ The noise comes with the data, so that all of it can be compared with one proces
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
 from common import Logs, digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, _ = digits(72)

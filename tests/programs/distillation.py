@@ -1,8 +1,8 @@
 """Knowledge distillation: a frozen teacher in `compute_loss`, a student that is the model itself, temperature."""
 
 import keras
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(79)
@@ -43,7 +43,10 @@ with scope.scope():
     teacher.trainable = False
     distiller = Distiller(network(6, "student"), teacher)
     distiller.compile(
-        keras.optimizers.Adam(0.01), ["accuracy"], student_loss_fn=loss, distillation_loss_fn=keras.losses.KLDivergence()
+        keras.optimizers.Adam(0.01),
+        ["accuracy"],
+        student_loss_fn=loss,
+        distillation_loss_fn=keras.losses.KLDivergence(),
     )
 history = distiller.fit(flat, labels, batch_size=32, epochs=2, shuffle=False, verbose=0)
 results = {

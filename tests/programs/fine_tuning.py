@@ -1,8 +1,8 @@
 """Transfer learning: a frozen base, then unfrozen and compiled anew with a lower rate; a part of the layers shared."""
 
 import keras
-from keras import layers
 from common import digits, strategy, weights
+from keras import layers
 
 scope = strategy()
 images, labels = digits(65)

@@ -6,8 +6,8 @@ must be close.
 
 import keras
 import tensorflow as tf
-from keras import layers, ops
 from common import change, digits, folder, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, _ = digits(144)

@@ -1,4 +1,4 @@
-"""An image classifier as keras.io's vision examples begin: augmentation, batch normalization, dropout, mixup in tf.data.
+"""An image classifier in keras.io's manner: augmentation, batch normalization, dropout, mixup in tf.data.
 
 Masks and crops are drawn by each replica for itself, and batch normalization takes the statistics of a share, so
 only ranks are compared; predictions are made by the same weights, so `evaluate` must agree with them.
@@ -7,8 +7,8 @@ only ranks are compared; predictions are made by the same weights, so `evaluate`
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 from common import Logs, digits, strategy, weights
+from keras import layers
 
 scope = strategy()
 images, labels = digits(100)

@@ -1,7 +1,7 @@
-"""A search by KerasTuner with ``distribution_strategy=``, where it is installed; every process takes the same trials."""
+"""A search by KerasTuner with ``distribution_strategy=``, if it is installed; all processes take the same trials."""
 
 import keras
-from common import digits, folder, strategy, weights
+from common import digits, folder, strategy
 
 scope = strategy()
 try:
@@ -35,7 +35,13 @@ else:
         overwrite=True,
     )
     tuner.search(
-        flat[:40], labels[:40], batch_size=20, epochs=2, shuffle=False, verbose=0, validation_data=(flat[40:], labels[40:])
+        flat[:40],
+        labels[:40],
+        batch_size=20,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        validation_data=(flat[40:], labels[40:]),
     )
     best = tuner.get_best_hyperparameters()[0].values
     model = tuner.get_best_models()[0]

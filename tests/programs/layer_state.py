@@ -1,12 +1,13 @@
-"""Layers with state of their own: a counter of samples, a counter of calls, a codebook kept by moving averages.
+"""Layers with state of their own: a counter of steps, a counter of samples, a moving average.
 
-A float sum of samples and an integer count of steps are what one process has; see docs/mathematics.md.
+Each variable says by ``aggregation`` how replicas' values go together: counts of samples are summed, a moving average
+is averaged. The average moves with each share, so what follows it is not quite one process's: ranks are compared.
 """
 
 import keras
 import numpy as np
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(72)
@@ -14,19 +15,23 @@ flat = images.reshape(-1, 64)
 
 
 class Steps(layers.Layer):
-    """Counts the steps it has been trained for."""
+    """Counts the steps and the samples that it has been trained for."""
 
     def build(self, shape):
         self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int64", trainable=False, name="steps")
+        self.samples = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="samples", aggregation="sum"
+        )
 
     def call(self, inputs, training=False):
         if training:
             self.steps.assign_add(1)
+            self.samples.assign_add(ops.cast(ops.shape(inputs)[0], self.samples.dtype))
         return inputs
 
 
 class RunningMean(layers.Layer):
-    """Subtracts a moving average of what passes; each share moves its own, and the mean is what they would make."""
+    """Subtracts a moving average of what passes."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
@@ -43,6 +48,7 @@ with scope.scope():
 model.fit(flat, labels, batch_size=24, epochs=2, shuffle=False, verbose=0)
 results = {
     "steps": int(model.layers[0].steps.numpy()),
+    "samples": float(model.layers[0].samples.numpy()),
+    "mean": np.asarray(model.layers[1].mean),
     "ranks_only": {"weights": weights(model)},
-    "close": {"mean": np.asarray(model.layers[1].mean)},
 }

@@ -5,8 +5,8 @@ Keras averages a masked loss over the valid steps of the batch; shares hold diff
 
 import keras
 import numpy as np
-from keras import layers
 from common import strategy, weights
+from keras import layers
 
 scope = strategy()
 rng = np.random.default_rng(1)

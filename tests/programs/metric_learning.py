@@ -7,8 +7,8 @@ compared. The loss of a batch of n is about log(n), by which it may differ.
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, _ = digits(96)

@@ -5,8 +5,8 @@ Sums in 16 bits are rounded in another order: equal to one process to 2 in 100.
 
 import keras
 import tensorflow as tf
-from keras import layers
 from common import digits, strategy, weights
+from keras import layers
 
 scope = strategy()
 keras.config.set_floatx("float32")

@@ -47,7 +47,7 @@ def train_step(iterator):
             losses = loss_object(y, predictions)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=GLOBAL_BATCH)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         accuracy.update_state(y, predictions)
         return loss
 

@@ -1,9 +1,9 @@
-"""Several outputs with a loss, a weight and metrics each, by name; sample weights by output; 50 rows in batches of 16."""
+"""Several outputs with a loss, a weight and metrics each, by name; sample weights by output."""
 
 import keras
 import numpy as np
-from keras import layers
 from common import Logs, digits, strategy, weights
+from keras import layers
 
 scope = strategy()
 images, labels = digits(50)
@@ -32,7 +32,14 @@ with scope.scope():
 
 logs = Logs()
 history = model.fit(
-    images, targets, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=(images, targets), callbacks=[logs]
+    images,
+    targets,
+    batch_size=16,
+    epochs=2,
+    shuffle=False,
+    verbose=0,
+    validation_data=(images, targets),
+    callbacks=[logs],
 )
 weighed = model.fit(images, targets, sample_weight=importance, batch_size=16, shuffle=False, verbose=0)
 results = {

@@ -4,8 +4,8 @@ The last batch of each epoch holds 7 of 24 samples.
 """
 
 import keras
-from keras import layers, optimizers
 from common import digits, strategy, weights
+from keras import layers, optimizers
 
 scope = strategy()
 images, labels = digits(55)

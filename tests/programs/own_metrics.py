@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
 from common import digits, strategy
+from keras import ops
 
 scope = strategy()
 images, labels = digits(90)

@@ -5,8 +5,8 @@ Keras squares each occurrence of a repeated row, not their sum.
 
 import keras
 import numpy as np
-from keras import layers
 from common import strategy, weights
+from keras import layers
 
 scope = strategy()
 rng = np.random.default_rng(4)

@@ -6,8 +6,8 @@ What is compared with one process is the same set of episodes, dealt out.
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 from common import PLAIN, strategy, weights
+from keras import layers
 
 scope = strategy()
 rank, size = (0, 1) if PLAIN else (scope.rank, scope.size)
@@ -38,7 +38,7 @@ def learn(states, actions, returns):
             advantage = tf.stop_gradient(returns - value)[:, 0]
             loss = (huber(returns, value) - tf.reduce_sum(tf.math.log(chosen) * advantage)) / (EPISODES * STEPS)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     return scope.reduce("SUM", scope.run(replica, args=(states, actions, returns)), axis=None)

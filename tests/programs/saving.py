@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 from common import PLAIN, digits, folder, strategy, weights
+from keras import layers
 
 scope = strategy()
 images, labels = digits(48)

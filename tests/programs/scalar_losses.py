@@ -5,8 +5,8 @@ program shows is that the gradient has the right length, whatever the number of 
 """
 
 import keras
-from keras import layers, ops
 from common import change, digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(192)

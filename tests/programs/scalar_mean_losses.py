@@ -4,8 +4,8 @@ A mean is exact on shares, also unequal ones: 65 samples in batches of 32 leave 
 """
 
 import keras
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(65)

@@ -2,8 +2,8 @@
 
 import keras
 import tensorflow as tf
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(130)

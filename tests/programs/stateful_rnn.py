@@ -5,8 +5,8 @@ The batch is fixed per replica, as under every strategy of TensorFlow: 12 series
 
 import keras
 import numpy as np
-from keras import layers
 from common import strategy, weights
+from keras import layers
 
 scope = strategy()
 SERIES = 12

@@ -41,7 +41,7 @@ def read(folder, name, size):
 
 
 def launch(size, names, folder):
-    """Runs the programs on ``size`` processes (0: plain Keras); returns what each found, or a text that says why not."""
+    """Runs the programs on ``size`` processes (0: plain Keras); returns what each found, or why not."""
     found, left = {}, list(names)
     ranks = max(size, 1)
     settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder), "PYTHONPATH": str(HERE.parents[1])}
@@ -131,7 +131,7 @@ def compare(ranks, plain):
         tolerance = CLOSE if path[0] == "close" else plain["tolerance"]
         error = relative_error(got[path], expected[path])
         if not error <= tolerance:
-            says = f"off by {error:.2g} (tolerance {tolerance}): {short(got[path])}, plain Keras {short(expected[path])}"
+            says = f"off by {error:.2g} (of {tolerance}): {short(got[path])}, plain Keras {short(expected[path])}"
             complaints.append((np.nan_to_num(error, nan=np.inf), f"{path}: {says}"))
     return [line for _, line in sorted(complaints, reverse=True)]
 

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
 from common import strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 rng = np.random.default_rng(10)
@@ -29,7 +29,9 @@ class TokenAndPosition(layers.Layer):
 class Generated(keras.callbacks.Callback):
     """Draws the likeliest next words on every rank, with `predict` inside a callback."""
 
-    texts: list = []
+    def __init__(self):
+        super().__init__()
+        self.texts = []
 
     def on_epoch_end(self, epoch, logs=None):
         text = [1, 2]

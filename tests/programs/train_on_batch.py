@@ -15,7 +15,7 @@ with scope.scope():
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
 
 logs = []
-for epoch in range(2):
+for _ in range(2):
     model.reset_metrics()
     for start in range(0, 78, 26):
         rows = np.arange(start, start + 26)[rank::size]  # 26 on three processes: 9, 9 and 8

@@ -6,8 +6,8 @@ it is an autoencoder of the same form without noise.
 
 import keras
 import tensorflow as tf
-from keras import layers, ops
 from common import change, digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, _ = digits(144)

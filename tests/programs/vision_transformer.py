@@ -1,8 +1,8 @@
 """A vision transformer: patches by an own layer, attention, AdamW with a warm-up schedule of the user's own."""
 
 import keras
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(99)

@@ -6,8 +6,8 @@ The noise comes with the data, so that all of it can be compared with one proces
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, ops
 from common import digits, strategy, weights
+from keras import layers, ops
 
 scope = strategy()
 images, labels = digits(99)
@@ -61,7 +61,13 @@ class ConditionalWGAN(keras.Model):
 
 with scope.scope():
     critic = keras.Sequential(
-        [layers.Input((8, 8, 11)), layers.Conv2D(4, 3, strides=2), layers.LeakyReLU(), layers.Flatten(), layers.Dense(1)]
+        [
+            layers.Input((8, 8, 11)),
+            layers.Conv2D(4, 3, strides=2),
+            layers.LeakyReLU(),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
     )
     generator = keras.Sequential(
         [layers.Input((14,)), layers.Dense(64, activation="sigmoid"), layers.Reshape((8, 8, 1))]
