@@ -18,16 +18,18 @@ def train(optimizer):
     with scope.scope():
         hidden = layers.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.8))
         model = keras.Sequential([layers.Input((64,)), hidden, layers.Dense(10, bias_regularizer="l1")])
-        model.compile(optimizer, loss)
+        model.compile(optimizer(), loss)
     model.fit(flat, labels, batch_size=24, epochs=2, shuffle=False, verbose=0)
     return weights(model)
 
 
 results = {
-    "clipnorm": train(optimizers.SGD(1.0, clipnorm=0.05)),
-    "global_clipnorm": train(optimizers.Adam(0.05, global_clipnorm=0.05)),
-    "clipvalue": train(optimizers.SGD(1.0, momentum=0.9, clipvalue=0.01)),
-    "decay_and_average": train(optimizers.AdamW(0.01, weight_decay=0.05, use_ema=True, ema_overwrite_frequency=4)),
-    "accumulation": train(optimizers.SGD(0.5, gradient_accumulation_steps=2, clipnorm=0.1)),
-    "loss_scale": train(optimizers.LossScaleOptimizer(optimizers.SGD(0.5, clipvalue=0.02), initial_scale=16.0)),
+    "clipnorm": train(lambda: optimizers.SGD(1.0, clipnorm=0.05)),
+    "global_clipnorm": train(lambda: optimizers.Adam(0.05, global_clipnorm=0.05)),
+    "clipvalue": train(lambda: optimizers.SGD(1.0, momentum=0.9, clipvalue=0.01)),
+    "decay_and_average": train(
+        lambda: optimizers.AdamW(0.01, weight_decay=0.05, use_ema=True, ema_overwrite_frequency=4)
+    ),
+    "accumulation": train(lambda: optimizers.SGD(0.5, gradient_accumulation_steps=2, clipnorm=0.1)),
+    "loss_scale": train(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.5, clipvalue=0.02), initial_scale=16.0)),
 }
