@@ -25,4 +25,4 @@ with scope.scope():
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
     model.compile(keras.optimizers.SGD(0.2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(flat, labels, batch_size=12, epochs=1, shuffle=False, verbose=0, callbacks=[RateFinder()])
-results = {"weights": weights(model), "rate": float(model.optimizer.learning_rate), "seen": seen}
+results = {"weights": weights(model), "rate": model.optimizer.learning_rate, "seen": seen}

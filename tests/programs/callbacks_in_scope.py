@@ -75,4 +75,3 @@ with scope.scope():
         pass
     model, history = run()
     results["resumed"] = {"weights": weights(model), "epochs": history.epoch, "history": history.history}
-    results["rate"] = float(model.optimizer.learning_rate)

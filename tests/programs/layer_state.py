@@ -1,7 +1,8 @@
 """Layers with state of their own: a counter of steps, a counter of samples, a moving average.
 
-Each variable says by ``aggregation`` how replicas' values go together: counts of samples are summed, a moving average
-is averaged. The average moves with each share, so what follows it is not quite one process's: ranks are compared.
+Replicas' values are averaged, as Keras's default ``aggregation="mean"`` says: steps and a moving average are then one
+process's, a count of samples is not. The average moves with each share, so what follows it is not quite one process's
+either: of both, ranks are compared.
 """
 
 import keras
@@ -19,9 +20,7 @@ class Steps(layers.Layer):
 
     def build(self, shape):
         self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int64", trainable=False, name="steps")
-        self.samples = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="samples", aggregation="sum"
-        )
+        self.samples = self.add_weight(shape=(), initializer="zeros", dtype="int64", trainable=False, name="samples")
 
     def call(self, inputs, training=False):
         if training:
@@ -48,7 +47,6 @@ with scope.scope():
 model.fit(flat, labels, batch_size=24, epochs=2, shuffle=False, verbose=0)
 results = {
     "steps": int(model.layers[0].steps.numpy()),
-    "samples": float(model.layers[0].samples.numpy()),
     "mean": np.asarray(model.layers[1].mean),
     "ranks_only": {"weights": weights(model)},
 }
