@@ -18,17 +18,10 @@ def ctc_loss(y_true, y_pred):
     return ops.ctc_loss(ops.cast(y_true, "int32"), y_pred, lengths, frames)
 
 
-def train(loss):
-    keras.utils.set_random_seed(9)
-    with scope.scope():
-        model = keras.Sequential(
-            [layers.Input((12, 5)), layers.Conv1D(8, 3, padding="same", activation="relu"), layers.Dense(6)]
-        )
-        model.compile(keras.optimizers.Adam(0.01), loss)
-    history = model.fit(sounds, spoken, batch_size=20, epochs=2, shuffle=False, verbose=0)  # the last batch holds one
-    return model, {"weights": weights(model), "history": history.history}
-
-
-model, own = train(ctc_loss)
-_, keras_own = train(keras.losses.CTC())
-results = {"own": own, "keras": keras_own, "one_row": model.predict(sounds[:1], verbose=0)}
+with scope.scope():
+    model = keras.Sequential(
+        [layers.Input((12, 5)), layers.Conv1D(8, 3, padding="same", activation="relu"), layers.Dense(6)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), ctc_loss)
+history = model.fit(sounds, spoken, batch_size=20, epochs=2, shuffle=False, verbose=0)  # the last batch holds one
+results = {"weights": weights(model), "history": history.history, "one_row": model.predict(sounds[:1], verbose=0)}

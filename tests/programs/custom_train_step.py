@@ -96,9 +96,8 @@ def train(model, **arguments):
 
 
 guided = build(Guided, loss="mse", metrics=["mae"])
-results = {"guided": train(guided, validation_data=(flat[:72], target[:72]))}
+results = {"guided": train(guided, sample_weight=importance, validation_data=(flat[:72], target[:72]))}
 results["guided_evaluated"] = guided.evaluate(flat, target, batch_size=36, verbose=0, return_dict=True)
-results["weighed"] = train(build(Guided, loss="mse", metrics=["mae"]), sample_weight=importance)
 results["tracked"] = train(build(Tracked), validation_data=(flat[:72], target[:72]), validation_batch_size=72)
 
 # Shares of unequal sizes: the steps are the same, a mean of batches' means is not.

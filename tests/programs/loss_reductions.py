@@ -23,9 +23,7 @@ def train(reduction, sample_weight=None):
 
 
 results = {
-    "sum": train("sum"),
-    "sum_weighed": train("sum", importance),
+    "sum": train("sum", importance),
     "none": train("none"),
     "mean_with_sample_weight": train("mean_with_sample_weight", importance),
-    "sum_over_batch_size": train("sum_over_batch_size", importance),
 }

@@ -24,12 +24,11 @@ def train(optimizer):
 
 
 results = {
-    "clipnorm": train(lambda: optimizers.SGD(1.0, clipnorm=0.05)),
-    "global_clipnorm": train(lambda: optimizers.Adam(0.05, global_clipnorm=0.05)),
-    "clipvalue": train(lambda: optimizers.SGD(1.0, momentum=0.9, clipvalue=0.01)),
-    "decay_and_average": train(
-        lambda: optimizers.AdamW(0.01, weight_decay=0.05, use_ema=True, ema_overwrite_frequency=4)
+    "accumulation_clipnorm": train(lambda: optimizers.SGD(0.5, gradient_accumulation_steps=2, clipnorm=0.1)),
+    "decay_average_global_clipnorm": train(
+        lambda: optimizers.AdamW(0.01, weight_decay=0.05, use_ema=True, ema_overwrite_frequency=4, global_clipnorm=0.05)
     ),
-    "accumulation": train(lambda: optimizers.SGD(0.5, gradient_accumulation_steps=2, clipnorm=0.1)),
-    "loss_scale": train(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.5, clipvalue=0.02), initial_scale=16.0)),
+    "loss_scale_clipvalue": train(
+        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.5, momentum=0.9, clipvalue=0.02), initial_scale=16.0)
+    ),
 }

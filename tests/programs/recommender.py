@@ -29,5 +29,4 @@ def train(optimizer):
 results = {
     "AdamW": train(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)),
     "RMSprop": train(lambda: keras.optimizers.RMSprop(0.01)),
-    "Adagrad": train(lambda: keras.optimizers.Adagrad(0.1)),
 }

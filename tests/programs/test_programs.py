@@ -30,7 +30,7 @@ PROGRAMS = sorted(
 )
 CLOSE = 0.2
 SMALL = 1e-3
-"""Leaves whose values are all smaller are compared as if this were the largest: a weight may be nothing but rounding."""
+"""The largest value of a leaf counts as at least this: some weights are nothing but rounding."""
 LAUNCH_DEADLINE = 1500.0
 SHOWN = 12
 """How many differences of a program are told."""

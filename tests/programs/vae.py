@@ -83,5 +83,5 @@ _, history, moved = train(noise=1.0)
 results = {"ranks_only": {"moved": moved}, "close": history}
 model, history, moved = train(noise=0.0)
 results["without_noise"] = {"history": history, "moved": [part for part in moved if part.dtype.kind == "f"]}
-results["latent"] = model.encoder.predict(images, batch_size=50, verbose=0)[0]
-results["decoded"] = model.decoder.predict(model.encoder.predict(images[:5], verbose=0)[2], verbose=0)
+latent = model.encoder.predict(images, batch_size=50, verbose=0)[0]
+results["latent"], results["decoded"] = latent, model.decoder(latent[:5])
