@@ -18,6 +18,7 @@ class TokenAndPosition(layers.Layer):
         super().__init__(**kwargs)
         self.token = layers.Embedding(count, width, mask_zero=True)
         self.position = layers.Embedding(6, width)
+        self.supports_masking = True
 
     def call(self, words):
         return self.token(words) + self.position(ops.arange(ops.shape(words)[-1]))
