@@ -7,6 +7,7 @@ Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one 
 |---|---|
 | losses are a share's own in ``fit``, gradients are weighed | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
+| gradients through collectives of a step | come from losses that count by their own share |
 | steps work on shares, with a stand-in row where one is empty | kernels return garbage or crash without rows |
 | logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
 | assignments in a step | go to the replica's own copy, and are merged by samples after it |
@@ -34,6 +35,7 @@ import tensorflow as tf
 
 from tfdist.strategies import (
     at_work,
+    collective_gradients,
     keras_callbacks,
     keras_data,
     keras_losses,
@@ -65,6 +67,7 @@ def install() -> None:
     _replace(base_trainer.Trainer, "compile", _in_the_scope)
     _replace(trainer, "predict", _in_order)
     _replace(seed_generator.SeedGenerator, "next", _folded)
+    collective_gradients.install(_replace)
     keras_steps.install(_replace)
     keras_losses.install(_replace)
     keras_metrics.install(_replace)

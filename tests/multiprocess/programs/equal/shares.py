@@ -175,7 +175,7 @@ class Extremes(keras.metrics.Metric):
         self.low.assign(ops.minimum(self.low, ops.cast(ops.min(y_pred), self.low.dtype)))
 
     def result(self):
-        return {"high": self.high, "low": self.low}
+        return {"high": 1.0 * self.high, "low": 1.0 * self.low}  # not the variables: Keras would read them later
 
 
 @spread
