@@ -1,5 +1,9 @@
 """Cases of `fit`, `evaluate` and `predict`: the data they take, and their arguments."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -166,3 +170,38 @@ def train_on_batch():
 @case
 def run_eagerly():
     return fitted(mlp(run_eagerly=True), X[:70], Y[:70], epochs=1)
+
+
+@case
+def prediction_over_files():
+    folder = Path(tempfile.mkdtemp())  # each rank has files of its own, which are alike
+    for number in range(4):
+        (folder / f"{number}.txt").write_text("\n".join(str(number * 10 + line) for line in range(10)))
+    lines = tf.data.TextLineDataset([str(folder / f"{number}.txt") for number in range(4)])
+    data = lines.map(lambda line: tf.fill([64], tf.strings.to_number(line, tf.float64))).batch(6)
+    found = {"outputs": mlp().predict(data, verbose=0).tolist()}
+    shutil.rmtree(folder)
+    return found
+
+
+@spread
+def strings_out_of_predict():
+    with strategy.scope():
+        inputs = keras.Input((1,), dtype="string")
+        upper = keras.layers.Lambda(tf.strings.upper, output_shape=(1,), dtype="string")
+        model = keras.Model(inputs, upper(inputs))
+    words = model.predict(tf.constant([["a"], ["bc"], [""], ["def"], ["g"]]), batch_size=2, verbose=0)
+    assert words.tolist() == [[b"A"], [b"BC"], [b""], [b"DEF"], [b"G"]], words
+    return {}
+
+
+@case
+def ragged_and_sparse_batches():
+    rows = tf.ragged.constant([[1.0] * (1 + index % 5) for index in range(33)], dtype=tf.float64)
+    dense = tf.constant(X[:33] * (X[:33] > 0.5))
+    data = tf.data.Dataset.from_tensor_slices((rows, tf.sparse.from_dense(dense))).batch(32)
+    total = 0.0
+    for ragged, sparse in strategy.experimental_distribute_dataset(data):
+        share = tf.reduce_sum(ragged) + tf.sparse.reduce_sum(sparse)
+        total += float(strategy.reduce("SUM", share, axis=None))
+    return {"total": total}

@@ -175,3 +175,28 @@ def state_made_outside_of_the_scope():
     with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): outside"):
         model.fit(X, Y, verbose=0)
     return {}
+
+
+def small_table(optimizer):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((6,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten(),
+             keras.layers.Dense(10)]
+        )  # fmt: skip
+        model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return fitted(model, (np.arange(203 * 6).reshape(203, 6) * 37) % 50, Y)
+
+
+@case
+def small_table_with_adamw():
+    return small_table(keras.optimizers.AdamW)
+
+
+@case
+def small_table_with_rmsprop():
+    return small_table(keras.optimizers.RMSprop)
+
+
+@case
+def small_table_with_adagrad_and_clipping():
+    return small_table(lambda: keras.optimizers.Adagrad(0.1, clipnorm=0.05))

@@ -206,3 +206,75 @@ def non_trainable_weights_keep_infinities():
     assert np.isneginf(mean.numpy()[3])
     np.testing.assert_array_equal(np.delete(mean.numpy(), 3), np.delete(np.arange(64) / 7, 3))
     return {}
+
+
+@case
+def a_dataset_for_each_replica():
+    options = tf.distribute.InputOptions(
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA, experimental_fetch_to_device=False
+    )
+
+    def own(context):
+        assert context.num_input_pipelines == strategy.num_replicas_in_sync
+        return tf.data.Dataset.from_tensors(tf.constant([context.input_pipeline_id + 1]))
+
+    data = strategy.distribute_datasets_from_function(own, options)
+    replicas = strategy.num_replicas_in_sync
+    totals = [int(strategy.reduce("SUM", strategy.run(tf.reduce_sum, args=(batch,)), axis=None)) for batch in data]
+    assert totals == [replicas * (replicas + 1) // 2], totals
+    return {}
+
+
+@spread
+def a_sum_of_one_value():
+    if len(strategy.extended.worker_devices) > 1:
+        with pytest.raises(ValueError, match="one value, and each process has 2 replicas"):
+            strategy.reduce("SUM", 5.0, axis=None)
+    else:
+        assert float(strategy.reduce("SUM", 5.0, axis=None)) == 5.0 * strategy.size
+    return {}
+
+
+@case
+def variables_made_in_a_function():
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+        optimizer = keras.optimizers.Adam()
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(48))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)) / 48
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.weights), model.weights, strict=True))  # builds it
+
+    train = tf.function(lambda batch: strategy.run(step, args=batch))
+    for batch in data:
+        train(batch)
+    return numbers(model)
+
+
+@case
+def functions_of_the_users_that_reduce():
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.weights)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)) / 48
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.weights), model.weights, strict=True))
+
+    for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(48)):
+        strategy.run(step, args=batch)
+
+    @tf.function
+    def gather():
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(tf.fill([2, 3], context.replica_id_in_sync_group), axis=0)
+
+    gathered = strategy.experimental_local_results(strategy.run(gather))[0].numpy()
+    assert gathered[:, 0].tolist() == [place for place in range(strategy.size) for _ in range(2)]
+    assert float(optimizer.learning_rate) == pytest.approx(0.1)
+    return numbers(model)
