@@ -45,7 +45,7 @@ class Generated(keras.callbacks.Callback):
 with scope.scope():
     inputs = keras.Input((6,), dtype="int32")
     x = TokenAndPosition(15, 8)(inputs)
-    x = layers.Add()([x, layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)])  # keeps the mask
+    x = layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
     model = keras.Model(inputs, layers.Dense(15)(layers.LayerNormalization()(x)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"])
