@@ -24,27 +24,35 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: puts one function in the place of another.
     """
-    for name in ("all_reduce", "all_gather"):
-        replace(private.ReplicaContext, name, _with_weighed_gradient)
+    replace(private.ReplicaContext, "all_reduce", _all_reduce)
+    replace(private.ReplicaContext, "all_gather", _all_gather)
 
 
-def _with_weighed_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    def collective(self: Any, first: Any, second: Any, options: Any = None) -> Any:
-        extended = at_work.of_strategy(self.strategy)
-        if extended is None or not extended.shares.active or isinstance(options, private.WeighedOptions):
-            return original(self, first, second, options)
-        weight = extended.shares.weight()
-        inverse = tf.math.reciprocal_no_nan(weight)
+def _all_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return _weighing_back(self, lambda given: original(self, reduce_op, given, options), value, options)
 
-        def back(value: Any, factor: tf.Tensor) -> Any:
-            return tf.nest.map_structure(lambda part: _with_gradient_times(part, factor), value)
+    return all_reduce
 
-        # all_reduce(reduce_op, value, options), all_gather(value, axis, options)
-        if original.__name__ == "all_reduce":
-            return back(original(self, first, back(second, inverse), options), weight)
-        return back(original(self, back(first, inverse), second, options), weight)
 
-    return collective
+def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_gather(self: Any, value: Any, axis: int, options: Any = None) -> Any:
+        return _weighing_back(self, lambda given: original(self, given, axis, options), value, options)
+
+    return all_gather
+
+
+def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
+    """What a collective makes of a value; its gradient is weighed."""
+    extended = at_work.of_strategy(context.strategy)
+    if extended is None or not extended.shares.active or isinstance(options, private.WeighedOptions):
+        return collective(value)
+    weight = extended.shares.weight()
+
+    def back(given: Any, factor: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda part: _with_gradient_times(part, factor), given)
+
+    return back(collective(back(value, tf.math.reciprocal_no_nan(weight))), weight)
 
 
 def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:

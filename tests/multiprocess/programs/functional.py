@@ -1,5 +1,6 @@
 """The functional interface, eagerly and in graphs: values, gradients, groups, joining. From 2 processes on."""
 
+import logging
 import os
 import re
 
@@ -272,6 +273,22 @@ def wrong():
         unknown.get_concrete_function()
 
 
+def fit_without_a_strategy():
+    class Said(logging.Handler):
+        texts = ()
+
+        def emit(self, record):
+            self.texts = (*self.texts, record.getMessage())
+
+    said = Said()
+    logging.getLogger("tfdist").addHandler(said)
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    logging.getLogger("tfdist").removeHandler(said)
+    assert any("this fit trains on this process alone" in text for text in said.texts), said.texts
+
+
 def different():
     calls = {
         "op": [lambda: tfdist.all_reduce(tf.ones(2), "sum"), lambda: tfdist.all_reduce(tf.ones(2), "mean")],
@@ -298,6 +315,7 @@ weights()
 groups()
 variables()
 wrong()
+fit_without_a_strategy()
 joining()
 whatever_ranks_count()
 print("DONE", flush=True)

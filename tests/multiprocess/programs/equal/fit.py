@@ -202,6 +202,6 @@ def ragged_and_sparse_batches():
     data = tf.data.Dataset.from_tensor_slices((rows, tf.sparse.from_dense(dense))).batch(32)
     total = 0.0
     for ragged, sparse in strategy.experimental_distribute_dataset(data):
-        share = tf.reduce_sum(ragged) + tf.sparse.reduce_sum(sparse)
+        share = strategy.run(lambda r, s: tf.reduce_sum(r) + tf.sparse.reduce_sum(s), args=(ragged, sparse))
         total += float(strategy.reduce("SUM", share, axis=None))
     return {"total": total}

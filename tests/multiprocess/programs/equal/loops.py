@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from world import X, Y, case, fitted, mlp, numbers, spread, strategy
 
