@@ -96,11 +96,13 @@ monitor = Samples()
 history = gan.fit(data, epochs=2, verbose=0, callbacks=[monitor])
 path = folder("gan") / "generator.keras"
 gan.generator.save(path)
+with scope.scope():
+    loaded = keras.models.load_model(path)  # on all ranks, when the chief has written it
 results = {
     "close": history.history,
     "ranks_only": {
         "weights": weights(discriminator) + change(generator, before),
         "drawn": monitor.drawn,
-        "loaded": weights(keras.models.load_model(path)),
+        "loaded": weights(loaded),
     },
 }

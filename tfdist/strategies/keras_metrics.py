@@ -1,7 +1,8 @@
 """Metrics over all replicas: each keeps its own state, which is merged when results are asked for.
 
 State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric says otherwise. A variable that
-a step updates by a maximum or a minimum of what it was is merged by that instead.
+a step updates by a maximum or a minimum of what it was is merged by that instead; one that says ``"none"``, and is
+updated otherwise, cannot be.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def install(replace: Callable[..., None]) -> None:
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
         extended = at_work.of_model(self)
-        if extended is None or not extended.has_several_replicas or _is_of_a_replica_or_symbolic():
+        if extended is None or _is_of_a_replica_or_symbolic():
             return original(self)
         variables = [variable for metric in self.metrics for variable in metric.variables]
         if not variables:
@@ -76,12 +77,12 @@ def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[
         Pairs of a variable and its value.
 
     Raises:
-        ValueError: a variable has the aggregation "none".
+        ValueError: there are several replicas, and a variable has the aggregation "none".
     """
     unique = list({id(variable): variable for variable in variables}.values())
     values: dict[int, tf.Tensor] = {}
     for combine in (np.add, np.maximum, np.minimum):
-        chosen = [variable for variable in unique if _COMBINE[_rule(variable)] is combine]
+        chosen = [variable for variable in unique if _COMBINE[_rule(variable, extended)] is combine]
         parts = [_of_this_process(variable, extended) for variable in chosen]
         if not extended.is_local_only:
             parts = extended.bridge.all_reduce(parts, combine=combine, names=[variable.path for variable in chosen])
@@ -90,8 +91,10 @@ def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[
     return [(variable, values[id(variable)]) for variable in unique]
 
 
-def _rule(variable: Any) -> str:
+def _rule(variable: Any, extended: AllReduceExtended) -> str:
     rule = getattr(variable, _LEARNED, variable.aggregation)
+    if rule == "none" and not extended.has_several_replicas:
+        return "sum"
     if rule == "none":
         raise ValueError(
             f"the metric variable {variable.path} cannot be merged over replicas: its aggregation is 'none'. Make it "
@@ -101,7 +104,7 @@ def _rule(variable: Any) -> str:
 
 
 def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
-    rule = _rule(variable)
+    rule = _rule(variable, extended)
     copies = [copy.read_value() for copy in private.copies(variable._value)]
     if copies[0].dtype.is_bool:
         copies = [tf.cast(copy, tf.int32) for copy in copies]
@@ -115,7 +118,7 @@ def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
 
 
 def _as_kept(variable: Any, total: tf.Tensor, extended: AllReduceExtended) -> tf.Tensor:
-    if _rule(variable) == "mean":
+    if _rule(variable, extended) == "mean":
         replicas = len(extended.worker_devices) if extended.is_local_only else extended._num_replicas_in_sync
         total = total / tf.cast(replicas, total.dtype)
     return tf.cast(total, variable.dtype)
@@ -134,13 +137,13 @@ def learn(variable: Any, values: Sequence[Any]) -> None:
         variable: of a metric, Keras's.
         values: that were assigned to it in a step.
     """
-    if variable.aggregation != "sum" or hasattr(variable, _LEARNED):
+    if variable.aggregation not in ("sum", "none") or hasattr(variable, _LEARNED):
         return
     for value in values:
         kind = _update(variable, value)
         if kind in ("max", "min"):
             setattr(variable, _LEARNED, kind)
-        elif kind == "other":
+        elif kind == "other" and variable.aggregation == "sum":
             setattr(variable, _LEARNED, "sum")
             log.warning(
                 "tfdist: the metric variable %s is set in a step, not added to; its parts on all replicas are summed, "
