@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
+from tfdist.strategies import sparse_gradients
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.shares import Shares
 
@@ -63,8 +64,16 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             return self._local.batch_reduce(reduce_op, value_destination_pairs)
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
-        values = [self._locally(value, is_mean) for value, _ in value_destination_pairs]
+        common = [self._common_indices(value) for value, _ in value_destination_pairs]
+        values = [
+            self._locally(value if indices is None else _rows(value), is_mean)
+            for (value, _), indices in zip(value_destination_pairs, common, strict=True)
+        ]
         totals = self._over_processes(values, names, options if is_weighed else None, is_mean)
+        for place, indices in enumerate(common):
+            if indices is not None:
+                shape = value_destination_pairs[place][0].values[0].dense_shape
+                totals[place] = tf.IndexedSlices(totals[place], indices, shape)
         return [
             private.simple_broadcast(total, destinations, always_mirrored=True)
             for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
@@ -76,6 +85,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             return value
         rows = self._shares.rows_of_replicas()
         return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
+
+    def _common_indices(self, value: Any) -> tf.Tensor | None:
+        """The indices of a sparse gradient whose rows are the same on all replicas; None of any other value."""
+        parts = value.values
+        if not self._shares.step_is_shared or not isinstance(parts[0], tf.IndexedSlices):
+            return None
+        return None if any(sparse_gradients.are_of_samples(part) for part in parts) else parts[0].indices
 
     def _locally(self, value: Any, is_mean: bool) -> Any:
         """The sum or the mean over this process's devices, on the first of them."""
@@ -141,6 +157,10 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         )
         gathered = self._exchange.all_gather(local, axis)
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+
+
+def _rows(value: Any) -> Any:
+    return private.PerReplica([part.values for part in value.values])
 
 
 def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:

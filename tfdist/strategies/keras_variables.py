@@ -36,6 +36,7 @@ def install(replace: Callable[..., None]) -> None:
         replace: puts one function in the place of another.
     """
     replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
+    replace(tf_core.Variable, "_map_aggregation", _readable)
 
 
 def check_scope(model: Any) -> None:
@@ -112,6 +113,17 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
 
     return _direct_assign
+
+
+def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A metric's variable that says "none" can be read while Keras builds; tfdist merges it by what Keras knows."""
+
+    def _map_aggregation(self: Any, aggregation: str) -> Any:
+        if aggregation == "none" and self.synchronization == "on_read" and at_work.current() is not None:
+            aggregation = "sum"
+        return original(self, aggregation)
+
+    return _map_aggregation
 
 
 def copy_of(variable: Any) -> Any:

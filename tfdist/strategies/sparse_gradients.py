@@ -1,0 +1,56 @@
+"""Whether the rows of a sparse gradient are of samples, or the same ones for every share.
+
+An embedding that looks up words has rows for each sample: those of all replicas, one after the other, are what one
+process has. One that looks up positions, say ``range(16)``, has the same rows on every replica, whatever its samples;
+one process has them once, with the sum of what is computed for all samples. Optimizers that square gradients tell the
+two apart, so gradients of the first kind are gathered, and those of the second summed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def are_of_samples(slices: tf.IndexedSlices) -> bool:
+    """Whether indices follow from the batch, as far as the graph tells; true where there is none.
+
+    Args:
+        slices: of a gradient, in the replica's own graph.
+    """
+    if not tf.is_symbolic_tensor(slices.indices):
+        return True
+    graph = slices.indices.graph
+    captures = getattr(graph, "captures", ())
+    constants = {id(inside) for outside, inside in captures if not tf.is_symbolic_tensor(outside)}
+    seen: set[str] = set()
+    pending = [slices.indices]
+    while pending:
+        tensor = pending.pop()
+        operation = tensor.op
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type in ("Placeholder", "PlaceholderWithDefault"):
+            if id(tensor) not in constants:
+                return True
+        elif operation.type in _OPAQUE:
+            return True
+        elif operation.type in ("Shape", "Size", "ShapeN"):
+            return True  # the number of samples is among it
+        elif not _is_of_another_dimension(operation):
+            pending += operation.inputs
+    return False
+
+
+_OPAQUE = ("If", "While", "StatelessIf", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "EagerPyFunc",
+           "PyFunc", "IteratorGetNext", "OptionalGetValue", "ReadVariableOp")  # fmt: skip
+
+
+def _is_of_another_dimension(operation: Any) -> bool:
+    """Whether an operation takes one dimension of a shape that is not the first, that of samples."""
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    begin = tf.get_static_value(operation.inputs[1])
+    return begin is not None and len(begin) == 1 and int(begin[0]) != 0 and bool(operation.get_attr("shrink_axis_mask"))
