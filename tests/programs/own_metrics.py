@@ -40,7 +40,7 @@ class Recent(keras.metrics.Metric):
         self.value.assign(0.5 * self.value + 0.5 * ops.mean(ops.max(y_pred, axis=-1)))
 
     def result(self):
-        return ops.convert_to_tensor(self.value)
+        return 1.0 * self.value  # not the variable itself: Keras would read it later
 
 
 class Worst(keras.metrics.Metric):
@@ -52,7 +52,7 @@ class Worst(keras.metrics.Metric):
         self.value.assign(ops.maximum(self.value, 1 - ops.min(ops.max(ops.softmax(y_pred), axis=-1))))
 
     def result(self):
-        return ops.convert_to_tensor(self.value)
+        return 1.0 * self.value  # not the variable itself: Keras would read it later
 
 
 class Last(Worst):
