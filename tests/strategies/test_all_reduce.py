@@ -75,5 +75,3 @@ def test_datasets_are_not_tuned_unless_the_user_asks_for_it():
         ):
             iterator = iter(distributed)._iterators[0]
             assert iterator._dataset.options().autotune.enabled is enabled
-            (on_device,) = iterator._iterator._device_iterators
-            assert on_device._dataset.options().autotune.enabled is False

@@ -62,7 +62,8 @@ class Step:
             of_layers.merge(self._assigned)
             of_metrics.forget_stand_in(self._assigned)
         for variable in self._assigned.among(kept):
-            keras_metrics.learn(variable, self._assigned.values[id(variable)])
+            keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+        self._assigned.values.clear()
         extended.last_step = self
         return contributions
 
@@ -165,7 +166,8 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(values, strategy, reduction)
         if reduction == "concat":
             return tree.map_structure(lambda value: _gathered(value, strategy, extended), values)
-        return extended.last_step.logs_of_all(values)
+        step, extended.last_step = extended.last_step, None
+        return step.logs_of_all(values)
 
     return reduce_per_replica
 

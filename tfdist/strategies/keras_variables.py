@@ -69,6 +69,9 @@ class Assigned:
     """The variables that a step assigns to, in the order in which it was first seen to.
 
     It keeps them: a function that was traced before assigns without being seen.
+
+    Attributes:
+        values: that were assigned, by the ids of the variables.
     """
 
     def __init__(self) -> None:

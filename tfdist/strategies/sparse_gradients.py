@@ -37,6 +37,8 @@ def are_of_samples(slices: tf.IndexedSlices) -> bool:
                 return True
         elif operation.type in _OPAQUE:
             return True
+        elif operation.type == "Reshape":
+            pending.append(operation.inputs[0])  # as the gradient of a gather flattens its indices
         elif operation.type in ("Shape", "Size", "ShapeN"):
             return True  # the number of samples is among it
         elif not _is_of_another_dimension(operation):

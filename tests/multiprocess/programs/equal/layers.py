@@ -200,3 +200,15 @@ def small_table_with_rmsprop():
 @case
 def small_table_with_adagrad_and_clipping():
     return small_table(lambda: keras.optimizers.Adagrad(0.1, clipnorm=0.05))
+
+
+@spread
+def words_and_positions():
+    # Every word counts by itself, as one process has it; positions are the same for all samples, and are summed.
+    with strategy.scope():
+        words = keras.Input((6,), dtype="int32")
+        positions = keras.layers.Embedding(6, 4)
+        hidden = keras.layers.Embedding(50, 4)(words) + positions(np.arange(6))
+        model = keras.Model(words, keras.layers.Dense(10)(keras.layers.Flatten()(hidden)))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return fitted(model, (np.arange(203 * 6).reshape(203, 6) * 37) % 50, Y)
