@@ -1,13 +1,10 @@
-"""A search by KerasTuner with ``distribution_strategy=``, if it is installed; all processes take the same trials."""
+"""A search by KerasTuner with ``distribution_strategy=``; all processes take the same trials."""
 
 import keras
+import keras_tuner
 from common import digits, folder, strategy
 
 scope = strategy()
-try:
-    import keras_tuner
-except ImportError:
-    keras_tuner = None
 images, labels = digits(60)
 flat = images.reshape(-1, 64)
 
@@ -21,28 +18,25 @@ def build(hp):
     return model
 
 
-if keras_tuner is None:
-    results = {"skipped": "keras-tuner is not installed"}
-else:
-    tuner = keras_tuner.RandomSearch(
-        build,
-        objective="val_loss",
-        max_trials=2,
-        seed=3,
-        distribution_strategy=None if type(scope).__name__ == "_DefaultDistributionStrategy" else scope,
-        directory=str(folder("keras_tuner_search")),
-        project_name="digits",
-        overwrite=True,
-    )
-    tuner.search(
-        flat[:40],
-        labels[:40],
-        batch_size=20,
-        epochs=2,
-        shuffle=False,
-        verbose=0,
-        validation_data=(flat[40:], labels[40:]),
-    )
-    best = tuner.get_best_hyperparameters()[0].values
-    model = tuner.get_best_models()[0]
-    results = {"best": {name: float(value) for name, value in best.items()}, "outputs": model(flat[:5])}
+tuner = keras_tuner.RandomSearch(
+    build,
+    objective="val_loss",
+    max_trials=2,
+    seed=3,
+    distribution_strategy=None if type(scope).__name__ == "_DefaultDistributionStrategy" else scope,
+    directory=str(folder("keras_tuner_search") / str(getattr(scope, "rank", 0))),  # each rank keeps its own books
+    project_name="digits",
+    overwrite=True,
+)
+tuner.search(
+    flat[:40],
+    labels[:40],
+    batch_size=20,
+    epochs=2,
+    shuffle=False,
+    verbose=0,
+    validation_data=(flat[40:], labels[40:]),
+)
+best = tuner.get_best_hyperparameters()[0].values
+model = tuner.get_best_models()[0]
+results = {"best": {name: float(value) for name, value in best.items()}, "outputs": model(flat[:5])}

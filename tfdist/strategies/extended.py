@@ -54,6 +54,8 @@ class AllReduceExtended(private.MirroredExtended):
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
         self.world = world
+        # What TensorFlow's own multi-worker strategies have, and others (KerasTuner) name temporary folders after.
+        self._task_type, self._task_id = "worker", world.rank
         self.shares = Shares(len(devices))
         self.compressor = compressor
         self.exchange = Exchange(world.engine)
