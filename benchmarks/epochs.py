@@ -1,11 +1,13 @@
 """What an epoch of `fit` and a call of `evaluate` cost beside their steps, with plain Keras and with tfdist.
 
-The model and the data are so small that what is left is the price of an epoch: 4 steps of 8 samples. The median of
-several epochs counts, of several rounds in turn.
+A tiny model is trained in short and in long epochs: the difference tells what a step costs, and what is left of a short
+epoch is the epoch's own price. Each kind of data is measured: arrays, of which Keras makes a dataset, and a `tf.data`
+dataset. Medians of several epochs, of several rounds in turn.
 
     python benchmarks/epochs.py
 """
 
+import contextlib
 import itertools
 import statistics
 import sys
@@ -13,15 +15,14 @@ import time
 
 import side_by_side
 
-STEPS = 4
-EPOCHS = 60
+SHORT, LONG = 4, 54
+BATCH = 8
 
 
 def measure(plain):
-    import contextlib
-
     import keras
     import numpy as np
+    import tensorflow as tf
 
     if plain:
         size, rank, scope = 1, 0, contextlib.nullcontext()
@@ -30,37 +31,37 @@ def measure(plain):
 
         strategy = tfdist.AllReduceStrategy()
         size, rank, scope = strategy.size, strategy.rank, strategy.scope()
-    x = np.random.default_rng(0).normal(size=(8 * STEPS, 8)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(BATCH * LONG, 8)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
     with scope:
         model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])
-    ends = []
-    clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
-    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[clock])
-    ends.clear()
-    model.fit(x, y, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=[clock])
-    epochs = [after - before for before, after in itertools.pairwise(ends)]
-    steps = []
-    for _ in range(EPOCHS):
-        begun = time.perf_counter()
-        model.train_on_batch(x[:8], y[:8])
-        steps.append(time.perf_counter() - begun)
-    evaluations = []
-    model.evaluate(x, y, batch_size=8, verbose=0)
-    for _ in range(EPOCHS // 2):
-        begun = time.perf_counter()
-        model.evaluate(x, y, batch_size=8, verbose=0)
-        evaluations.append(time.perf_counter() - begun)
+    found = {"processes": size}
+    for kind in ("arrays", "dataset"):
+        epochs, evaluations = {}, {}
+        for steps in (SHORT, LONG):
+            rows = BATCH * steps
+            data = {"x": x[:rows], "y": y[:rows], "batch_size": BATCH}
+            if kind == "dataset":
+                data = {"x": tf.data.Dataset.from_tensor_slices((x[:rows], y[:rows])).batch(BATCH)}
+            ends = []
+            clock = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs, ends=ends: ends.append(time.perf_counter())
+            )
+            model.fit(**data, epochs=24, verbose=0, callbacks=[clock])
+            epochs[steps] = statistics.median(after - before for before, after in itertools.pairwise(ends[3:]))
+            seconds = []
+            for _ in range(10):
+                begun = time.perf_counter()
+                model.evaluate(**data, verbose=0)
+                seconds.append(time.perf_counter() - begun)
+            evaluations[steps] = statistics.median(seconds[1:])
+        for name, seconds in (("epoch", epochs), ("evaluate", evaluations)):
+            step = (seconds[LONG] - seconds[SHORT]) / (LONG - SHORT)
+            found[f"{kind}: a step of {name}"] = 1e3 * step
+            found[f"{kind}: {name} beside its steps"] = 1e3 * (seconds[SHORT] - SHORT * step)
     if rank == 0:
-        side_by_side.report(
-            {
-                "processes": size,
-                "epoch_ms": 1e3 * statistics.median(epochs),
-                "evaluate_ms": 1e3 * statistics.median(evaluations),
-                "train_on_batch_ms": 1e3 * statistics.median(steps),
-            }
-        )
+        side_by_side.report(found)
 
 
 def main():
@@ -73,12 +74,12 @@ def main():
         found["plain Keras"].append(side_by_side.measure([__file__, "--measure-plain"], 1, cores=True))
         found["tfdist, 1 process"].append(side_by_side.measure(command, 1, cores=True))
         found["tfdist, 2 processes"].append(side_by_side.measure(command, 2, way="tfdist"))
+    names = [name for name in found["plain Keras"][0] if name != "processes"]
     rows = []
-    for name, rounds in found.items():
-        for key in ("epoch_ms", "evaluate_ms", "train_on_batch_ms"):
-            middle, least, most = side_by_side.median_and_spread([one[key] for one in rounds])
-            rows.append((f"{name}: {key.removesuffix('_ms')}", {"median ms": middle, "least": least, "most": most}))
-    side_by_side.table(rows, ["median ms", "least", "most"], f"{STEPS} steps an epoch")
+    for name in names:
+        medians = {who: statistics.median(one[name] for one in rounds) for who, rounds in found.items()}
+        rows.append((name, medians))
+    side_by_side.table(rows, list(found), "milliseconds, medians of the rounds")
     side_by_side.save(options.json, found)
 
 

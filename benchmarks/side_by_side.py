@@ -82,9 +82,10 @@ def table(rows, columns, title):
     """Prints rows (name, values by column) under each other."""
     print(f"\n{title}")
     width = max(len(name) for name, _ in rows)
-    print(" " * width, *(f"{column:>12}" for column in columns))
+    wide = max(12, *(len(column) + 1 for column in columns))
+    print(" " * width, *(f"{column:>{wide}}" for column in columns))
     for name, values in rows:
-        cells = [f"{values[column]:>12.2f}" if column in values else f"{'—':>12}" for column in columns]
+        cells = [f"{values[column]:>{wide}.2f}" if column in values else f"{'—':>{wide}}" for column in columns]
         print(f"{name:<{width}}", *cells)
 
 
