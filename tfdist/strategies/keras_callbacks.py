@@ -118,7 +118,7 @@ class Together(keras.callbacks.Callback):
         return [*self.model.weights, *([rate] if isinstance(rate, keras.Variable) else [])]
 
     def _tell(self, epoch: int, variable: Any, value: int) -> None:
-        everyone = self._extended.exchange.all_gather(tf.constant([value])).numpy()
+        everyone = self._extended.exchange.all_gather(tf.constant([value], tf.int64)).numpy()
         others = [rank for rank, found in enumerate(everyone) if found != everyone[0]]
         raise MismatchError(
             f"after epoch {epoch + 1} the ranks' weights are not equal: {variable.path} is another on rank(s) {others} "
