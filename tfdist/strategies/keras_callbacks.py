@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.strategies import keras_backup
+from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.keras_private import tree
 
@@ -101,7 +102,8 @@ class Together(keras.callbacks.Callback):
         """
         wish = int(self._wish or self.model.stop_training)
         weights = self._compared()
-        hashes = np.array([zlib.crc32(weight.numpy().tobytes()) for weight in weights], np.int64)
+        values = (private.copies(weight.value)[0].numpy() for weight in weights)
+        hashes = np.array([zlib.crc32(value.tobytes()) for value in values], np.int64)
         # The largest of a number and of its negative are those of one rank if it is the same on all.
         numbers = tf.constant(np.concatenate([[wish], hashes, -hashes]))
         found = self._extended.bridge.all_reduce([numbers], combine=np.maximum)[0].numpy()
