@@ -25,6 +25,7 @@ COMMANDS = {
     "small": [sys.executable, HERE / "small.py"],
     "buckets": [sys.executable, HERE / "buckets.py"],
     "fit": [sys.executable, HERE / "fit.py"],
+    "epochs": [sys.executable, HERE / "epochs.py"],
     "memory": [sys.executable, HERE / "memory.py"],
     "network": [sys.executable, HERE / "network.py"],
     "compression": [sys.executable, HERE / "compression.py"],
@@ -220,7 +221,17 @@ def write_compression_time(figures):
     return table(["", "seeds", "ms a step", "s to the target", "against none", "ms a step in memory"], rows)
 
 
+def write_epochs(figures):
+    names = [name for name in figures["plain Keras"][0] if name != "processes"]
+    rows = [
+        [name, *(f"{statistics.median(one[name] for one in rounds):.1f}" for rounds in figures.values())]
+        for name in names
+    ]
+    return table(["ms", *figures], rows)
+
+
 WRITERS = {
+    "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
     "all_reduce_4": write_all_reduce,
     "bench": write_bench,
