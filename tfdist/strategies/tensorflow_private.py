@@ -41,7 +41,6 @@ __all__ = [
     "InputContext",
     "InputReplicationMode",
     "InputWorkers",
-    "Mirrored",
     "MirroredExtended",
     "PerReplica",
     "ReductionToOneDevice",
@@ -83,7 +82,6 @@ select_replica = distribute_utils.select_replica
 is_mirrored = distribute_utils.is_mirrored
 MirroredExtended = mirrored_strategy.MirroredExtended
 DistributedValues = values.DistributedValues
-Mirrored = values.Mirrored
 PerReplica = values.PerReplica
 CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
