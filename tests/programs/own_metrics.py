@@ -55,6 +55,23 @@ class Worst(keras.metrics.Metric):
         return 1.0 * self.value  # not the variable itself: Keras would read it later
 
 
+class Least(keras.metrics.Metric):
+    """A minimum that begins at 1, which is no sum of parts."""
+
+    def __init__(self, name="least", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), "ones", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(ops.minimum(self.value, ops.min(ops.max(ops.softmax(y_pred), axis=-1)) + 0.9))
+
+    def result(self):
+        return 1.0 * self.value
+
+    def reset_state(self):
+        self.value.assign(1.0)
+
+
 class Last(Worst):
     """Keeps something of the last batch, which is not to be merged."""
 
@@ -85,7 +102,8 @@ history = model.fit(
 alone = keras.metrics.MeanSquaredError()  # outside of all of it
 alone.update_state(np.zeros(4), np.arange(4.0))
 
-maximum = build(Worst).fit(flat, labels, batch_size=30, epochs=1, shuffle=False, verbose=0)
+extremes = build(Worst, Least)
+maximum = extremes.fit(flat, labels, batch_size=30, epochs=1, shuffle=False, verbose=0)
 last = build(Last)
 if scope.num_replicas_in_sync > 1:
     with pytest.raises(ValueError, match="last/value cannot be merged over replicas: its aggregation is 'none'"):

@@ -27,6 +27,8 @@ from tfdist.errors import TfdistError
 from tfdist.strategies import HOW_TO_INSTALL
 
 _CONNECT_SECONDS = 3.0
+_SHARED_MEMORY = 1126 << 10
+"""Bytes that MPI takes of /dev/shm for one process."""
 _TENSORFLOW_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = (2, 18), (2, 21)
 
@@ -155,12 +157,13 @@ def _devices() -> Iterator[Finding]:
         yield Finding(Level.OK, "GPU", f"{len(gpus)}: {'; '.join(gpus)}" if gpus else "nvidia-smi finds none")
     if os.path.isdir("/dev/shm"):
         free = shutil.disk_usage("/dev/shm").free
-        if free < 64 << 20:
+        if free < _SHARED_MEMORY:
             yield Finding(
                 Level.PROBLEM,
                 "/dev/shm",
-                f"{free >> 20} MiB free",
-                "MPI needs shared memory: give a container more (`--shm-size=1g`, or an emptyDir of medium Memory)",
+                f"{free >> 10} KiB free",
+                "MPI takes 1.1 MiB of it for each process: give a container more (`--shm-size=64m`, or an emptyDir of "
+                "medium Memory)",
             )
 
 

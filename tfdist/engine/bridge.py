@@ -121,7 +121,6 @@ class Bridge:
     def all_reduce(
         self,
         tensors: Sequence[tf.Tensor],
-        contributes: tf.Tensor | None = None,
         combine: np.ufunc = np.add,
         names: Sequence[str] | None = None,
         compressed: Sequence[Compressed | None] | None = None,
@@ -134,8 +133,6 @@ class Bridge:
         Args:
             tensors: dense, of any numeric dtype; those with one position have one shape on all processes. In the
                 order in which they become available, for the earliest start.
-            contributes: boolean scalar, false where a process has no samples: what a mean over none of them made
-                infinite or undefined then counts as zero.
             combine: a commutative and associative NumPy ufunc of two arguments.
             names: of the tensors, for messages.
             compressed: how each of the tensors is compressed; None where it is not.
@@ -143,7 +140,7 @@ class Bridge:
             mean: whether sums are divided by the number of processes (of integers, rounded towards zero). A mean does
                 not overflow where it is within the range of its dtype; not of compressed tensors.
             weight: float64 scalar that this process's tensors, of floating point, are multiplied by on their way; where
-                it is 0 they count as zero, whatever they hold. Instead of ``contributes``, and not with ``mean``.
+                it is 0 they count as zero, whatever they hold. Not with ``mean``.
 
         Returns:
             The sums, equal to the last bit on all processes.
@@ -153,10 +150,10 @@ class Bridge:
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if weight is not None and mean:
             raise ValueError("all_reduce takes no weight for a mean, in which all processes count alike")
-        share = _share(tensors, contributes, weight)
+        weight = None if weight is None else _weight(weight, tensors)
         if self._alone:
             if weight is not None:
-                tensors = [_weighted_alone(tensor, share) for tensor in tensors]
+                tensors = [_weighted_alone(tensor, weight) for tensor in tensors]
             return [
                 _alone(tensor, how) for tensor, how in zip(tensors, compressed or [None] * len(tensors), strict=True)
             ]
@@ -165,40 +162,40 @@ class Bridge:
         verb = verb or ("mean" if mean else "sum" if combine is np.add else combine.__name__)
         plan = _plan(tensors, compressed)
         jobs = [_Sum(combine, bucket, tensors, names, compressed, verb, mean) for bucket in plan]
-        totals = self._sum_eagerly(jobs, share) if tf.executing_eagerly() else self._sum_in_graph(jobs, share)
+        totals = self._sum_eagerly(jobs, weight) if tf.executing_eagerly() else self._sum_in_graph(jobs, weight)
         results: dict[int, tf.Tensor] = {}
         for job, total in zip(jobs, totals, strict=True):
             results.update(zip(job.members, job.unpacked(total), strict=True))
         return [results[place] for place in range(len(tensors))]
 
-    def _sum_eagerly(self, jobs: list[_Sum], share: tf.Tensor | None) -> list[tf.Tensor]:
+    def _sum_eagerly(self, jobs: list[_Sum], weight: tf.Tensor | None) -> list[tf.Tensor]:
         posted = []
         for place, job in enumerate(jobs):
             key = f"eager {job.verb} #{place} of {job.shapes}{self._group}"
-            posted.append(self._post_sum(key, job, job.packed(), share, blocking=True))
+            posted.append(self._post_sum(key, job, job.packed(), weight, blocking=True))
         return [self._collect(handle, blocking=True) for handle in posted]
 
-    def _sum_in_graph(self, jobs: list[_Sum], share: tf.Tensor | None) -> list[tf.Tensor]:
+    def _sum_in_graph(self, jobs: list[_Sum], weight: tf.Tensor | None) -> list[tf.Tensor]:
         """Posts every bucket but the last; one last host call posts that one and waits for all."""
-        shares = [] if share is None else [share]
+        weights = [] if weight is None else [weight]
         handles = []
         for job in jobs[:-1]:
             post = self._poster(self._site(job), job)
-            handles.append(tf.py_function(post, [job.packed(), *shares], tf.int64, name="tfdist_post"))
+            handles.append(tf.py_function(post, [job.packed(), *weights], tf.int64, name="tfdist_post"))
         finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
         dtypes = [job.dtype for job in jobs]
-        return tf.py_function(finish, [jobs[-1].packed(), *handles, *shares], dtypes, name="tfdist_finish")
+        return tf.py_function(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
 
     def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
-        def post(packed: tf.Tensor, share: tf.Tensor | None = None) -> np.int64:
-            return np.int64(self._post_sum(key, job, packed, share))
+        def post(packed: tf.Tensor, weight: tf.Tensor | None = None) -> np.int64:
+            return np.int64(self._post_sum(key, job, packed, weight))
 
         return post
 
     def _finisher(self, key: str, last: _Sum, posted: int) -> Callable[..., list[tf.Tensor]]:
         def finish(packed: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-            share = rest[posted] if len(rest) > posted else None
-            final = self._post_sum(key, last, packed, share, overlaps=False)
+            weight = rest[posted] if len(rest) > posted else None
+            final = self._post_sum(key, last, packed, weight, overlaps=False)
             return [self._collect(handle) for handle in (*map(int, rest[:posted]), final)]
 
         return finish
@@ -222,16 +219,19 @@ class Bridge:
 
         Args:
             slices: rows of a variable; an index may occur more than once.
-            contributes: as in `all_reduce`.
+            contributes: boolean scalar, false where a process has no samples, and so no rows.
             keep_rows: whether every occurrence of a row is kept. If not, rows are summed where that sends fewer bytes;
                 as long as the dense shape is known. The same on all processes.
-            weight: as in `all_reduce`, of rows of floating point; where it is 0 this process has no rows.
+            weight: as in `all_reduce`, of rows of floating point; where it is 0 this process has no rows. Instead of
+                ``contributes``.
 
         Returns:
             The rows of all processes, in the order of their ranks; or every row of the sum.
         """
         slices, dense_shape = _as_tensors(slices)
-        share = _share([slices.values], contributes, weight)
+        if weight is not None and contributes is not None:
+            raise ValueError("a weight stands instead of contributes: 0 where a process has no samples")
+        share = contributes if weight is None else _weight(weight, [slices.values])
         if self._alone:
             values = slices.values if weight is None else _weighted_alone(slices.values, share)
             return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
@@ -261,25 +261,20 @@ class Bridge:
         key: str,
         job: _Sum,
         packed: tf.Tensor,
-        share: tf.Tensor | None = None,
+        weight: tf.Tensor | None = None,
         blocking: bool = False,
         overlaps: bool = True,
     ) -> int:
         ready = time.monotonic()
         array = np.asarray(packed)  # read where it is; the sum goes into a buffer of its own
-        weight = 1.0
-        if share is not None and share.dtype == tf.float64:
-            weight = float(share)
-        elif share is not None and not bool(share):
-            array = _finite_or_zero(array)
         shape = array.shape
         mean = Mean(array, self._size) if job.mean else None
         vector, stand_in = mean.summed if mean else array.reshape(-1), None
         buffer = self._scratch(vector)
         source: np.ndarray | None = vector
-        if weight != 1:
+        if weight is not None and float(weight) != 1:
             # Where the sum comes to lie, so that the vector is only passed over once; in place from then on.
-            source, vector = None, weighted(vector, weight, self._scratch(vector) if job.compressed else buffer)
+            source, vector = None, weighted(vector, float(weight), self._scratch(vector) if job.compressed else buffer)
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._choose_in_turn)
         else:
@@ -398,12 +393,7 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
     return applied
 
 
-def _share(tensors: Sequence[tf.Tensor], contributes: tf.Tensor | None, weight: tf.Tensor | None) -> tf.Tensor | None:
-    """What this process's tensors count: a float64 weight, or whether they do; None: as they are."""
-    if weight is None:
-        return contributes
-    if contributes is not None:
-        raise ValueError("a weight stands instead of contributes: 0 where a process has no samples")
+def _weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
         raise ValueError(f"a weight is for tensors of floating point; got {[t.dtype.name for t in tensors]}")
     return tf.cast(weight, tf.float64)
@@ -411,12 +401,6 @@ def _share(tensors: Sequence[tf.Tensor], contributes: tf.Tensor | None, weight: 
 
 def _weighted_alone(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))
-
-
-def _finite_or_zero(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind in "biu":
-        return array
-    return np.where(np.isfinite(array), array, np.zeros((), array.dtype))
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:

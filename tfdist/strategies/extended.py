@@ -66,6 +66,7 @@ class AllReduceExtended(private.MirroredExtended):
         self._reads_for_keras = self._reads_in_order = False
         self.is_reading_for_all = False
         self.last_step: Any = None  # of Keras's that was traced last, or run eagerly
+        self.latest_logs: tuple[Any, int] = (None, 0)  # of Keras's steps, if they are results of metrics; see `Changes`
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(

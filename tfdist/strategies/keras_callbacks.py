@@ -78,7 +78,7 @@ def _locally(hook: Any, extended: AllReduceExtended) -> Any:
 
 
 class Together(keras.callbacks.Callback):
-    """At the end of each epoch all ranks stop if any wishes to, and compare their weights.
+    """At the end of each epoch all ranks stop if any wishes to, and compare their weights and optimizers.
 
     Args:
         extended: of the strategy.
@@ -101,30 +101,44 @@ class Together(keras.callbacks.Callback):
             MismatchError: weights are not equal on all ranks.
         """
         wish = int(self._wish or self.model.stop_training)
-        weights = self._compared()
-        values = (private.copies(weight.value)[0].numpy() for weight in weights)
-        hashes = np.array([zlib.crc32(value.tobytes()) for value in values], np.int64)
-        # The largest of a number and of its negative are those of one rank if it is the same on all.
-        numbers = tf.constant(np.concatenate([[wish], hashes, -hashes]))
-        found = self._extended.bridge.all_reduce([numbers], combine=np.maximum)[0].numpy()
+        variables = self._compared()
+        hashes = [[_hash(copy) for copy in private.copies(variable.value)] for variable in variables]
+        # The largest of a number and of its negative are those of one copy if it is the same on all.
+        numbers = np.array([wish, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
+        found = self._extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
         differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
         if differs.any():
-            self._tell(epoch, weights[int(differs.argmax())], hashes[int(differs.argmax())])
+            self._tell(epoch, variables[int(differs.argmax())], hashes[int(differs.argmax())])
         self.model.stop_training = bool(found[0])
         self._wish = False
 
     def _compared(self) -> list[Any]:
+        """The model's weights, and what the optimizer keeps; not the gradients that it accumulates, each its own."""
         if not self._extended.checks_weights or not self._extended.has_several_replicas:
             return []
-        rate = getattr(self.model.optimizer, "_learning_rate", None)
-        return [*self.model.weights, *([rate] if isinstance(rate, keras.Variable) else [])]
+        optimizer = self.model.optimizer
+        kept = [] if optimizer is None else optimizer.variables
+        own = {id(variable) for variable in _accumulators(optimizer)}
+        return [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
 
-    def _tell(self, epoch: int, variable: Any, value: int) -> None:
-        everyone = self._extended.exchange.all_gather(tf.constant([value], tf.int64)).numpy()
-        others = [rank for rank, found in enumerate(everyone) if found != everyone[0]]
+    def _tell(self, epoch: int, variable: Any, hashes: list[int]) -> None:
+        everyone = self._extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
+        others = [rank for rank, found in enumerate(everyone) if (found != everyone[0]).any()]
+        where = f"on rank(s) {others} than on rank 0" if others else "on one device of a rank than on the others"
         raise MismatchError(
-            f"after epoch {epoch + 1} the ranks' weights are not equal: {variable.path} is another on rank(s) {others} "
-            f"than on rank 0; this is rank {self._extended.world.rank}. Something has changed weights or the learning "
-            "rate on some ranks only: a callback that decides by a rank's own values, or an assignment in a custom "
-            "train_step. To train on all the same, make the strategy with check_weights=False."
+            f"after epoch {epoch + 1} the ranks' weights are not equal: {variable.path} is another {where}; this is "
+            f"rank {self._extended.world.rank}. Something has changed weights or the state of the optimizer on some "
+            "ranks only: a callback that decides by a rank's own values, or an assignment in a custom train_step. To "
+            "train on all the same, make the strategy with check_weights=False."
         )
+
+
+def _hash(copy: Any) -> int:
+    value = np.ascontiguousarray(copy.numpy())
+    return zlib.crc32(value.reshape(-1).view(np.uint8).data)
+
+
+def _accumulators(optimizer: Any) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    own = list(getattr(optimizer, "_accumulated_gradients", None) or [])
+    return own + (_accumulators(inner) if inner is not None else [])

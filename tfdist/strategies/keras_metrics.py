@@ -19,6 +19,7 @@ from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.keras_private import backend, base_trainer, tree
+from tfdist.strategies.keras_variables import MERGED_BY, merge_by_extreme, report
 
 log = logging.getLogger("tfdist")
 
@@ -38,7 +39,9 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
         extended = at_work.of_model(self)
         if extended is None or _is_of_a_replica_or_symbolic():
-            return original(self)
+            results = original(self)
+            report(results)
+            return results
         variables = [variable for metric in self.metrics for variable in metric.variables]
         if not variables:
             return original(self)
@@ -79,20 +82,41 @@ def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[
     Raises:
         ValueError: there are several replicas, and a variable has the aggregation "none".
     """
+    return merged_beside(variables, [], extended)[0]
+
+
+def merged_beside(
+    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: AllReduceExtended
+) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
+    """The state of metrics, and sums of numbers of this process, in as few collectives as the state alone takes.
+
+    Args:
+        variables: as of `merged`.
+        numbers: to be summed over processes.
+        extended: of the strategy.
+
+    Returns:
+        Pairs of a variable and its value; the sums.
+    """
     unique = list({id(variable): variable for variable in variables}.values())
     values: dict[int, tf.Tensor] = {}
     for combine in (np.add, np.maximum, np.minimum):
         chosen = [variable for variable in unique if _COMBINE[_rule(variable, extended)] is combine]
         parts = [_of_this_process(variable, extended) for variable in chosen]
+        names = [variable.path for variable in chosen]
+        if combine is np.add:
+            parts, names = [*parts, *numbers], [*names, *["a log of a step"] * len(numbers)]
         if not extended.is_local_only:
-            parts = extended.bridge.all_reduce(parts, combine=combine, names=[variable.path for variable in chosen])
+            parts = extended.bridge.all_reduce(parts, combine=combine, names=names)
+        if combine is np.add:
+            parts, sums = parts[: len(chosen)], parts[len(chosen) :]
         for variable, total in zip(chosen, parts, strict=True):
             values[id(variable)] = _as_kept(variable, total, extended)
-    return [(variable, values[id(variable)]) for variable in unique]
+    return [(variable, values[id(variable)]) for variable in unique], sums
 
 
 def _rule(variable: Any, extended: AllReduceExtended) -> str:
-    rule = getattr(variable, _LEARNED, variable.aggregation)
+    rule = getattr(variable, MERGED_BY, variable.aggregation)
     if rule == "none" and not extended.has_several_replicas:
         return "sum"
     if rule == "none":
@@ -126,9 +150,6 @@ def _as_kept(variable: Any, total: tf.Tensor, extended: AllReduceExtended) -> tf
 
 # What a step tells of a variable.
 
-_LEARNED = "_tfdist_merged_by"
-"""The attribute of a variable that says how it is merged, where a step has told better than its metric."""
-
 
 def learn(variable: Any, values: Sequence[Any]) -> None:
     """Sees from the graph how a metric's variable is updated, and warns where its parts do not add up.
@@ -137,14 +158,14 @@ def learn(variable: Any, values: Sequence[Any]) -> None:
         variable: of a metric, Keras's.
         values: that were assigned to it in a step.
     """
-    if variable.aggregation not in ("sum", "none") or hasattr(variable, _LEARNED):
+    if variable.aggregation not in ("sum", "none") or hasattr(variable, MERGED_BY):
         return
     for value in values:
         kind = _update(variable, value)
         if kind in ("max", "min"):
-            setattr(variable, _LEARNED, kind)
+            merge_by_extreme(variable, kind)
         elif kind == "other" and variable.aggregation == "sum":
-            setattr(variable, _LEARNED, "sum")
+            setattr(variable, MERGED_BY, "sum")
             log.warning(
                 "tfdist: the metric variable %s is set in a step, not added to; its parts on all replicas are summed, "
                 "which may not be what it means. Keep sums, a maximum or a minimum, or make it by "

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies import at_work
@@ -28,6 +29,7 @@ def install(replace: Callable[..., None]) -> None:
         replace: puts one function in the place of another.
     """
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
+    replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
@@ -46,6 +48,35 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
 
     return check_finite
+
+
+def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Variables that take their gradient for a value (the ranges of float8) take the largest of all replicas.
+
+    Keras accumulates them by the maximum, too. A stand-in row changes none: it is a row of the batch, or zeros.
+    """
+
+    def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
+        extended = at_work.current()
+        replica = tf.distribute.get_replica_context()
+        chosen = [place for place, variable in enumerate(variables) if self._overwrite_variable_with_gradient(variable)]
+        if extended is None or replica is None or not chosen:
+            return original(self, grads, variables)
+
+        def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
+            parts = [strategy.experimental_local_results(value) for value in values]
+            names = [variables[place].path for place in chosen]
+            return extended.bridge.all_reduce(
+                [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
+            )
+
+        grads = list(grads)
+        found = replica.merge_call(largest, args=tuple(grads[place] for place in chosen))
+        for place, value in zip(chosen, found, strict=True):
+            grads[place] = value
+        return original(self, grads, variables)
+
+    return _overwrite_variables_directly_with_gradients
 
 
 class _Reduction:

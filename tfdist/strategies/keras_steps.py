@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.extended import AllReduceExtended
-from tfdist.strategies.keras_private import backend, tf_trainer, tree
-from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
+from tfdist.strategies.keras_private import backend, base_trainer, tf_trainer, tree
+from tfdist.strategies.keras_variables import Assigned, Changes, StateOfMetrics, StateOfStep, check_scope, is_report
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
@@ -23,6 +23,7 @@ def install(replace: Callable[..., None]) -> None:
     """
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
     replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
+    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _unless_they_are_known)
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
 
 
@@ -36,6 +37,9 @@ class Step:
         model: of Keras.
         extended: of its strategy, of several replicas.
         function: the model's `train_step` or `test_step`.
+
+    Attributes:
+        reports_metrics: whether its logs are the results of the model's metrics, and are not changed afterwards.
     """
 
     def __init__(self, model: Any, extended: AllReduceExtended, function: Callable[..., Any]) -> None:
@@ -46,6 +50,7 @@ class Step:
         self._assigned = Assigned()
         self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
+        self.reports_metrics = False
 
     def __call__(self, data: Any) -> Any:
         """Called by each replica with its part of the batch."""
@@ -58,6 +63,7 @@ class Step:
             of_layers = StateOfStep(model, extended)
             with self._results.of(metrics):
                 outputs = self._function(share.data)
+                self.reports_metrics = is_report(outputs)
                 contributions = self._contributions(outputs)
             of_layers.merge(self._assigned)
             of_metrics.forget_stand_in(self._assigned)
@@ -107,22 +113,22 @@ class Step:
         extended = self._extended
         flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
         numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
-        sums = extended.bridge.all_reduce(
-            [tf.add_n(flat[place]) for place in numbers], names=["logs of a step"] * len(numbers)
+        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
+        state, sums = keras_metrics.merged_beside(
+            [variable for metric in asked.values() for variable in metric.variables],
+            [tf.add_n(flat[place]) for place in numbers],
+            extended,
         )
         logs: list[Any] = [parts[0] for parts in flat]
         for place, total in zip(numbers, sums, strict=True):
             kind = self._kinds[place]
             logs[place] = tf.cast(total if kind.is_floating else tf.round(total), kind)
-        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
-        state = keras_metrics.merged([v for metric in asked.values() for v in metric.variables], extended)
         with backend.StatelessScope(state_mapping=state):
             results = {key: tree.map_structure(tf.convert_to_tensor, metric.result()) for key, metric in asked.items()}
         for place, kind in enumerate(self._kinds):
             if isinstance(kind, tuple):
                 metric, path = kind
-                found = dict(tree.flatten_with_path(results[id(metric)]))[path]
-                logs[place] = found
+                logs[place] = dict(tree.flatten_with_path(results[id(metric)]))[path]
         return tree.pack_sequence_as(outputs, logs)
 
 
@@ -139,16 +145,36 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         if not extended.has_several_replicas:
             return original(self, step_function)
         self.jit_compile = False
-        function = original(self, Step(self, extended, step_function))
+        step = Step(self, extended, step_function)
+        function = original(self, step)
 
         def on_shares(iterator: Any) -> Any:
-            if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                return function(iterator)
-            return function(_of_own_data(iterator, extended))
+            if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                iterator = _of_own_data(iterator, extended)
+            logs = function(iterator)
+            extended.latest_logs = logs if step.reports_metrics else None, Changes.count
+            return logs
 
         return on_shares
 
     return _make_function
+
+
+def _unless_they_are_known(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The logs of the last step are the results of metrics over all replicas, unless something changed since."""
+
+    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        extended = at_work.of_model(self)
+        if extended is not None and logs and _are_latest(logs, extended):
+            return logs
+        return original(self, logs)
+
+    return _get_metrics_result_or_logs
+
+
+def _are_latest(logs: Any, extended: AllReduceExtended) -> bool:
+    latest, changes = extended.latest_logs
+    return logs is latest and changes == Changes.count
 
 
 def _of_own_data(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:

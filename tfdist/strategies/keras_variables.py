@@ -80,6 +80,7 @@ class Assigned:
 
     def note(self, variable: Any, value: Any) -> None:
         """Notes an assignment."""
+        _calling.reported = None
         self._variables.setdefault(id(variable), variable)
         self.values.setdefault(id(variable), []).append(value)
 
@@ -92,11 +93,21 @@ class Assigned:
     def noted(self) -> Iterator[None]:
         """Notes what the calling thread assigns inside."""
         before = getattr(_calling, "assigned", None)
-        _calling.assigned = self
+        _calling.assigned, _calling.reported = self, None
         try:
             yield
         finally:
             _calling.assigned = before
+
+
+def report(results: Any) -> None:
+    """Notes what `get_metrics_result` returns to a step."""
+    _calling.reported = results
+
+
+def is_report(outputs: Any) -> bool:
+    """Whether a step returns what `get_metrics_result` has returned to it, with nothing assigned since."""
+    return outputs is not None and outputs is getattr(_calling, "reported", None)
 
 
 def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,16 +117,67 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
         assigned = getattr(_calling, "assigned", None)
         extended = at_work.current()
         if assigned is None or extended is None or not extended.shares.active:
-            if self.synchronization == "on_read" and private.is_distributed_variable(self._value):
-                # TensorFlow would read the new value over all processes, and nobody asks for it.
-                self._value.assign(tf.cast(value, self._value.dtype), read_value=False)
-            else:
+            if not _assigned_to_all_copies(self, value):
                 original(self, value)
             return
         assigned.note(self, value)
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
 
     return _direct_assign
+
+
+MERGED_BY = "_tfdist_merged_by"
+"""The attribute of a metric's variable that says how it is merged, where a step has told better than its metric."""
+
+_WHOLE = "_tfdist_whole"
+"""The attribute of a metric's variable that keeps the value of which each replica has its part."""
+
+
+class Changes:
+    """Counts the assignments to metrics outside of steps.
+
+    Attributes:
+        count: so far.
+    """
+
+    count = 0
+
+
+def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
+    """Assigns to a metric's variable what its parts make up, as TensorFlow does, but without reading it everywhere.
+
+    Returns:
+        Whether this is a variable of a metric, outside of replicas.
+    """
+    in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
+    if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
+        return False
+    Changes.count += 1
+    parts = 1
+    if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
+        parts = variable._value._distribute_strategy.num_replicas_in_sync
+        if tf.executing_eagerly():
+            setattr(variable, _WHOLE, value)
+    _assign_copies(variable, value if parts == 1 else value / parts)
+    return True
+
+
+def _assign_copies(variable: Any, value: Any) -> None:
+    for copy in private.copies(variable._value):
+        copy.assign(tf.cast(value, copy.dtype), read_value=False)
+
+
+def merge_by_extreme(variable: Any, kind: str) -> None:
+    """Has a metric's variable merged by its maximum or minimum; what was assigned before the step is no sum then.
+
+    Args:
+        variable: of a metric.
+        kind: "max" or "min".
+    """
+    setattr(variable, MERGED_BY, kind)
+    if hasattr(variable, _WHOLE):
+        with tf.init_scope():
+            _assign_copies(variable, getattr(variable, _WHOLE))
 
 
 def _readable(original: Callable[..., Any]) -> Callable[..., Any]:

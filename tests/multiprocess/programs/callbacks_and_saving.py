@@ -288,6 +288,24 @@ def weights_that_are_not_equal():
 
 
 @check
+def optimizers_that_are_not_equal():
+    class Differs(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1 and not chief:
+                inner = self.model.optimizer.inner_optimizer
+                variable = next(one for one in inner.variables if differing in one.path)
+                variable.assign(variable + 0.5)
+
+    for differing in ("learning_rate", "momentum"):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        with pytest.raises(tfdist.MismatchError, match=rf"after epoch 2 .*{differing}.* rank\(s\) \[1\]"):
+            fit(model, epochs=3, callbacks=[Differs()])
+
+
+@check
 def progress_is_shown_by_the_chief():
     model = make()
     for arguments, expected in (({}, chief), ({"verbose": 2}, True)):

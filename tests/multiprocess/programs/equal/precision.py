@@ -1,7 +1,8 @@
 """Cases of lower precision."""
 
 import keras
-from world import X, Y, case, fitted, mlp, spread
+import numpy as np
+from world import X, Y, case, fitted, mlp, numbers, spread, strategy
 
 
 @spread
@@ -36,3 +37,16 @@ def mixed_float16_without_samples():
         return {"low": fitted(mlp("sgd"), X[:33], Y[:33])}
     finally:
         keras.config.set_dtype_policy("float64")
+
+
+@spread
+def float8():
+    """The ranges of float8 are of all replicas' values; a gradient's range is of each share's mean."""
+    model = mlp("sgd")
+    with strategy.scope():
+        model.quantize("float8")
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(X, Y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    ranges = {w.path: np.asarray(w).tolist() for w in model.weights if "inputs" in w.path or "kernel_" in w.path}
+    assert len(ranges) == 8, ranges
+    return {"low": [ranges, history.history["loss"]], "ranks_only": numbers(model)}
