@@ -16,6 +16,8 @@ import compression_time
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "benchmarks"
+BASE = {"linewidth": 2.5, "color": "black", "linestyle": "-"}
+"""How the line is drawn that the others are compared with."""
 TFDIST = [sys.executable, "-m", "tfdist.cli"]
 
 COMMANDS = {
@@ -30,6 +32,7 @@ COMMANDS = {
     "network": [sys.executable, HERE / "network.py"],
     "compression": [sys.executable, HERE / "compression.py"],
     "compression_routes": [sys.executable, HERE / "compression_routes.py"],
+    "compression_growth": [sys.executable, HERE / "compression_growth.py"],
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
 }
@@ -46,10 +49,9 @@ def main():
         text = WRITERS[name](figures)
         (RESULTS / f"{name}.md").write_text(text)
     draw_all_reduce(found["all_reduce_2"])
-    if "network" in found:
-        draw_network(found["network"])
-    if "compression_time" in found:
-        draw_compression_time(found["compression_time"])
+    draw_network(found["network"])
+    draw_compression_time(found["compression_time"])
+    draw_compression_growth(found["compression_growth"])
 
 
 def table(header, rows):
@@ -165,18 +167,17 @@ def write_compression(figures):
 def write_compression_routes(figures):
     sizes = figures["processes"]
     ways = {"hops": "ring, coding at each hop", "exchange": "exchange", "gather": "gather"}
-    rows = [
-        [
-            f"`{method}`",
-            way,
-            *(f"{100 * sizes[size][method][key]['error']:.2f}" for size in sizes),
-            *(f"{1e3 * sizes[size][method][key]['seconds']:.0f}" for size in sizes),
+
+    def section(what, show):
+        rows = [
+            [f"`{method}`", way, *(show(sizes[size][method][key]) for size in sizes)]
+            for method in next(iter(sizes.values()))
+            for key, way in ways.items()
         ]
-        for method in next(iter(sizes.values()))
-        for key, way in ways.items()
-    ]
-    header = [*(f"error, %, {size} processes" for size in sizes), *(f"ms, {size} processes" for size in sizes)]
-    return table(["", "way", *header], rows)
+        return table([what, "way", *(f"{size} processes" for size in sizes)], rows)
+
+    errors = section("error, %", lambda row: f"{100 * row['error']:.2f}")
+    return errors + "\n" + section("ms", lambda row: f"{1e3 * row['seconds']:.0f}")
 
 
 def write_compression_accuracy(figures):
@@ -206,19 +207,43 @@ def write_compression_accuracy(figures):
 
 
 def write_compression_time(figures):
-    base = [compression_time.to_target(run, figures["target"]) for run in figures["line"]["none"]]
+    targets = figures["targets"]
     rows = []
-    for name, runs in figures["line"].items():
-        times = [compression_time.to_target(run, figures["target"]) for run in runs]
-        step = statistics.median(run["readings"][-1][0] / run["readings"][-1][1] for run in runs)
-        row = [name, len(runs), f"{1e3 * step:.0f}", "not reached", "—"]
-        if all(times) and all(base):
-            seconds = statistics.median(times)
-            row[3:] = [f"{seconds:.1f}", f"{statistics.median(base) / seconds:.1f} ×"]
-        shared = figures["shared memory"].get(name)
-        row.append(f"{1e3 * shared['readings'][-1][0] / shared['readings'][-1][1]:.0f}" if shared else "—")
+    for name, runs in figures["steps"].items():
+        row = [name, len(runs), f"{1e3 * figures['line'][name]['seconds']:.0f}"]
+        for target in targets:
+            seconds = compression_time.seconds_to(figures, name, target)
+            base = compression_time.seconds_to(figures, "none", target)
+            steps = [compression_time.to_target(run, target) for run in runs]
+            row.append(
+                f"not in {max(run['readings'][-1][1] for run in runs)} steps"
+                if seconds is None
+                else f"{seconds:.0f} s, {base / seconds:.1f} × ({statistics.median(steps):.0f} steps)"
+            )
+        row.append(f"{1e3 * figures['shared memory'][name]['seconds']:.0f}")
         rows.append(row)
-    return table(["", "seeds", "ms a step", "s to the target", "against none", "ms a step in memory"], rows)
+    header = ["", "seeds", "ms a step", *(f"to {target:.0%}" for target in targets), "ms a step in memory"]
+    return table(header, rows)
+
+
+def write_compression_growth(figures):
+    hosts = figures["hosts"]
+
+    def section(what, show):
+        rows = [
+            [name, *(show(methods[name], methods["none"]) for methods in hosts.values())]
+            for name in next(iter(hosts.values()))
+        ]
+        return table([what, *(f"{size} hosts" for size in hosts)], rows)
+
+    return "\n".join(
+        [
+            section("times faster than none", lambda row, none: f"{none['seconds'] / row['seconds']:.1f}"),
+            section("times smaller than none", lambda row, none: f"{none['bytes'] / row['bytes']:.1f}"),
+            section("ms", lambda row, none: f"{1e3 * row['seconds']:.0f}"),
+            section("of these in memory", lambda row, none: f"{1e3 * row['in memory']:.0f}"),
+        ]
+    )
 
 
 def write_epochs(figures):
@@ -242,6 +267,7 @@ WRITERS = {
     "network": write_network,
     "compression": write_compression,
     "compression_routes": write_compression_routes,
+    "compression_growth": write_compression_growth,
     "compression_accuracy": write_compression_accuracy,
     "compression_time": write_compression_time,
 }
@@ -252,48 +278,62 @@ def axes_of(**settings):
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "tfdist"  # the same figures give the same file
+    from cycler import cycler
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    figure, axes = pyplot.subplots(figsize=(8, 4))
     axes.set(**settings)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_prop_cycle(cycler(linestyle=["-", "--"]) * cycler(color=pyplot.get_cmap("tab10").colors))
     return figure, axes
 
 
 def save(figure, name):
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    """With the legend beside the lines, not on them."""
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
 
 
 def draw_all_reduce(figures):
     figure, axes = axes_of(xscale="log", yscale="log", xlabel="MiB", ylabel="GB/s")
     for name, row in figures["gb_per_s"].items():
         if len(row) > 1:
-            style = {"linewidth": 2.5, "color": "black"} if name == "tfdist, in a tf.function" else {}
-            axes.plot([float(size) for size in row], list(row.values()), "o-", label=name, **style)
-    axes.legend(frameon=False, fontsize=8)
+            style = BASE if name == "tfdist, in a tf.function" else {}
+            axes.plot([float(size) for size in row], list(row.values()), marker="o", label=name, **style)
     save(figure, "all_reduce")
 
 
 def draw_network(figures):
     figure, axes = axes_of(xlabel="hosts at 200 Mbit/s", ylabel="seconds for 4 MiB (dashed: the model)")
     sizes = list(figures["growth"])
-    for name in figures["growth"][sizes[0]]:
+    for place, name in enumerate(figures["growth"][sizes[0]]):
         rows = [figures["growth"][size][name] for size in sizes]
-        (line,) = axes.plot([int(size) for size in sizes], [row["seconds"] for row in rows], "o-", label=name)
-        axes.plot([int(size) for size in sizes], [row["predicted"] for row in rows], "--", color=line.get_color())
-    axes.legend(frameon=False)
+        hosts = [int(size) for size in sizes]
+        axes.plot(hosts, [row["seconds"] for row in rows], "o-", color=f"C{place}", label=name)
+        axes.plot(hosts, [row["predicted"] for row in rows], "--", color=f"C{place}")
     save(figure, "growth")
 
 
 def draw_compression_time(figures):
     figure, axes = axes_of(xscale="log", xlabel="seconds of training at 100 Mbit/s", ylabel="test accuracy")
-    for name, runs in figures["line"].items():
-        style = {"linewidth": 2.5, "color": "black"} if name == "none" else {}
-        seconds, _, accuracies = zip(*runs[0]["readings"], strict=True)
-        axes.plot(seconds, accuracies, label=name, **style)
-    axes.legend(frameon=False, fontsize=7, ncol=2)
+    for name, runs in figures["steps"].items():
+        seconds = figures["line"][name]["seconds"]
+        _, steps, accuracies = zip(*runs[0]["readings"], strict=True)
+        axes.plot([seconds * made for made in steps], accuracies, label=name, **(BASE if name == "none" else {}))
     save(figure, "compression_time")
+
+
+def draw_compression_growth(figures):
+    figure, axes = axes_of(
+        xscale="log", yscale="log", xlabel="hosts at 100 Mbit/s", ylabel="times faster than no compression"
+    )
+    sizes = list(figures["hosts"])
+    for name in figures["hosts"][sizes[0]]:
+        ratios = [rows["none"]["seconds"] / rows[name]["seconds"] for rows in figures["hosts"].values()]
+        hosts = [int(size) for size in sizes]
+        axes.plot(hosts, ratios, marker="o", label=name, **(BASE if name == "none" else {}))
+    axes.set_xticks([int(size) for size in sizes], sizes)
+    save(figure, "compression_growth")
 
 
 if __name__ == "__main__":
