@@ -1,4 +1,4 @@
-"""How compression pays as processes are added: 2 to 16 hosts at 100 Mbit/s, one gradient of 1024 × 1024 float32.
+"""How compression pays as processes are added: 2 to 16 hosts at 100 Mbit/s, one gradient of 2048 × 2048 float32.
 
     python benchmarks/compression_growth.py [--hosts 2 4 8 16] [--methods …]
 
@@ -16,8 +16,8 @@ import side_by_side
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-SHAPE = 1024, 1024
-WARM, STEPS = 3, 4
+SHAPE = 2048, 2048
+WARM, STEPS = 2, 3
 
 
 def methods():
