@@ -55,7 +55,7 @@ def measure_tfdist():
     from tfdist.collectives import ring
 
     strategy = tfdist.AllReduceStrategy(algorithm="ring")
-    engine = strategy.extended.world.engine
+    engine = strategy.extended.group.engine
 
     def barrier():
         engine.run("barrier", ring.all_reduce(np.zeros(strategy.size)))

@@ -66,11 +66,11 @@ def measure(elements):
 
     import tfdist
     from tfdist import compression as c
-    from tfdist.cluster import world
     from tfdist.collectives.barrier import barrier
     from tfdist.compression import reduction
     from tfdist.compression.fusion import Traffic, together
     from tfdist.compression.method import Route
+    from tfdist.runtime import world
 
     tfdist.init()
     rank, size, engine = tfdist.rank(), tfdist.size(), world.current().engine

@@ -56,8 +56,9 @@ def on_hosts(names, where, command, settings):
 
 
 def engine():
-    from tfdist.cluster import discovery, world
+    from tfdist.cluster import discovery
     from tfdist.cluster.settings import Timeouts
+    from tfdist.runtime import world
 
     return world.join(discovery.discover(None), Timeouts.from_environment()).engine
 

@@ -20,7 +20,7 @@ def measure():
     from tfdist.collectives.barrier import barrier
 
     strategy = tfdist.AllReduceStrategy()
-    engine = strategy.extended.world.engine
+    engine = strategy.extended.group.engine
 
     def median_of(step):
         for _ in range(30):

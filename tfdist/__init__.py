@@ -41,7 +41,9 @@ if TYPE_CHECKING:
         local_rank,
         local_size,
         rank,
+        receive,
         reduce_scatter,
+        send,
         size,
     )
     from tfdist.strategies.all_reduce import AllReduceStrategy
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
 PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
 _FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init is_initialized join
-local_rank local_size rank reduce_scatter size"""
+local_rank local_size rank receive reduce_scatter send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "Timeouts": "tfdist.cluster.settings",
@@ -90,8 +92,10 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "receive",
     "reduce_scatter",
     "scale_summed_loss",
+    "send",
     "size",
 ]
 

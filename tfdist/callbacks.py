@@ -15,11 +15,13 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfdist.cluster import world  # noqa: E402
 from tfdist.collectives.all_gather import all_gather_rows  # noqa: E402
 from tfdist.collectives.clock import clock_offset  # noqa: E402
 from tfdist.engine import timeline  # noqa: E402
+from tfdist.engine.group import Group  # noqa: E402
 from tfdist.notices import notice  # noqa: E402
+from tfdist.runtime import world  # noqa: E402
+from tfdist.strategies import at_work  # noqa: E402
 
 _NOTICEABLE = 0.05
 """Share of an epoch that the others must wait for a rank before it is called the slowest."""
@@ -43,22 +45,20 @@ class Timeline(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to record."""
         if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
-            raise OSError(f"the timeline {self._path} cannot be written: there is no such folder, or no right to")
-        engine = world.current().engine
-        if engine is not None:
-            self._before = engine.timeline
-            engine.timeline = timeline.Timeline(engine.rank, engine.run("callbacks: the clocks", clock_offset()))
+            raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
+        group = _group(self.model)
+        self._before = group.engine.timeline
+        offset = group.run("callbacks: the clocks", clock_offset())
+        group.engine.timeline = timeline.Timeline(group.rank, offset)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Brings the ranks' records together."""
-        engine = world.current().engine
-        if engine is None or engine.timeline is None:
-            timeline.write(self._path, [])
-            return
-        recorded, engine.timeline = engine.timeline, self._before
-        own = np.frombuffer(json.dumps(recorded.events()).encode() + b"\n", np.uint8)
-        everyone, _ = engine.run("callbacks: the timelines", all_gather_rows(own))
-        if engine.rank == 0:
+        group = _group(self.model)
+        recorded, group.engine.timeline = group.engine.timeline, self._before
+        events = [] if recorded is None else recorded.events()
+        own = np.frombuffer(json.dumps(events).encode() + b"\n", np.uint8)
+        everyone, _ = group.run("callbacks: the timelines", all_gather_rows(own))
+        if group.is_writer:
             events = [event for line in everyone.tobytes().splitlines() for event in json.loads(line)]
             timeline.write(self._path, events)
 
@@ -88,17 +88,15 @@ class Communication(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes a first reading."""
-        self._begun = _reading()
+        self._begun = _reading(_group(self.model))
         self._traffic = self._compressed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares with it, over all ranks."""
         assert self._begun is not None
-        spent = _reading() - self._begun
-        engine = world.current().engine
-        everyone = spent[np.newaxis]
-        if engine is not None:
-            everyone, _ = engine.run("callbacks: communication", all_gather_rows(everyone))
+        group = _group(self.model)
+        spent = _reading(group) - self._begun
+        everyone, _ = group.run("callbacks: communication", all_gather_rows(spent[np.newaxis]))
         _, sent, communicating, waiting = everyone.mean(axis=0)
         seconds = everyone[:, 0].max()
         waits = everyone[:, 3]
@@ -113,7 +111,7 @@ class Communication(keras.callbacks.Callback):
             figures["compression_ratio"] = ratios.pop("")
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(float(figure))
-        if world.current().is_chief:
+        if group.is_writer:
             self._report(epoch, figures, waits)
             self._write(epoch, {f"communication/{name}": figure for name, figure in figures.items()})
             self._write(epoch, {f"compression/{name}": ratio for name, ratio in ratios.items()})
@@ -175,16 +173,19 @@ def _scalar() -> Any:
     return metadata
 
 
-def _reading() -> np.ndarray:
-    """The clock, bytes sent, seconds communicating and seconds waiting."""
-    engine = world.current().engine
-    if engine is None:
-        return np.array([time.monotonic(), 0.0, 0.0, 0.0])
-    statistics = engine.statistics
+def _group(model: Any) -> Group:
+    """The processes that train a model together."""
+    extended = at_work.of_model(model)
+    return world.current().group if extended is None else extended.group
+
+
+def _reading(group: Group) -> np.ndarray:
+    """The clock, bytes sent, seconds communicating and seconds waiting, of this process."""
+    statistics = group.engine.statistics
     return np.array(
         [
             time.monotonic(),
-            engine.communicator.bytes_sent,
+            group.engine.communicator.bytes_sent,
             statistics.communicating_seconds,
             statistics.waiting_seconds,
         ]

@@ -6,7 +6,7 @@ must call the same ones; a rank that calls another one is told so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tfdist.strategies import keras_unsynchronized, require_tensorflow
@@ -16,13 +16,18 @@ require_tensorflow()
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfdist.cluster import discovery, world  # noqa: E402
+from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
-from tfdist.cluster.world import World  # noqa: E402
 from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.engine import calibration  # noqa: E402
 from tfdist.engine.bridge import Bridge  # noqa: E402
+from tfdist.engine.edges import Edges  # noqa: E402
 from tfdist.engine.exchange import Exchange  # noqa: E402
+from tfdist.engine.group import Group as EngineGroup  # noqa: E402
+from tfdist.engine.slices import Slices  # noqa: E402
+from tfdist.runtime import world  # noqa: E402
+from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.runtime.world import World  # noqa: E402
 
 _COMBINE = {
     "sum": np.add,
@@ -41,44 +46,12 @@ def _not_converted(function: _Function) -> _Function:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-class Group:
-    """Some of the processes, which take part in a collective without the others.
+class _Collectives:
+    """Those of one group."""
 
-    Args:
-        ranks: of its members, in the order that counts as theirs; the same on every one of them.
-
-    Raises:
-        ValueError: a rank does not exist, or occurs twice, or there is none.
-    """
-
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.ranks = tuple(int(rank) for rank in ranks)
-        if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size() for r in self.ranks):
-            raise ValueError(
-                f"a group needs different ranks from 0 to {size() - 1}, at least one; got {list(self.ranks)}"
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
-
-    @property
-    def rank(self) -> int:
-        """This process's place among the members.
-
-        Raises:
-            ValueError: it is none of them.
-        """
-        if rank() not in self.ranks:
-            raise ValueError(
-                f"rank {rank()} is not in Group({list(self.ranks)}): only its members may use it. "
-                "Guard the call with `if tfdist.rank() in group.ranks:`."
-            )
-        return self.ranks.index(rank())
-
-    def __repr__(self) -> str:
-        return f"Group({list(self.ranks)})"
+    def __init__(self, group: EngineGroup) -> None:
+        self.bridge, self.slices = Bridge(group), Slices(group)
+        self.exchange, self.edges = Exchange(group), Edges(group)
 
 
 class _Context:
@@ -86,22 +59,14 @@ class _Context:
 
     def __init__(self, joined: World, algorithm: str) -> None:
         self.world = joined
-        self.algorithm = algorithm
-        self.calibration = calibration.agreed(joined.engine, algorithm)
-        self._bridges: dict[tuple[int, ...] | None, Bridge] = {}
-        self._exchanges: dict[tuple[int, ...] | None, Exchange] = {}
+        self.group = joined.group.using(algorithm, calibration.agreed(joined.group, algorithm))
+        self._made: dict[tuple[int, ...], _Collectives] = {}
 
-    def bridge(self, group: Group | None) -> Bridge:
-        members = _members(group)
-        if members not in self._bridges:
-            self._bridges[members] = Bridge(self.world.engine, self.algorithm, self.calibration, members)
-        return self._bridges[members]
-
-    def exchange(self, group: Group | None) -> Exchange:
-        members = _members(group)
-        if members not in self._exchanges:
-            self._exchanges[members] = Exchange(self.world.engine, members)
-        return self._exchanges[members]
+    def among(self, group: Group | None) -> _Collectives:
+        members = self.group.members if group is None else group.members()
+        if members not in self._made:
+            self._made[members] = _Collectives(self.group.subgroup(members))
+        return self._made[members]
 
 
 _initialized: _Context | None = None
@@ -130,7 +95,7 @@ def init(
     algorithms.check(algorithm)
     if _initialized is None:
         joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
-        Exchange(joined.engine).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
+        Exchange(joined.group).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
         _initialized = _Context(joined, algorithm)
         if joined.size > 1:
             keras_unsynchronized.warn_in_fit()
@@ -180,7 +145,7 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
-    bridge = _context().bridge(group)
+    collectives = _context().among(group)
     results: dict[int, Any] = {}
     dense: list[tuple[int, tf.Tensor]] = []
     flat = tf.nest.flatten(value)
@@ -188,19 +153,19 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
         if part is None:
             results[place] = None
         elif isinstance(part, tf.IndexedSlices):
-            results[place] = _slices(bridge, part, op, group)
+            results[place] = _slices(collectives.slices, part, op, group)
         else:
             dense.append((place, _tensor("all_reduce", part, adds=True)))
     if dense:
         places, tensors = zip(*dense, strict=True)
-        results.update(zip(places, _dense(bridge, list(tensors), op, group), strict=True))
+        results.update(zip(places, _dense(collectives.bridge, list(tensors), op, group), strict=True))
     return tf.nest.pack_sequence_as(value, [results[place] for place in range(len(flat))])
 
 
-def _slices(bridge: Bridge, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
+def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
     if op not in ("sum", "mean"):
         raise ValueError(f"IndexedSlices can be summed and averaged, not combined by {op!r}; use tf.convert_to_tensor")
-    total = bridge.all_reduce_slices(slices)
+    total = sums.all_reduce(slices)
     if op == "sum":
         return total
     return tf.IndexedSlices(_divided(total.values, _size(group)), total.indices, total.dense_shape)
@@ -238,7 +203,7 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
     Returns:
         The concatenation, on every process. Its gradient is each process's part of the sum of all gradients.
     """
-    exchange = _context().exchange(group)
+    exchange = _context().among(group).exchange
     value = _tensor("all_gather", tensor)
     if axis == 0:
         return _gathered(exchange, value)
@@ -293,7 +258,7 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
-    exchange = _context().exchange(group)
+    exchange = _context().among(group).exchange
     whole = _tensor("reduce_scatter", tensor, adds=True)
     return _scattered(exchange, whole, op, count=_size(group) if op == "mean" else 1)
 
@@ -322,7 +287,7 @@ def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) ->
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _summed_to(tf.convert_to_tensor(upstream), root_rank, place, group)
 
-        return _context().exchange(group).broadcast(value, place), gradient
+        return _context().among(group).exchange.broadcast(value, place), gradient
 
     return sent(tensor)
 
@@ -330,7 +295,7 @@ def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) ->
 def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
     @tf.custom_gradient
     def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (total,) = _context().bridge(group).all_reduce([value], verb=f"sum to place {place}")
+        (total,) = _context().among(group).bridge.all_reduce([value], verb=f"sum to place {place}")
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _sent(tf.convert_to_tensor(upstream), root_rank, place, group)
@@ -366,7 +331,7 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
         The rows that came, in the order of the ranks; with ``splits``, also how many came from each (int64). Its
         gradient sends every row's gradient back.
     """
-    exchange, count = _context().exchange(group), _size(group)
+    exchange, count = _context().among(group).exchange, _size(group)
     value = _tensor("all_to_all", tensor)
     if splits is not None:
         return _exchanged(exchange, value, tf.cast(splits, tf.int64))
@@ -390,13 +355,45 @@ def _exchanged(exchange: Exchange, tensor: tf.Tensor, given: tf.Tensor) -> tuple
 
 
 @_not_converted
+def send(tensor: Any, destination: int, edge: str = "", group: Group | None = None) -> None:
+    """Begins to send a tensor to one process, and goes on; also where that does not receive yet.
+
+    Args:
+        tensor: of numbers.
+        destination: a rank of the job, in the group.
+        edge: names what is sent from here to there; of its own for each dtype and number of dimensions. The n-th
+            tensor that is received along an edge is the n-th that was sent.
+        group: the processes among which edges have their names; all by default.
+
+    It has no gradient: send gradients back along an edge of their own, in a `tf.custom_gradient`.
+    """
+    _context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
+
+
+@_not_converted
+def receive(spec: tf.TensorSpec, source: int, edge: str = "", group: Group | None = None) -> tf.Tensor:
+    """Waits for a tensor from one process.
+
+    Args:
+        spec: its dtype and shape, with None where the sender decides.
+        source: a rank of the job, in the group.
+        edge: as of `send`.
+        group: as of `send`.
+
+    Returns:
+        The tensor.
+    """
+    return _context().among(group).edges.receive(spec, _place(source, group), edge)
+
+
+@_not_converted
 def barrier(group: Group | None = None) -> None:
     """Waits until every process has come here.
 
     Args:
         group: the processes that take part; all by default.
     """
-    _context().exchange(group).barrier()
+    _context().among(group).exchange.barrier()
 
 
 @_not_converted
@@ -411,21 +408,13 @@ def join() -> int:
     """
     if not tf.executing_eagerly():
         raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")
-    engine = _context().world.engine
-    return engine.join() if engine is not None else 0
+    return _context().group.join()
 
 
 def _context() -> _Context:
     if _initialized is None:
         raise RuntimeError("call tfdist.init() first")
     return _initialized
-
-
-def _members(group: Group | None) -> tuple[int, ...] | None:
-    if group is None:
-        return None
-    _ = group.rank  # raises for a process that is no member
-    return group.ranks
 
 
 def _tensor(name: str, value: Any, adds: bool = False) -> tf.Tensor:
@@ -444,8 +433,9 @@ def _size(group: Group | None) -> int:
     return size() if group is None else group.size
 
 
-def _place(root_rank: int, group: Group | None) -> int:
+def _place(of_job: int, group: Group | None) -> int:
+    """The place in a group of a rank of the job."""
     ranks = range(size()) if group is None else group.ranks
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank must be one of the ranks {list(ranks)}; got {root_rank}")
-    return ranks.index(root_rank)
+    if of_job not in ranks:
+        raise ValueError(f"the rank must be one of the ranks {list(ranks)}; got {of_job}")
+    return ranks.index(of_job)

@@ -9,7 +9,6 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 
@@ -32,10 +31,11 @@ class Agreeing:
     def send(self, message):
         pass
 
-    def request(self, kind, timeout, late, key, **fields):
+    def ask(self, then, kind, key, members, **fields):
         assert kind == "agree"
         with self.lock:
-            return {"number": self.numbers.setdefault(key, len(self.numbers))}
+            number = self.numbers.setdefault((key, members), len(self.numbers))
+        then({"number": number})
 
 
 @pytest.fixture
@@ -176,17 +176,96 @@ def test_counts():
 def test_key_that_two_threads_use_first_is_asked_for_once(engines):
     made, control = engines
     asked = []
-    answer = control.request
-    control.request = lambda *arguments, key, **fields: (asked.append(key), answer(*arguments, key=key))[1]
+    answer = control.ask
+    control.ask = lambda then, kind, key, **fields: (asked.append(key), answer(then, kind, key, **fields))[1]
     gate = threading.Barrier(4)
 
-    def number():
-        gate.wait()
-        made[0]._number(Pending("new"), "", False)
+    def sums(rank, engine):
+        def post(thread):
+            gate.wait(10)
+            posted[thread] = engine.post("new", ring.all_reduce(np.ones(3)))
 
-    threads = [threading.Thread(target=number) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+        posted = [None] * 4
+        threads = [threading.Thread(target=post, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        return sorted(pending.call for pending in posted)
+
+    assert sums(0, made[0]) == [0, 1, 2, 3]
     assert asked == ["new"]
+
+
+class Late(Agreeing):
+    """Numbers a key when both ranks have asked, as the server does, on the thread of the one that asks last."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = {}
+
+    def ask(self, then, kind, key, members, **fields):
+        with self.lock:
+            waiting = self.waiting.setdefault((key, members), [])
+            waiting.append(then)
+            if len(waiting) < len(members or range(2)):
+                return
+            number = self.numbers.setdefault((key, members), len(self.numbers))
+        for one in waiting:
+            one({"number": number})
+
+
+def test_a_hundred_new_keys_posted_in_opposite_orders():
+    world, control = LocalWorld(2), Late()
+    made = [Engine(world.communicator(rank), control, Timeouts(collective=20), tags=1 << 20) for rank in range(2)]
+
+    def work(rank, engine):
+        buffers = {f"key {number}": np.full(5, float(number)) for number in range(100)}
+        names = list(buffers) if rank == 0 else list(reversed(buffers))
+        pending = [engine.post(name, ring.all_reduce(buffers[name])) for name in names]
+        for one in pending:
+            engine.wait(one)
+        return [float(buffer[0]) for buffer in buffers.values()]
+
+    try:
+        assert on_both(made, work) == [[2.0 * number for number in range(100)]] * 2
+    finally:
+        for engine in made:
+            engine.close()
+
+
+def test_more_calls_of_one_key_than_tags():
+    world, control = LocalWorld(2), Late()
+    made = [Engine(world.communicator(rank), control, Timeouts(collective=20), tags=1 << 20) for rank in range(2)]
+
+    def work(rank, engine):
+        buffers = [np.full(5, float(call)) for call in range(30)]
+        pending = [engine.post("x", ring.all_reduce(buffer)) for buffer in buffers]  # all of them before the first wait
+        for one in reversed(pending):
+            engine.wait(one)
+        return [float(buffer[0]) for buffer in buffers]
+
+    try:
+        assert on_both(made, work) == [[2.0 * call for call in range(30)]] * 2
+    finally:
+        for engine in made:
+            engine.close()
+
+
+def test_groups_of_other_members_may_use_one_key(engines):
+    made, _ = engines
+
+    def work(rank, engine):
+        alone, both, turned = engine.group((rank,)), engine.group(), engine.group((1, 0))
+        buffers = [np.full(4, 1.0 + rank) for _ in range(3)]
+        groups = [alone, both, turned] if rank == 0 else [turned, alone, both]
+        pending = [
+            (group, group.post("x", ring.all_reduce(buffer))) for group, buffer in zip(groups, buffers, strict=True)
+        ]
+        for group, one in pending:
+            group.wait(one)
+        return {str(group): float(buffer[0]) for group, buffer in zip(groups, buffers, strict=True)}
+
+    assert on_both(made, work) == [
+        {f"Group([{rank}])": 1.0 + rank, "Group([0, 1])": 3.0, "Group([1, 0])": 3.0} for rank in range(2)
+    ]

@@ -15,7 +15,7 @@ def test_alone():
     strategy = tfdist.AllReduceStrategy()
     assert (strategy.rank, strategy.size, strategy.local_rank) == (0, 1, 0)
     assert strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
-    assert strategy.communication() == {"collectives": 0, "messages": 0, "bytes": 0}
+    assert strategy.communication()["messages"] == strategy.communication()["bytes"] == 0
     assert strategy.extended.should_checkpoint
     assert strategy.extended.should_save_summary
     assert isinstance(strategy, tf.distribute.Strategy)

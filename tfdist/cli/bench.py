@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdist.cli import run
 from tfdist.cli.job import Job
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.barrier import barrier
@@ -27,6 +27,7 @@ from tfdist.collectives.cost import Calibration, Model, cheapest
 from tfdist.engine import calibration
 from tfdist.engine.engine import Engine
 from tfdist.errors import TfdistError
+from tfdist.runtime import world
 
 _SECONDS_EACH = 0.3
 _MOST_REPEATS = 100
@@ -80,7 +81,7 @@ def execute(options: argparse.Namespace) -> int:
         return 2
     for path in filter(None, (options.json, options.plot)):
         if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
-            print(f"tfdist bench: {path} cannot be written: there is no such folder, or no right to", file=sys.stderr)
+            print(f"tfdist bench: {path} cannot be written: directory missing or not writable", file=sys.stderr)
             return 2
     if options.processes:
         return _start(options)
@@ -89,23 +90,23 @@ def execute(options: argparse.Namespace) -> int:
     except TfdistError as error:
         print(f"tfdist bench: {error}", file=sys.stderr)
         return 1
-    if joined.engine is None:
+    if joined.size == 1:
         print(
             "tfdist bench: this process is alone. Start it as the job is started (TF_CONFIG, mpiexec, srun), or with "
             "`tfdist bench -n 2`.",
             file=sys.stderr,
         )
         return 2
-    found = calibration.measure(joined.engine)
-    model = Model(joined.engine.communicator.hosts, found)
+    found = calibration.measure(joined.group)
+    model = Model(joined.group.hosts, found)
     rows = [
         _row(joined.engine, model, name, int(mib * 2**20) // 4 * 4)
         for mib in options.mib
         for name in options.algorithms
     ]
-    if joined.is_chief:
+    if joined.group.is_writer:
         _show(model, rows)
-        described = calibration.machine(joined.engine.communicator.hosts)
+        described = calibration.machine(joined.group.hosts)
         if options.json:
             _write(options.json, described, found, rows)
         if options.plot:

@@ -19,11 +19,12 @@ from enum import Enum
 from typing import Any
 
 from tfdist._version import __version__
-from tfdist.cluster import discovery, launcher, world
+from tfdist.cluster import discovery, launcher
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
 from tfdist.comm import mpi_library
 from tfdist.errors import TfdistError
+from tfdist.runtime import world
 from tfdist.strategies import HOW_TO_INSTALL
 
 _CONNECT_SECONDS = 3.0
@@ -263,14 +264,12 @@ def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
             "start `tfdist doctor` on all tasks at once to measure between them",
         )
         return
-    engine = joined.engine
-    assert engine is not None
     for name, size, repeats in (("small", 1 << 12, 100), ("large", 1 << 25, 5)):
         buffer = np.zeros(size // 4, np.float32)
         seconds = []
         for _ in range(repeats + 1):
             begun = time.perf_counter()
-            engine.run(f"doctor {name}", ring.all_reduce(buffer))
+            joined.group.run(f"doctor {name}", ring.all_reduce(buffer))
             seconds.append(time.perf_counter() - begun)
         median = sorted(seconds[1:])[repeats // 2]
         what = f"{median * 1e6:.0f} µs for 4 KiB" if name == "small" else f"{size / median / 1e9:.2f} GB/s for 32 MiB"

@@ -82,6 +82,7 @@ class Control:
         self._interrupts = InterruptWatch()
         self._numbers = itertools.count()
         self._replies: dict[int, dict[str, Any]] = {}
+        self._on_reply: dict[int, Callable[[dict[str, Any]], None]] = {}
         self._arrived = threading.Condition()
         self._started: list[dict[str, Any]] | None = None
         self._missing: list[str] = []
@@ -245,6 +246,18 @@ class Control:
                     raise
         raise RequestTimeoutError(f"no answer to {kind!r} {fields} within {timeout:g} s from the rendezvous server")
 
+    def ask(self, then: Callable[[dict[str, Any]], None], kind: str, **fields: Any) -> None:
+        """Sends a question and goes on.
+
+        Args:
+            then: called with the answer, on the listening thread.
+            kind: one of the server's questions.
+            **fields: what the question holds.
+        """
+        number = next(self._numbers)
+        self._on_reply[number] = then
+        self.send({"type": kind, "id": number, **fields})
+
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Every rank's value, by rank, when all have given theirs.
 
@@ -370,7 +383,9 @@ class Control:
 
     def _heard(self, message: dict[str, Any]) -> None:
         kind = message.get("type")
-        if "re" in message:
+        if then := self._on_reply.pop(message.get("re", -1), None):
+            then(message)
+        elif "re" in message:
             with self._arrived:
                 self._replies[message["re"]] = message
                 self._arrived.notify_all()

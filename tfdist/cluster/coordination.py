@@ -28,18 +28,32 @@ class Standstill:
     """A rank that does nothing else until others take part in a collective.
 
     Attributes:
-        key: of the collective.
-        number: that the key is known by; None while the ranks are agreeing on it.
+        site: of the collective.
+        number: that it is known by; None while the ranks are agreeing on it.
         call: how many calls of it came before.
         members: who takes part in it.
         counts: how many calls the rank has begun, by number.
     """
 
-    key: str
+    site: Site
     number: int | None
     call: int
     members: frozenset[int]
     counts: dict[str, int]
+
+
+Site = tuple[tuple[int, ...] | None, str]
+"""A key, and the members of the group that it is of; None for all."""
+
+
+def _site(message: Message) -> Site:
+    members = message.get("members")
+    return None if members is None else tuple(members), message["key"]
+
+
+def _named(site: Site) -> str:
+    members, key = site
+    return key if members is None else f"{key} in group {list(members)}"
 
 
 class Coordination:
@@ -59,7 +73,7 @@ class Coordination:
         self._name = name
         self._tell = tell
         self._fail = fail
-        self._agreements: dict[str, Agreement] = {}
+        self._agreements: dict[Site, Agreement] = {}
         self._standing: dict[int, Standstill] = {}
         self._joined: dict[int, dict[str, int]] = {}
         self._reports: dict[int, Message] = {}
@@ -91,14 +105,15 @@ class Coordination:
         return self._everyone if members is None else frozenset(members)
 
     def _agree(self, rank: int, message: Message) -> None:
-        key, signature = message["key"], message["signature"]
-        agreement = self._agreements.get(key)
+        signature = message["signature"]
+        site = _site(message)
+        agreement = self._agreements.get(site)
         if agreement is None:
-            agreement = self._agreements[key] = Agreement(len(self._agreements), self._members(message))
+            agreement = self._agreements[site] = Agreement(len(self._agreements), self._members(message))
         for other, theirs in agreement.signatures.items():
             if theirs != signature:
                 self._fail(
-                    f"ranks differ in {key}: rank {other} has {theirs}, rank {rank} has {signature}. "
+                    f"ranks differ in {_named(site)}: rank {other} has {theirs}, rank {rank} has {signature}. "
                     "Every rank must build the same model and take the same steps."
                 )
                 return
@@ -119,10 +134,10 @@ class Coordination:
 
     def _stands(self, rank: int, message: Message) -> None:
         self._standing[rank] = Standstill(
-            message["key"], message["number"], message["call"], self._members(message), message["counts"]
+            _site(message), message["number"], message["call"], self._members(message), message["counts"]
         )
         if circle := self._circle(rank):
-            different = "; ".join(f"rank {one} waits in {self._standing[one].key}" for one in sorted(circle))
+            different = "; ".join(f"rank {one} waits in {_named(self._standing[one].site)}" for one in sorted(circle))
             self._fail(
                 f"ranks take part in different collectives: {different}. "
                 "Every rank must call the same collectives in the same order."
@@ -146,7 +161,7 @@ class Coordination:
         still = self._standing[rank]
         for other in still.members - {rank} - set(self._joined):
             if still.number is None:
-                agreement = self._agreements.get(still.key)
+                agreement = self._agreements.get(still.site)
                 if agreement is not None and agreement.asked and other not in agreement.asked:
                     yield other
             elif other in self._standing and self._standing[other].counts.get(str(still.number), 0) <= still.call:
@@ -194,10 +209,10 @@ class Coordination:
                     for other in (self._everyone if one["members"] is None else one["members"])
                     if other != rank and not self._takes_part(other, one)
                 ]
-                what = f"{one['key']} (call {one['call'] + 1}{_of(one['contents'])})"
+                what = f"{_named(_site(one))} (call {one['call'] + 1}{_of(one['contents'])})"
                 lines.append(f"rank {rank} has posted {what}; missing: {_ranks(late) or 'nobody, it is under way'}.")
                 for other in late:
-                    missing.setdefault(other, []).append(one["key"])
+                    missing.setdefault(other, []).append(_named(_site(one)))
         for rank in sorted(self._everyone):
             if rank not in self._reports:
                 lines.append(f"{self._name(rank)} does not answer: it is stopped, or its link is cut.")
@@ -205,7 +220,7 @@ class Coordination:
                 lines.append(f"rank {rank} has joined.")
             elif rank in missing:
                 report = self._reports[rank]
-                keys = ", ".join(one["key"] for one in report["under_way"])
+                keys = ", ".join(_named(_site(one)) for one in report["under_way"])
                 state = f"has posted {keys}" if keys else "is in no collective"
                 lines.append(
                     f"{self._name(rank)} {state}; it has not posted {', '.join(dict.fromkeys(missing[rank]))}."
@@ -217,7 +232,7 @@ class Coordination:
         if report is None:
             return False
         if one["number"] is None:
-            return any(other["key"] == one["key"] for other in report["under_way"])
+            return any(_site(other) == _site(one) for other in report["under_way"])
         return report["counts"].get(str(one["number"]), 0) > one["call"]
 
 

@@ -200,7 +200,7 @@ def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return array.astype(dtype)
     import tensorflow as tf
 
-    from tfdist.engine.tensors import to_tensor
+    from tfdist.tensors import to_tensor
 
     with tf.device("CPU:0"):
         return np.asarray(tf.cast(to_tensor(array), tf.as_dtype(dtype)))

@@ -27,7 +27,7 @@ from tfdist.collectives.cost import TYPICAL, Calibration, Level
 from tfdist.collectives.hierarchical import by_machine
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Communicator
-from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
 from tfdist.errors import CalibrationError
 
 VARIABLE = "TFDIST_CALIBRATION"
@@ -109,48 +109,48 @@ def _calibration(kept: dict[str, Any]) -> Calibration:
     )
 
 
-def agreed(engine: Engine | None, algorithm: str) -> Calibration | None:
+def agreed(group: Group, algorithm: str) -> Calibration | None:
     """Rank 0's calibration, on all ranks, where the algorithm needs one; eagerly only.
 
     Raises:
         CalibrationError: as `load`, on rank 0.
     """
-    if engine is None or algorithm != AUTO:
+    if group.size == 1 or algorithm != AUTO:
         return None
     text = b""
-    if engine.rank == 0:
-        found = load(machine(engine.communicator.hosts)) or TYPICAL
+    if group.rank == 0:
+        found = load(machine(group.hosts)) or TYPICAL
         text = json.dumps(dataclasses.asdict(found)).encode()
-    rows, _ = engine.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
+    rows, _ = group.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
     return _calibration(json.loads(rows.tobytes()))
 
 
-def measure(engine: Engine) -> Calibration:
+def measure(group: Group) -> Calibration:
     """Measures latency, bandwidth and the speed of combining; on all ranks at once."""
-    machines = by_machine(engine.communicator.hosts)
-    own = next(ranks for ranks in machines if engine.rank in ranks)
-    host = _level(engine, own) if max(map(len, machines)) > 1 else TYPICAL.host
-    network = _level(engine, [ranks[0] for ranks in machines]) if len(machines) > 1 else TYPICAL.network
-    return Calibration(host, network, _slowest(engine, _combining(engine)), _slowest(engine, _calling(engine)))
+    machines = by_machine(group.hosts)
+    own = next(ranks for ranks in machines if group.rank in ranks)
+    host = _level(group, own) if max(map(len, machines)) > 1 else TYPICAL.host
+    network = _level(group, [ranks[0] for ranks in machines]) if len(machines) > 1 else TYPICAL.network
+    return Calibration(host, network, _slowest(group, _combining(group)), _slowest(group, _calling(group)))
 
 
-def _level(engine: Engine, circle: list[int]) -> Level:
+def _level(group: Group, circle: list[int]) -> Level:
     """What a message around a circle of ranks costs, all of them sending at once; other ranks look on."""
-    small = _slowest(engine, _seconds(engine, circle, 8, _SMALL_REPEATS))
-    large = _slowest(engine, _seconds(engine, circle, _LARGE_BYTES, _LARGE_REPEATS))
+    small = _slowest(group, _seconds(group, circle, 8, _SMALL_REPEATS))
+    large = _slowest(group, _seconds(group, circle, _LARGE_BYTES, _LARGE_REPEATS))
     return Level(small, max(large - small, 1e-12) / _LARGE_BYTES)
 
 
-def _seconds(engine: Engine, circle: list[int], nbytes: int, repeats: int) -> float:
-    outgoing, incoming = (engine.communicator.take(nbytes) for _ in range(2))
+def _seconds(group: Group, circle: list[int], nbytes: int, repeats: int) -> float:
+    outgoing, incoming = (group.take(nbytes) for _ in range(2))
     outgoing[...] = 0
     best = 0.0
     for run in range(_RUNS):
-        engine.run("calibration: barrier", barrier())
-        if engine.rank in circle and len(circle) > 1:
+        group.run("calibration: barrier", barrier())
+        if group.rank in circle and len(circle) > 1:
             begin = time.perf_counter()
             plan = _around(outgoing, incoming, repeats)
-            engine.run(f"calibration: {nbytes} bytes in {circle}", plan, members=tuple(circle))
+            group.subgroup(tuple(circle)).run(f"calibration: {nbytes} bytes", plan)
             seconds = (time.perf_counter() - begin) / repeats
             best = seconds if run == 0 else min(best, seconds)
     return best
@@ -165,33 +165,33 @@ def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
     return schedule
 
 
-def _combining(engine: Engine) -> float:
+def _combining(group: Group) -> float:
     """Seconds a byte of adding float32, while every rank does; from memory, as gradients are."""
     terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
     best = float("inf")
     for _ in range(_RUNS):
-        engine.run("calibration: barrier", barrier())
+        group.run("calibration: barrier", barrier())
         begin = time.perf_counter()
         np.add(*terms, out=terms[1])
         best = min(best, (time.perf_counter() - begin) / terms[0].nbytes)
     return best
 
 
-def _calling(engine: Engine) -> float:
+def _calling(group: Group) -> float:
     """Seconds of a collective without messages."""
 
     def nothing(comm: Communicator, tag: int) -> Schedule:
         return
         yield
 
-    engine.run("calibration: nothing", nothing)
+    group.run("calibration: nothing", nothing)
     begin = time.perf_counter()
     for _ in range(_SMALL_REPEATS):
-        engine.run("calibration: nothing", nothing)
+        group.run("calibration: nothing", nothing)
     return (time.perf_counter() - begin) / _SMALL_REPEATS
 
 
-def _slowest(engine: Engine, seconds: float) -> float:
+def _slowest(group: Group, seconds: float) -> float:
     buffer = np.array([seconds])
-    engine.run("calibration: slowest", ring.all_reduce(buffer, np.maximum))
+    group.run("calibration: slowest", ring.all_reduce(buffer, np.maximum))
     return float(buffer[0])

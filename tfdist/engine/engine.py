@@ -1,8 +1,9 @@
 """Drives many collectives at once, each under a key that all ranks know it by.
 
 Ranks do not run their collectives in one order: TensorFlow's executor starts what is ready. So a call site has a
-key, and every call of it a sequence number; together they make the message tag. The first time a key is used,
-the ranks agree on its number through the rendezvous server, which finds out when they disagree.
+key, and every call of it a sequence number; together they make the message tag. The first time that a group uses a key,
+its members agree on a number for it through the rendezvous server, which finds out when they disagree. A call that is
+posted before waits in a queue, and so does one whose tag an earlier call still uses; whoever posted them does not.
 
 Whoever waits drives: it polls the transfers of all collectives, briefly at full speed and then in naps that
 leave the core to the peer it waits for. While nobody waits, a thread does.
@@ -13,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfdist.cluster.control import Control, RequestTimeoutError
+from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
+from tfdist.engine.group import Group
 from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import Attendance
 from tfdist.engine.patience import Patience
@@ -33,8 +35,14 @@ from tfdist.engine.timeline import Timeline
 from tfdist.errors import PeerLostError, TfdistError
 
 _EXPLANATION_SECONDS = 3.0
-_CALLS_IN_FLIGHT = 4
-"""Calls of one key that can be under way at once and keep tags of their own."""
+_OWN = -1
+"""The first number of keys that this process agrees on with nobody; no message has their tags."""
+_TAGS_OF_A_KEY = 4
+"""So many calls of one key move at once, with tags of their own; later ones wait in the queue for theirs."""
+
+
+Site = tuple[tuple[int, ...] | None, str]
+"""A key and the members that use it, None for all: what the ranks agree on a number for."""
 
 
 class Engine:
@@ -42,7 +50,7 @@ class Engine:
 
     Args:
         communicator: used by nobody else.
-        control: agrees on keys, and knows when a rank is lost. None in a world of threads.
+        control: agrees on keys, and knows when a rank is lost. None for a process alone.
         timeouts: how long to wait.
         tags: how many message tags there are.
 
@@ -60,12 +68,13 @@ class Engine:
         self.timeline: Timeline | None = None
         self._timeouts = timeouts
         self._tags = tags
-        self._numbers: dict[str, int] = {}
-        self._agreeing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._asking: list[Pending] = []
-        self._calls: defaultdict[int, int] = defaultdict(int)
-        self._groups: dict[tuple[int, ...], GroupCommunicator] = {}
+        self._numbers: dict[Site, int] = {}
+        self._calls: Counter[Site] = Counter()
+        self._counters: defaultdict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+        self._communicators: dict[tuple[int, ...] | None, Communicator] = {None: communicator}
+        self._posting = threading.Lock()
         self._lock = threading.Lock()
+        self._queued: list[Pending] = []
         self._active: list[Pending] = []
         self._failure: TfdistError | None = None
         self._waiters = 0
@@ -92,6 +101,15 @@ class Engine:
         """Why no collective can complete any more, if that is so."""
         return self._failure
 
+    def group(self, members: tuple[int, ...] | None = None) -> Group:
+        """Some of the processes, this one among them; all by default.
+
+        Args:
+            members: their ranks, in the order of the group.
+        """
+        members = tuple(range(self.size)) if members is None else members
+        return Group(self, members, numbers=self._counters[members])
+
     def run(
         self,
         key: str,
@@ -107,7 +125,7 @@ class Engine:
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        pending = self._post(Pending(key, members, contents, stand_in), plan, signature, blocking=True)
+        pending = self._post(Pending(key, members, contents, stand_in), plan, signature)
         with self._waiting():
             return self._wait(pending, blocking=True)
 
@@ -117,23 +135,21 @@ class Engine:
         plan: Plan,
         signature: str = "",
         *,
-        blocking: bool = False,
         overlaps: bool = True,
         members: tuple[int, ...] | None = None,
         contents: str = "",
         stand_in: dict[str, Any] | None = None,
         ready: float | None = None,
     ) -> Pending:
-        """Begins a collective and returns at once.
+        """Begins a collective and returns at once, whether or not the other ranks have heard of it.
 
         Args:
-            key: names the call site; the same on every rank, and another one for other members.
+            key: names the call site; the same on every member.
             plan: what to do, with buffers that stay untouched until it is done.
             signature: what must be equal on all ranks (shapes, dtypes); compared when the key is new.
-            blocking: whether this process does nothing else until all ranks know the key; lets the rendezvous
-                server tell a deadlock from a delay.
             overlaps: whether it should move although nobody waits yet; false where the wait follows at once.
-            members: the ranks that take part, in the order of the group; all by default.
+            members: the ranks that take part, in the order of the group; all by default. Other members may use the same
+                keys.
             contents: what it carries, in words, for messages.
             stand_in: how a rank without data may take part; see `tfdist.engine.joining`.
             ready: when the data were there, on `time.monotonic`; now by default.
@@ -141,7 +157,7 @@ class Engine:
         Raises:
             TfdistError: as `run`.
         """
-        pending = self._post(Pending(key, members, contents, stand_in, ready), plan, signature, blocking)
+        pending = self._post(Pending(key, members, contents, stand_in, ready), plan, signature)
         if not overlaps:
             return pending
         with self._work:
@@ -156,7 +172,8 @@ class Engine:
 
         Args:
             pending: what `post` returned.
-            blocking: whether this process does nothing else meanwhile.
+            blocking: whether this process does nothing else meanwhile; lets the rendezvous server tell a deadlock
+                from a delay.
 
         Raises:
             TfdistError: as `run`.
@@ -190,12 +207,12 @@ class Engine:
     # What others are told.
 
     def counts(self) -> dict[str, int]:
-        """How many calls this rank has begun, by the key's number."""
-        return {str(number): calls for number, calls in self._calls.copy().items()}
+        """How many calls this rank has posted, by the key's number."""
+        return {str(number): self._calls[site] for site, number in self._numbers.copy().items()}
 
     def under_way(self) -> list[Pending]:
-        """The calls that this rank has begun and not completed, and those whose key the ranks are agreeing on."""
-        return [*self._active, *self._asking]
+        """The calls that this rank has posted and not completed."""
+        return [*self._active, *self._queued]
 
     def state(self) -> dict[str, Any]:
         """What this rank has under way, for the explanation of a stall."""
@@ -203,90 +220,91 @@ class Engine:
 
     # Beginning.
 
-    def _post(self, pending: Pending, plan: Plan, signature: str, blocking: bool) -> Pending:
+    def _post(self, pending: Pending, plan: Plan, signature: str) -> Pending:
         if self._failure:
             raise self._failure
-        number = self._number(pending, signature, blocking)
-        self._make_room(number)
-        communicator = self._communicator(pending.members)
-        with self._lock:
-            pending.number, pending.call = number, self._calls[number]
-            self._calls[number] += 1
-            tag = (number * _CALLS_IN_FLIGHT + pending.call % _CALLS_IN_FLIGHT) % self._tags
-            pending.schedule = plan(communicator, tag)
-            if not self._active:
-                self.statistics.begin_communicating()
-            self.statistics.collectives += 1
-            self._active.append(pending)
-            if self.timeline:
-                self.timeline.posted(pending)
-            with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
-                self._resume(pending)
-        if self.control and self.control.joined:
-            self._attendance.invite(pending.describe(), pending.stand_in)
+        site = (pending.members, pending.key)
+        with self._posting:  # so that calls of one key are queued in the order of their numbers
+            pending.plan, pending.call = plan, self._calls[site]
+            pending.number = self._number(site, signature)
+            self._calls[site] += 1
+            with self._lock:
+                self._queued.append(pending)
+            if pending.number is None:
+                pending.number = self._numbers.get(site)  # the answer may have come before this was queued
+        if pending.number is not None:
+            with self._lock, self._explained(), np.errstate(all="ignore"):
+                self._start_queued()
         return pending
 
-    def _communicator(self, members: tuple[int, ...] | None) -> Communicator:
-        if members is None:
-            return self.communicator
-        if members not in self._groups:
-            self._groups[members] = GroupCommunicator(self.communicator, members)
-        return self._groups[members]
-
-    def _make_room(self, number: int) -> None:
-        """Waits until a call of this key has a tag that none of those under way uses."""
-        with self._lock:
-            following = self._calls[number]
-            same_tag = [
-                pending
-                for pending in self._active
-                if pending.number == number and pending.call <= following - _CALLS_IN_FLIGHT
-            ]
-        for pending in same_tag:
-            with self._waiting():
-                self._wait(pending)
-
-    def _number(self, pending: Pending, signature: str, blocking: bool) -> int:
-        key = pending.key
-        if (number := self._numbers.get(key)) is not None:
+    def _number(self, site: Site, signature: str) -> int | None:
+        """The number of a key; None while the ranks are agreeing on it."""
+        number = self._numbers.get(site)
+        if number is not None:
             return number
-        if self.control is None:
-            raise ValueError(f"the key {key!r} is unknown, and there is nobody to agree on it with")
-        with self._agreeing[key]:  # a key that two threads use for the first time is asked for once
-            if key not in self._numbers:
-                self._asking.append(pending)
-                patience = self._patience(self.control, pending, blocking)
-                try:
-                    answer = self.control.request(
-                        "agree",
-                        self._timeouts.collective,
-                        patience.check,
-                        key=key,
-                        signature=signature,
-                        members=pending.members,
-                    )
-                except RequestTimeoutError:
-                    late = patience.too_late()
-                    self.fail(late)
-                    raise late from None
-                except TfdistError as error:
-                    self.fail(error)
-                    raise
-                finally:
-                    self._asking.remove(pending)
-                    patience.over()
-                self._numbers[key] = answer["number"]
-            return self._numbers[key]
+        members, key = site
+        if self.control is None or (members is not None and len(members) == 1):
+            return self._numbers.setdefault(site, _OWN - len(self._numbers))
+        if not self._calls[site]:
+            self.control.ask(
+                lambda answer: self._agreed(site, answer["number"]),
+                "agree",
+                key=key,
+                signature=signature,
+                members=members,
+            )
+        return None
+
+    def _agreed(self, site: Site, number: int) -> None:
+        """Called on the control connection's thread when all members have asked."""
+        with self._work:
+            self._numbers[site] = number
+            for pending in self._queued.copy():
+                if (pending.members, pending.key) == site:
+                    pending.number = number
+            self._work.notify()
+
+    def _start_queued(self) -> None:
+        """Starts every queued call whose key has a number, and whose tag is free."""
+        for pending in self._queued.copy():
+            if pending.number is None:
+                pending.number = self._numbers.get((pending.members, pending.key))
+            if pending.number is None or any(
+                other.number == pending.number and other.call <= pending.call - _TAGS_OF_A_KEY for other in self._active
+            ):
+                continue
+            self._queued.remove(pending)
+            self._start(pending)
+
+    def _start(self, pending: Pending) -> None:
+        assert pending.number is not None
+        tag = (pending.number * _TAGS_OF_A_KEY + pending.call % _TAGS_OF_A_KEY) % self._tags
+        pending.schedule = pending.plan(self._communicator(pending.members), tag)
+        if not self._active:
+            self.statistics.begin_communicating()
+        self.statistics.collectives += 1
+        self._active.append(pending)
+        if self.timeline:
+            self.timeline.posted(pending)
+        self._resume(pending)
+        if self.control and self.control.joined:
+            self._attendance.invite(pending.describe(), pending.stand_in)
+
+    def _communicator(self, members: tuple[int, ...] | None) -> Communicator:
+        if members not in self._communicators:
+            assert members is not None
+            self._communicators[members] = GroupCommunicator(self.communicator, members)
+        return self._communicators[members]
 
     # For a rank that has joined.
 
-    def learn(self, key: str, number: int) -> None:
+    def learn(self, key: str, members: tuple[int, ...] | None, number: int) -> None:
         """Takes in a key that the other ranks have agreed on."""
-        self._numbers[key] = number
+        self._agreed((members, key), number)
 
-    def calls_of(self, number: int) -> int:
-        """How many calls of a key this rank has begun."""
-        return self._calls[number]
+    def calls_of(self, key: str, members: tuple[int, ...] | None) -> int:
+        """How many calls of a key this rank has posted."""
+        return self._calls[members, key]
 
     def advance(self) -> bool:
         """Drives what is under way; whether anything moved."""
@@ -294,7 +312,7 @@ class Engine:
 
     def drain(self) -> None:
         """Waits for all that is under way."""
-        for pending in list(self._active):
+        for pending in self.under_way():
             self.wait(pending)
 
     def check(self) -> None:
@@ -319,7 +337,9 @@ class Engine:
             if self._failure:
                 raise self._failure  # a schedule that has failed must not be resumed
             moved = False
-            with self._explained(), np.errstate(all="ignore"):
+            with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+                if self._queued:
+                    self._start_queued()
                 for pending in list(self._active):
                     if self.communicator.completed(pending.requests):
                         moved = True
@@ -377,7 +397,7 @@ class Engine:
                 self._waiters -= 1
                 if not self._waiters:
                     self.statistics.end_waiting()
-                if self._active:
+                if self.under_way():
                     self._work.notify()
 
     def _wait(self, pending: Pending, blocking: bool = False) -> Any:
@@ -412,12 +432,15 @@ class Engine:
     def _patience(self, control: Control, pending: Pending, blocking: bool) -> Patience:
         return Patience(self.rank, control, self._timeouts, pending, blocking, self.counts)
 
+    def _can_move(self) -> bool:
+        return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())
+
     def _drive(self) -> None:
         """The progress thread: makes what is posted move while nobody waits."""
         idling = Idling(self._contention)
         while True:
             with self._work:
-                while not self._closed and (not self._active or self._waiters or self._failure):
+                while not self._closed and (self._waiters or self._failure or not self._can_move()):
                     self._work.wait()
                     idling = Idling(self._contention)
                 if self._closed:

@@ -15,11 +15,11 @@ from tfdist.collectives.all_to_all import all_to_all
 from tfdist.collectives.barrier import barrier
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
-from tfdist.collectives.schedule import Plan, partition
+from tfdist.collectives.schedule import partition
 from tfdist.engine import joining
-from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
 from tfdist.engine.means import Mean
-from tfdist.engine.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_tensor
 
 HostFunction = Callable[..., "Sequence[np.ndarray]"]
 """Called with the key and the operands as arrays."""
@@ -29,15 +29,11 @@ class Exchange:
     """Gathers, scatters, broadcasts and barriers.
 
     Args:
-        engine: moves the bytes; None in a world of one, where every collective is its own result.
-        members: the ranks that take part, this one among them; None if all do.
+        group: the processes that take part.
     """
 
-    def __init__(self, engine: Engine | None, members: tuple[int, ...] | None = None) -> None:
-        self._alone = engine is None
-        self._engine: Engine = engine  # type: ignore[assignment]
-        self._members = members
-        self._group = f" in group {list(members)}" if members is not None else ""
+    def __init__(self, group: Group) -> None:
+        self._group = group
 
     @tf.autograph.experimental.do_not_convert
     def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
@@ -54,8 +50,6 @@ class Exchange:
         _check_rank("all_gather", tensor)
         if not -tensor.shape.rank <= axis < tensor.shape.rank:
             raise ValueError(f"all_gather: axis must be one of the tensor's {tensor.shape.rank} dimensions; got {axis}")
-        if self._alone:
-            return tensor
         axis = axis % tensor.shape.rank
         order = [axis, *(other for other in range(tensor.shape.rank) if other != axis)]
         rows = tf.transpose(tensor, order) if axis else tensor
@@ -64,7 +58,7 @@ class Exchange:
             if array.dtype == object:
                 return [self._gather_strings(key, array)]
             stand_in = joining.rows_of(array.shape[1:], array.dtype)
-            return [self._run(key, all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]]
+            return [self._group.run(key, all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]]
 
         (gathered,) = self._call("gather", gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
         return tf.transpose(gathered, np.argsort(order)) if axis else gathered
@@ -73,8 +67,8 @@ class Exchange:
         parts = array.reshape(-1).tolist()
         lengths = np.array([len(part) for part in parts], np.int64).reshape(array.shape)
         characters = np.frombuffer(b"".join(parts), np.uint8)
-        lengths = self._run(f"{key}: lengths", all_gather_rows(lengths))[0]
-        text = self._run(f"{key}: characters", all_gather_rows(characters))[0].tobytes()
+        lengths = self._group.run(f"{key}: lengths", all_gather_rows(lengths))[0]
+        text = self._group.run(f"{key}: characters", all_gather_rows(characters))[0].tobytes()
         ends = np.cumsum(lengths.reshape(-1)).tolist()
         strings = np.empty(lengths.size, object)
         strings[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -89,8 +83,6 @@ class Exchange:
             root: the place among the members of the process whose tensor counts.
         """
         tensor = tf.convert_to_tensor(tensor)
-        if self._alone:
-            return tensor
 
         def send(key: str, array: np.ndarray) -> list[np.ndarray]:
             return [self._broadcast(key, array, root, f"{array.dtype} {array.shape} from {root}")]
@@ -106,8 +98,6 @@ class Exchange:
             key: names this one broadcast.
             signature: compared over the processes before anything is sent.
         """
-        if self._alone:
-            return tensor
         return to_tensor(self._broadcast(key, np.asarray(tensor), 0, signature))
 
     @tf.autograph.experimental.do_not_convert
@@ -134,26 +124,24 @@ class Exchange:
         """
         tensor = tf.convert_to_tensor(tensor)
         _check_rank("reduce_scatter", tensor)
-        if self._alone:
-            return tensor
 
         def scatter(key: str, array: np.ndarray, own_rows: np.ndarray | None = None) -> list[np.ndarray]:
             if own_rows is None:
-                shares = partition(len(array), self._size)
+                shares = partition(len(array), self._group.size)
             else:
-                counts, _ = self._run(f"{key}: rows", all_gather_rows(own_rows.reshape(1)))
+                counts, _ = self._group.run(f"{key}: rows", all_gather_rows(own_rows.reshape(1)))
                 ends = np.cumsum(counts)
                 shares = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
             def combined(key: str, vector: np.ndarray) -> np.ndarray:
                 width = vector.size // max(1, len(array))
-                buffer = self._engine.communicator.take(vector.nbytes).view(vector.dtype)
+                buffer = self._group.take(vector.nbytes).view(vector.dtype)
                 buffer[...] = vector
                 parts = [buffer[share.start * width : share.stop * width] for share in shares]
-                return np.array(self._run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}"))
+                return np.array(self._group.run(key, reduce_scatter(parts, combine), f"{array.dtype} {array.shape}"))
 
             if mean:
-                summing = Mean(array, self._size)
+                summing = Mean(array, self._group.size)
                 own = summing.finished(
                     combined(key, summing.summed),
                     functools.partial(combined, f"{key}: once more, scaled"),
@@ -161,7 +149,7 @@ class Exchange:
                 )
             else:
                 own = combined(key, array.reshape(-1))
-            own_share = shares[self._place]
+            own_share = shares[self._group.rank]
             return [own.reshape(own_share.stop - own_share.start, *array.shape[1:])]
 
         kind = f"reduce-scatter ({verb or ('mean' if mean else 'sum' if combine is np.add else combine.__name__)})"
@@ -182,25 +170,23 @@ class Exchange:
         tensor = tf.convert_to_tensor(tensor)
         splits = tf.cast(splits, tf.int64)
         _check_rank("all_to_all", tensor)
-        if self._alone:
-            return tensor, splits
 
         def exchange(key: str, array: np.ndarray, given_rows: np.ndarray) -> list[np.ndarray]:
-            if given_rows.shape != (self._size,) or given_rows.sum() != len(array) or (given_rows < 0).any():
+            if given_rows.shape != (self._group.size,) or given_rows.sum() != len(array) or (given_rows < 0).any():
                 raise ValueError(
-                    f"splits must hold one number of rows for each of the {self._size} ranks, {len(array)} together; "
-                    f"got {given_rows.tolist()}"
+                    f"splits must hold one number of rows for each of the {self._group.size} ranks, {len(array)} "
+                    f"together; got {given_rows.tolist()}"
                 )
             taken_rows = np.zeros_like(given_rows)
-            ones = range(self._size)
-            self._run(
+            ones = range(self._group.size)
+            self._group.run(
                 f"{key}: rows",
                 all_to_all([given_rows[r : r + 1] for r in ones], [taken_rows[r : r + 1] for r in ones]),
             )
             result = np.empty((int(taken_rows.sum()), *array.shape[1:]), array.dtype)
             given = np.split(np.ascontiguousarray(array), np.cumsum(given_rows)[:-1])
             taken = np.split(result, np.cumsum(taken_rows)[:-1])
-            self._run(key, all_to_all([rows.reshape(-1) for rows in given], [rows.reshape(-1) for rows in taken]))
+            self._group.run(key, all_to_all([rows.reshape(-1) for rows in given], [rows.reshape(-1) for rows in taken]))
             return [result, taken_rows]
 
         shapes = [(tensor.dtype, [None, *tensor.shape[1:]]), (tf.int64, splits.shape)]
@@ -210,35 +196,22 @@ class Exchange:
     @tf.autograph.experimental.do_not_convert
     def barrier(self) -> None:
         """Waits until every process has come here."""
-        if self._alone:
-            return
 
         def wait(key: str) -> list[np.ndarray]:
-            self._run(key, barrier(), stand_in=joining.everyone_comes())
+            self._group.run(key, barrier(), stand_in=joining.everyone_comes())
             return [np.zeros((), np.int64)]
 
         self._call("barrier", wait, [], [(tf.int64, [])])
 
-    @property
-    def _size(self) -> int:
-        return self._engine.size if self._members is None else len(self._members)
-
-    @property
-    def _place(self) -> int:
-        return self._engine.rank if self._members is None else self._members.index(self._engine.rank)
-
-    def _run(self, key: str, plan: Plan, signature: str = "", stand_in: dict[str, Any] | None = None) -> Any:
-        return self._engine.run(key, plan, signature, members=self._members, stand_in=stand_in)
-
     def _anywhere(self, key: str, here: bool) -> bool:
         """Whether something is true on any process."""
         flag = np.array([here], np.uint8)
-        self._run(key, ALGORITHMS["butterfly"](flag, np.maximum))
+        self._group.run(key, ALGORITHMS["butterfly"](flag, np.maximum))
         return bool(flag[0])
 
     def _broadcast(self, key: str, array: np.ndarray, root: int, signature: str) -> np.ndarray:
         value = np.array(array)
-        self._run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
+        self._group.run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
         return value
 
     def _call(
@@ -263,9 +236,9 @@ class Exchange:
             what = "".join(
                 f" of {array.dtype} {array.shape if alike else ('*', *array.shape[1:])}" for array in arrays[:1]
             )
-            return [to_tensor(array) for array in function(f"eager {kind}{what}{self._group}", *arrays)]
+            return [to_tensor(array) for array in function(f"eager {kind}{what}", *arrays)]
         what = f" of {operands[0].dtype.name}" if operands else ""
-        key = call_site(f"{kind}{what}{self._group}")
+        key = call_site(f"{kind}{what}")
 
         def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
             return [to_tensor(array) for array in function(key, *(np.asarray(tensor) for tensor in tensors))]

@@ -90,12 +90,12 @@ class Attendance:
 
     def _stand_in(self, call: dict[str, Any]) -> None:
         engine = self._engine
-        engine.learn(call["key"], call["number"])
-        begun = engine.calls_of(call["number"])
+        members = call["members"] and tuple(call["members"])
+        engine.learn(call["key"], members, call["number"])
+        begun = engine.calls_of(call["key"], members)
         if begun < call["call"]:
             self._early.append(call)  # the invitation to the call before it is on its way
         elif begun == call["call"]:  # else an earlier invitation to it has been followed
-            members = call["members"] and tuple(call["members"])
             engine.post(call["key"], plan_of(call["stand_in"]), members=members, overlaps=False)
             early, self._early = self._early, []
             for other in early:
@@ -114,7 +114,7 @@ class Attendance:
             return
         joined = dict(control.joined)
         if call["number"] is None:
-            return  # the ranks are agreeing on it; `post` invites when they have
+            return  # the ranks are agreeing on it; the engine invites when they have
         members = range(engine.size) if call["members"] is None else call["members"]
         if engine.rank != min(set(members) - set(joined), default=-1):
             return

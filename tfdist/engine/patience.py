@@ -55,14 +55,14 @@ class Patience:
         for rank, counts in list(self._control.departed.items()):
             if self._is_missing(rank, counts):
                 raise PeerLostError(
-                    f"rank {self._rank} waits in {self._pending.key} (call {self._pending.call + 1}), but "
+                    f"rank {self._rank} waits in {self._pending.name} (call {self._pending.call + 1}), but "
                     f"{self._control.names[rank]} has ended its script without it. Every rank must take the same steps."
                 )
         if self._pending.stand_in is None and self._pending.number is not None:
             for rank, counts in list(self._control.joined.items()):
                 if self._is_missing(rank, counts):
                     raise PeerLostError(
-                        f"rank {self._rank} waits in {self._pending.key}, but rank {rank} has joined. Sums, gathers "
+                        f"rank {self._rank} waits in {self._pending.name}, but rank {rank} has joined. Sums, gathers "
                         "and barriers go on without a rank that has joined; this does not."
                     )
         self.tell(seconds)
@@ -87,7 +87,7 @@ class Patience:
     def too_late(self) -> TfdistError:
         """What to say at the deadline."""
         return CollectiveTimeoutError(
-            f"rank {self._rank} waited {self._timeouts.collective:g} s in {self._pending.key} (call "
+            f"rank {self._rank} waited {self._timeouts.collective:g} s in {self._pending.name} (call "
             f"{self._pending.call + 1}) for ranks that are alive but did not take part. Look at what they do; if they "
             "may take that long, raise TFDIST_COLLECTIVE_TIMEOUT."
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.collectives.schedule import Schedule
+from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Request
 
 
@@ -15,10 +15,11 @@ class Pending:
 
     Attributes:
         key: of its call site.
-        number: that the ranks know the key by; None while they are agreeing on it.
+        number: that the members know the key by; None while they are agreeing on it.
         call: how many calls of that key came before it.
         members: the ranks that take part; None if all do.
         contents: what it carries, in words, for messages; may be empty.
+        plan: what to do, once that number is known.
         stand_in: what a rank without data needs to take part, for `tfdist.engine.joining`; None if it cannot.
         ready: when there was something to do, on `time.monotonic`.
         done: whether it is complete, on this rank.
@@ -43,8 +44,14 @@ class Pending:
         self.call = 0
         self.done = False
         self.result: Any = None
+        self.plan: Plan
         self.schedule: Schedule
         self.requests: Sequence[Request] = ()
+
+    @property
+    def name(self) -> str:
+        """The key, and whose it is, for messages."""
+        return self.key if self.members is None else f"{self.key} in group {list(self.members)}"
 
     def describe(self) -> dict[str, Any]:
         """What other ranks are told of it."""

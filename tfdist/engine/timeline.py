@@ -75,7 +75,7 @@ class Timeline:
             return  # begun before the timeline was
         pending.marks.append(time.monotonic())
         if pending.done:
-            self._keep(self.flights, Flight(pending.key, pending.call, pending.contents, pending.marks))
+            self._keep(self.flights, Flight(pending.name, pending.call, pending.contents, pending.marks))
 
     @contextlib.contextmanager
     def waiting(self, pending: Pending) -> Iterator[None]:
@@ -84,7 +84,7 @@ class Timeline:
         try:
             yield
         finally:
-            self._keep(self.waits, Wait(pending.key, begin, time.monotonic()))
+            self._keep(self.waits, Wait(pending.name, begin, time.monotonic()))
 
     def _keep(self, records: list[Any], record: Any) -> None:
         if len(self.flights) + len(self.waits) < MOST_RECORDS:

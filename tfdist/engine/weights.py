@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import tensorflow as tf
 
 from tfdist.compression.method import segments
 
@@ -28,3 +31,19 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     else:
         np.multiply(vector, vector.dtype.type(weight), out=out)
     return out
+
+
+def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A weight as a float64 scalar.
+
+    Raises:
+        ValueError: it is for tensors of integers.
+    """
+    if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
+        raise ValueError(f"a weight is for tensors of floating point; got {[t.dtype.name for t in tensors]}")
+    return tf.cast(weight, tf.float64)
+
+
+def weighted_in_graph(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """A tensor times a weight; zero where the weight is, whatever the tensor holds."""
+    return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))

@@ -12,12 +12,15 @@ require_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
-from tfdist.cluster import discovery, world  # noqa: E402
+from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.engine import calibration  # noqa: E402
+from tfdist.runtime import world  # noqa: E402
+from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
@@ -68,6 +71,8 @@ class AllReduceStrategy(tf.distribute.Strategy):
         sum_sparse_rows: whether the rows of sparse gradients (of an `Embedding`) are summed where that sends fewer
             bytes than gathering them. Optimizers that square gradients then see the square of a sum, where one process
             squares each occurrence of a row.
+        group: the processes that train this model together, this one among them; by default all of the job. Several
+            groups may train different models at the same time, each with a strategy of its own.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
@@ -90,6 +95,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
         check_weights: bool = True,
         sum_sparse_rows: bool = False,
+        group: Group | None = None,
     ) -> None:
         algorithms.check(algorithm)
         policy.as_policy(compression)  # what it finds wrong is said before anybody is waited for
@@ -100,10 +106,11 @@ class AllReduceStrategy(tf.distribute.Strategy):
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
-        compressor = None if compression is None else Compressor(compression, joined.rank, joined.size)
-        super().__init__(
-            AllReduceExtended(self, joined, chosen, algorithm, compressor, check_weights, not sum_sparse_rows)
-        )
+        self._local_rank = joined.local_rank
+        own = joined.group if group is None else joined.group.subgroup(group.members())
+        own = own.using(algorithm, calibration.agreed(own, algorithm))
+        compressor = None if compression is None else Compressor(compression, own.rank, own.size)
+        super().__init__(AllReduceExtended(self, own, chosen, compressor, check_weights, not sum_sparse_rows))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -115,18 +122,18 @@ class AllReduceStrategy(tf.distribute.Strategy):
 
     @property
     def rank(self) -> int:
-        """This process's rank; the chief's is 0."""
-        return self.extended.world.rank
+        """This process's rank in the group; the chief's is 0."""
+        return self.extended.group.rank
 
     @property
     def size(self) -> int:
         """The number of processes that train together."""
-        return self.extended.world.size
+        return self.extended.group.size
 
     @property
     def local_rank(self) -> int:
         """This process's rank among those on its machine."""
-        return self.extended.world.local_rank
+        return self._local_rank
 
     def communication(self) -> dict[str, int]:
         """What this process has communicated since it started.
@@ -134,9 +141,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         Returns:
             ``collectives`` begun, and ``messages`` and ``bytes`` sent.
         """
-        engine = self.extended.world.engine
-        if engine is None:
-            return {"collectives": 0, "messages": 0, "bytes": 0}
+        engine = self.extended.group.engine
         communicator = engine.communicator
         return {
             "collectives": engine.statistics.collectives,

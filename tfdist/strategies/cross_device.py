@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
+from tfdist.engine.slices import Slices
 from tfdist.strategies import sparse_gradients
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.shares import Shares
@@ -19,9 +21,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     """A `tf.distribute.CrossDeviceOps` that spans processes.
 
     Args:
-        bridge: reduces between processes.
-        exchange: gathers between them.
-        processes: how many there are.
+        group: the processes.
         local: TensorFlow's operations among this process's devices.
         shares: tells which replicas have samples in the current step.
         compressor: knows the variables whose gradients are compressed; None where none are.
@@ -30,9 +30,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def __init__(
         self,
-        bridge: Bridge,
-        exchange: Exchange,
-        processes: int,
+        group: Group,
         local: Any,
         shares: Shares,
         compressor: Compressor | None = None,
@@ -40,9 +38,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     ) -> None:
         super().__init__()
         self._keep_rows = keep_rows
-        self._bridge = bridge
-        self._exchange = exchange
-        self._processes = processes
+        self._bridge, self._slices, self._exchange = Bridge(group), Slices(group), Exchange(group)
+        self._processes = group.size
         self._local = local
         self._shares = shares
         self._compressor = compressor
@@ -126,7 +123,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         contributes = self._has_samples() if weight is None else None
         for place, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
-                slices = self._bridge.all_reduce_slices(value, contributes, self._keep_rows, weight)
+                slices = self._slices.all_reduce(value, contributes, self._keep_rows, weight)
                 totals[place] = _divide(slices, self._processes) if is_mean else slices
         return totals
 

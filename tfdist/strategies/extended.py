@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.world import World
 from tfdist.compression.compressor import Compressor
-from tfdist.engine import calibration
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
 from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.shares import Shares, batch_size
-
-_strategies = itertools.count()
-_variables = itertools.count()
 
 
 class AllReduceExtended(private.MirroredExtended):
@@ -29,9 +24,8 @@ class AllReduceExtended(private.MirroredExtended):
 
     Args:
         strategy: the strategy that this is the inner half of.
-        world: the processes.
+        group: the processes.
         devices: this process's.
-        algorithm: the name of the all-reduce between processes.
         compressor: knows the variables whose gradients are compressed; None where none are.
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
@@ -43,9 +37,8 @@ class AllReduceExtended(private.MirroredExtended):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        world: World,
+        group: Group,
         devices: list[str],
-        algorithm: str,
         compressor: Compressor | None = None,
         checks_weights: bool = True,
         keep_rows: bool = True,
@@ -53,15 +46,15 @@ class AllReduceExtended(private.MirroredExtended):
         with without_mirrored():
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
-        self.world = world
+        self.group = group
         # What TensorFlow's own multi-worker strategies have, and others (KerasTuner) name temporary folders after.
-        self._task_type, self._task_id = "worker", world.rank
+        self._task_type, self._task_id = "worker", group.rank
         self.shares = Shares(len(devices))
         self.compressor = compressor
-        self.exchange = Exchange(world.engine)
-        settings = f"{len(devices)} device(s), the algorithm {algorithm} and the compression {compressor}"
-        self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {next(_strategies)}", settings)
-        self.bridge = Bridge(world.engine, algorithm, calibration.agreed(world.engine, algorithm))
+        self.exchange = Exchange(group)
+        settings = f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}"
+        self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
+        self.bridge = Bridge(group)
         self._local_only = 0
         self._reads_for_keras = self._reads_in_order = False
         self.is_reading_for_all = False
@@ -69,9 +62,7 @@ class AllReduceExtended(private.MirroredExtended):
         self.latest_logs: tuple[Any, int] = (None, 0)  # of Keras's steps, if they are results of metrics; see `Changes`
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
-        self._cross_device_ops = ProcessCrossDeviceOps(
-            self.bridge, self.exchange, world.size, local, self.shares, compressor, keep_rows
-        )
+        self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
@@ -152,7 +143,7 @@ class AllReduceExtended(private.MirroredExtended):
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         if self._local_only:
             return kwargs["initial_value"]
-        exchange, number = self.exchange, next(_variables)
+        exchange, number = self.exchange, self.group.number("variable")
 
         def value_of_the_chief() -> tf.Tensor:
             value = kwargs["initial_value"]
@@ -179,7 +170,7 @@ class AllReduceExtended(private.MirroredExtended):
     # Input.
 
     def _input_context(self) -> Any:
-        return private.InputContext(self.world.size, self.world.rank, self._num_replicas_in_sync)
+        return private.InputContext(self.group.size, self.group.rank, self._num_replicas_in_sync)
 
     @contextlib.contextmanager
     def reading_for_keras(self) -> Iterator[None]:
@@ -205,7 +196,7 @@ class AllReduceExtended(private.MirroredExtended):
                 "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA is not supported, as one dataset is "
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
-        if self.world.size > 1:
+        if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
         if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
             return datasets.SharedDataset(dataset, self, stand_in=self._reads_for_keras)
@@ -276,16 +267,16 @@ class AllReduceExtended(private.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self.world.size * len(self.worker_devices)
+        return self.group.size * len(self.worker_devices)
 
     def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
-        return self.world.rank * len(self.worker_devices) + replica_id
+        return self.group.rank * len(self.worker_devices) + replica_id
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
-        return replica_id_in_sync_group - self.world.rank * len(self.worker_devices)
+        return replica_id_in_sync_group - self.group.rank * len(self.worker_devices)
 
     def _in_multi_worker_mode(self) -> bool:
-        return self.world.size > 1
+        return self.group.size > 1
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -295,12 +286,12 @@ class AllReduceExtended(private.MirroredExtended):
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process is the one that writes checkpoints."""
-        return self.world.is_chief
+        return self.group.is_writer
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this process is the one that writes summaries."""
-        return self.world.is_chief
+        return self.group.is_writer
 
 
 def _reduce_locally(reduce_op: Any, value: Any) -> Any:

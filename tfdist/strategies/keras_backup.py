@@ -55,7 +55,7 @@ class _Shared:
     def load(self) -> None:
         """Restores the chief's backup on all ranks, if there is one."""
         callback, extended = self._callback, self._extended
-        model, chief = callback.model, extended.world.is_chief
+        model, chief = callback.model, extended.group.is_writer
         failure = None
         if chief:
             try:
@@ -81,7 +81,7 @@ class _Shared:
         if self._extended.compressor is not None:
             self._residuals.parent.mkdir(parents=True, exist_ok=True)
             self._extended.compressor.save(self._residuals)
-        if self._extended.world.is_chief:
+        if self._extended.group.is_writer:
             with self._extended.local_only():
                 self._files.save()
 
@@ -91,7 +91,7 @@ class _Shared:
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._residuals).unlink(missing_ok=True)
             self._extended.exchange.barrier()  # the chief removes the folder, which may be the same one
-        if self._extended.world.is_chief:
+        if self._extended.group.is_writer:
             self._end(logs)
 
 

@@ -45,7 +45,7 @@ def adapt(callbacks: Any, extended: AllReduceExtended) -> Any:
         if isinstance(callback, WRITING):
             # Where there are residuals, every rank saves its own when the chief saves the model.
             saves_own = extended.compressor is not None and isinstance(callback, keras.callbacks.ModelCheckpoint)
-            if not extended.world.is_chief and not saves_own:
+            if not extended.group.is_writer and not saves_own:
                 continue
             _keep_local(callback, extended)
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -127,7 +127,7 @@ class Together(keras.callbacks.Callback):
         where = f"on rank(s) {others} than on rank 0" if others else "on one device of a rank than on the others"
         raise MismatchError(
             f"after epoch {epoch + 1} the ranks' weights are not equal: {variable.path} is another {where}; this is "
-            f"rank {self._extended.world.rank}. Something has changed weights or the state of the optimizer on some "
+            f"rank {self._extended.group.rank}. Something has changed weights or the state of the optimizer on some "
             "ranks only: a callback that decides by a rank's own values, or an assignment in a custom train_step. To "
             "train on all the same, make the strategy with check_weights=False."
         )

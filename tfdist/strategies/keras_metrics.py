@@ -133,7 +133,7 @@ def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
     if copies[0].dtype.is_bool:
         copies = [tf.cast(copy, tf.int32) for copy in copies]
     if rule == "only_first_replica":
-        return copies[0] if extended.world.is_chief else tf.zeros_like(copies[0])
+        return copies[0] if extended.group.is_writer else tf.zeros_like(copies[0])
     if rule == "max":
         return tf.reduce_max(tf.stack(copies), axis=0) if len(copies) > 1 else copies[0]
     if rule == "min":

@@ -54,7 +54,7 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             return original(self, filepath, *args, **kwargs)
         if whole and extended.compressor is not None:
             extended.compressor.save(filepath)
-        if not extended.world.is_chief:
+        if not extended.group.is_writer:
             return None
         with extended.local_only():
             if not whole or not _is_one_new_file(filepath, args, kwargs):
@@ -100,7 +100,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
-        if extended.world.is_chief:
+        if extended.group.is_writer:
             try:
                 with extended.local_only():
                     original(self, filepath, *args, **kwargs)
@@ -157,7 +157,7 @@ def restore_compression(extended: AllReduceExtended, path: Any) -> None:
         compressor.adopt()
     elif everyone.any() or failure is not None:
         compressor.forget()
-        if extended.world.is_chief:
+        if extended.group.is_writer:
             missing = [rank for rank, step in enumerate(everyone) if not step]
             log.warning(
                 "tfdist: the residuals of compression saved beside %s are not used, as %s. What had not been sent is "

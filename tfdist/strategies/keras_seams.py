@@ -93,9 +93,8 @@ def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         except tf.errors.OpError as error:
-            engine = extended.world.engine if extended else None
-            if engine is not None and engine.failure is not None:
-                raise engine.failure.with_traceback(None) from None
+            if extended is not None and (failure := extended.group.failure) is not None:
+                raise failure.with_traceback(None) from None
             raise error
 
     return method
@@ -148,7 +147,7 @@ def _said_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self)
-        if extended is not None and not extended.world.is_chief:
+        if extended is not None and not extended.group.is_writer:
             call = signature.bind(self, *args, **kwargs)
             if call.arguments.get("verbose", "auto") == "auto":
                 call.arguments["verbose"] = 0

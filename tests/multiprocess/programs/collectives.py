@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import tfdist
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
@@ -18,6 +18,7 @@ from tfdist.collectives.barrier import barrier
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
+from tfdist.runtime import world
 
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
 engine, rank, size = joined.engine, joined.rank, joined.size

@@ -176,7 +176,7 @@ def absent():
     try:
         tf.function(lambda: strategy.run(step, args=(strategy.rank == 0,)))()
     except (tfdist.MismatchError, tfdist.PeerLostError, tf.errors.OpError):
-        print("TOLD", strategy.extended.world.engine.failure, flush=True)
+        print("TOLD", strategy.extended.group.failure, flush=True)
         sys.exit(5)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.control import Control
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm import segments
+from tfdist.runtime import world
 
 POINT = os.environ.get("TEST_POINT", "")
 if os.environ.get("TEST_POINT_RANK", "") not in ("", str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])):

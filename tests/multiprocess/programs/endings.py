@@ -8,12 +8,13 @@ import threading
 
 import numpy as np
 
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.comm import mpi_library
 from tfdist.engine import joining
 from tfdist.errors import TfdistError
+from tfdist.runtime import world
 
 atexit.register(lambda: print("OTHER EXIT HANDLER", flush=True))
 joined = world.join(discovery.discover(None), Timeouts.from_environment())

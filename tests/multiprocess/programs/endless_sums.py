@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
+from tfdist.runtime import world
 
 folder = Path(os.environ["TEST_FOLDER"])
 joined = world.join(discovery.discover(None), Timeouts.from_environment())

@@ -143,8 +143,8 @@ def slices():
     nothing = tf.IndexedSlices(tf.ones([rank, 2]), tf.zeros([rank], tf.int32))
     assert len(tfdist.all_reduce(nothing, "sum").values) == sum(everyone)
     # Summed only where it is asked for, and where that sends less.
-    bridge = functional._context().bridge(None)
-    for call in (bridge.all_reduce_slices, tf.function(bridge.all_reduce_slices)):
+    sums = functional._context().among(None).slices
+    for call in (sums.all_reduce, tf.function(sums.all_reduce)):
         many = tf.IndexedSlices(tf.ones([50, 3]), tf.zeros([50], tf.int32), tf.constant([4, 3]))
         assert len(call(many).values) == 50 * size
         summed = call(many, keep_rows=False)
@@ -173,7 +173,7 @@ def means_near_the_limits():
 
 def weights():
     """A process's tensors count by its weight; where that is zero, whatever they hold."""
-    bridge = functional._context().bridge(None)
+    bridge, sums = functional._context().among(None).bridge, functional._context().among(None).slices
     shares = np.arange(size) / (size * (size - 1) / 2)  # rank 0 has none
     weight = tf.constant(shares[rank], tf.float64)
     in_graph = tf.function(lambda tensors, weight: bridge.all_reduce(tensors, weight=weight))
@@ -192,12 +192,12 @@ def weights():
                 np.testing.assert_allclose(tf.cast(small[:, 0], tf.complex128), expected[:3], rtol=tolerance)
                 assert whole.dtype == dtype
     rows = tf.fill([2, 3], tf.cast(np.nan if rank == 0 else 2.0, tf.float16))
-    for call in (bridge.all_reduce_slices, tf.function(bridge.all_reduce_slices)):
+    for call in (sums.all_reduce, tf.function(sums.all_reduce)):
         found = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
         np.testing.assert_allclose(found.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
         np.testing.assert_array_equal(found.indices, [place for r in everyone[1:] for place in (1, r)])
     with pytest.raises(ValueError, match="a weight stands instead of contributes"):
-        bridge.all_reduce_slices(tf.IndexedSlices(tf.ones([1, 1]), [0]), weight=weight, contributes=tf.constant(True))
+        sums.all_reduce(tf.IndexedSlices(tf.ones([1, 1]), [0]), weight=weight, contributes=tf.constant(True))
     with pytest.raises(ValueError, match="of floating point; got"):
         bridge.all_reduce([tf.constant(1)], weight=weight)
 
@@ -257,7 +257,7 @@ def wrong():
         (lambda: tfdist.all_reduce(tf.ones(1), "avg"), "op must be one of sum, mean, min, max, product; got 'avg'"),
         (lambda: tfdist.Group([0, 0]), "different ranks"),
         (lambda: tfdist.Group([0, size]), f"from 0 to {size - 1}"),
-        (lambda: tfdist.broadcast(tf.ones(1), size), "root_rank must be one of the ranks"),
+        (lambda: tfdist.broadcast(tf.ones(1), size), "the rank must be one of the ranks"),
         (lambda: tfdist.all_to_all(tf.ones(size + 1)), "divide by"),
         (lambda: tfdist.all_gather(tf.constant(1)), "at least one dimension"),
         (lambda: tfdist.all_gather(tf.ones([2, 2]), axis=5), "one of the tensor's 2 dimensions; got 5"),
@@ -289,6 +289,52 @@ def fit_without_a_strategy():
     assert any("this fit trains on this process alone" in text for text in said.texts), said.texts
 
 
+def edges():
+    """Around a circle, a hundred micro-batches before the first is received; the ends are different programs."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    spec = tf.TensorSpec([4, 3], tf.bfloat16)
+    for batch in range(100):
+        tfdist.send(tf.fill([4, 3], tf.cast(batch + rank, tf.bfloat16)), right, "activations")
+    received = [tfdist.receive(spec, left, "activations") for _ in range(100)]
+    equal(tf.cast([value[0, 0] for value in received], tf.float32), np.arange(100) + left)
+
+    @tf.function
+    def forward(x):
+        for part in tf.split(x, 5):
+            tfdist.send(part, right, "in graphs")
+        return tf.concat([tfdist.receive(tf.TensorSpec([None, 2]), left, "in graphs") for _ in range(5)], 0)
+
+    for rows in (5, 10):  # along one edge, as the sender likes
+        found = forward(tf.reshape(tf.range(2.0 * rows), [rows, 2]) + 1000 * rank)
+        equal(found, np.arange(2.0 * rows).reshape(rows, 2) + 1000 * left)
+
+    @tf.function
+    def known():
+        tfdist.send(tf.constant(rank), right, "a scalar")
+        value = tfdist.receive(tf.TensorSpec([], tf.int32), left, "a scalar")
+        assert value.shape == []
+        return value
+
+    assert known() == left
+    large = tf.range(3e6) + rank
+    tfdist.send(large, right, "large")
+    equal(tfdist.receive(tf.TensorSpec([None]), left, "large")[:5], np.arange(5.0) + left)
+    nothing = tf.zeros([0, 7])
+    tfdist.send(nothing, right, "nothing")
+    assert tfdist.receive(tf.TensorSpec([None, 7]), left, "nothing").shape == (0, 7)
+    pair = tfdist.Group([size - 1, 0])  # edges of a group are others than those of all
+    if rank == 0:
+        tfdist.send(tf.constant([7.0]), size - 1, "activations", pair)
+    elif rank == size - 1:
+        equal(tfdist.receive(tf.TensorSpec([1]), 0, "activations", pair), 7.0)
+    with pytest.raises(ValueError, match="an edge runs between two ranks"):
+        tfdist.send(tf.ones(1), rank)
+    with pytest.raises(ValueError, match="must be one of the ranks"):
+        tfdist.receive(tf.TensorSpec([1]), size)
+    with pytest.raises(ValueError, match="how many dimensions"):
+        tfdist.receive(tf.TensorSpec(None), left)
+
+
 def different():
     calls = {
         "op": [lambda: tfdist.all_reduce(tf.ones(2), "sum"), lambda: tfdist.all_reduce(tf.ones(2), "mean")],
@@ -313,6 +359,7 @@ means_near_the_limits()
 slices()
 weights()
 groups()
+edges()
 variables()
 wrong()
 fit_without_a_strategy()

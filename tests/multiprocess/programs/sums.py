@@ -12,9 +12,10 @@ import struct
 
 import numpy as np
 
-from tfdist.cluster import discovery, world
+from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.runtime import world
 
 CALLS = {
     "x86_64": {"process_vm_readv": 310, "memfd_create": 319},

@@ -37,7 +37,7 @@ def main():
             found[name] = function()
         except Exception as error:
             traceback.print_exc()
-            if getattr(strategy.extended.world.engine, "failure", None) is not None:
+            if strategy.extended.group.failure is not None:
                 raise
             found[name] = {"error": f"{type(error).__name__}: {error}"}
     with open(f"{sys.argv[1]}/{strategy.rank}.json", "w") as file:

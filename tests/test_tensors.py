@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.engine.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_tensor
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, bool])

@@ -1,0 +1,55 @@
+"""From one rank to one other, with the shape ahead of the elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tfdist.collectives.schedule import Plan, Schedule, flat
+from tfdist.collectives.transfer import exchange
+from tfdist.comm.communicator import Communicator
+
+SOURCE, DESTINATION = 0, 1
+"""The ranks of the two among themselves."""
+
+
+def send(array: np.ndarray) -> Plan:
+    """Sends an array.
+
+    Args:
+        array: contiguous; stays as it is until the plan is done.
+
+    Returns:
+        A plan for the engine, on the source. Its result is None.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        shape = np.array(array.shape, np.int64)
+        yield from exchange(comm, tag, outgoing=shape, destination=DESTINATION)
+        yield from exchange(comm, tag, outgoing=flat(array).view(np.uint8), destination=DESTINATION)
+
+    return schedule
+
+
+def receive(dimensions: int, dtype: np.dtype, take: Callable[[int], np.ndarray]) -> Plan:
+    """Receives an array.
+
+    Args:
+        dimensions: how many it has.
+        dtype: of its elements.
+        take: gives so many bytes of memory.
+
+    Returns:
+        A plan for the engine, on the destination. Its result is the array.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        shape = np.zeros(dimensions, np.int64)
+        yield from exchange(comm, tag, target=shape, source=SOURCE)
+        memory = take(math.prod(shape.tolist()) * dtype.itemsize)
+        yield from exchange(comm, tag, target=memory, source=SOURCE)
+        return memory.view(dtype).reshape(shape.tolist())
+
+    return schedule

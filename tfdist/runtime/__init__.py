@@ -1,0 +1,1 @@
+"""A process in its job: coming up, the world that it is in, and leaving."""

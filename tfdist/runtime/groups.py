@@ -1,0 +1,58 @@
+"""Groups as users name them: by ranks of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tfdist.runtime import world
+
+
+class Group:
+    """Some of the processes, which take part in a collective without the others.
+
+    Args:
+        ranks: of its members, in the order that counts as theirs; the same on every one of them.
+
+    Raises:
+        ValueError: a rank does not exist, or occurs twice, or there is none.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = tuple(int(rank) for rank in ranks)
+        size = world.current().size
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size for r in self.ranks):
+            raise ValueError(
+                f"a group needs different ranks from 0 to {size - 1}, at least one; got {list(self.ranks)}. Groups are "
+                "of the job that this process has joined: call tfdist.init() first."
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """This process's place among the members.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        return self.members().index(world.current().rank)
+
+    def members(self) -> tuple[int, ...]:
+        """The ranks, for a member.
+
+        Raises:
+            ValueError: this process is none.
+        """
+        own = world.current().rank
+        if own not in self.ranks:
+            raise ValueError(
+                f"rank {own} is not in {self}: only its members may use it. Guard the call with "
+                "`if tfdist.rank() in group.ranks:`."
+            )
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"Group({list(self.ranks)})"
