@@ -9,6 +9,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 
@@ -256,7 +257,7 @@ def test_groups_of_other_members_may_use_one_key(engines):
     made, _ = engines
 
     def work(rank, engine):
-        alone, both, turned = engine.group((rank,)), engine.group(), engine.group((1, 0))
+        alone, both, turned = Group(engine, (rank,)), Group(engine), Group(engine, (1, 0))
         buffers = [np.full(4, 1.0 + rank) for _ in range(3)]
         groups = [alone, both, turned] if rank == 0 else [turned, alone, both]
         pending = [

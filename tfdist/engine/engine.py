@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +25,6 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
-from tfdist.engine.group import Group
 from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import Attendance
 from tfdist.engine.patience import Patience
@@ -70,7 +69,7 @@ class Engine:
         self._tags = tags
         self._numbers: dict[Site, int] = {}
         self._calls: Counter[Site] = Counter()
-        self._counters: defaultdict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
+        self._counts: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._communicators: dict[tuple[int, ...] | None, Communicator] = {None: communicator}
         self._posting = threading.Lock()
         self._lock = threading.Lock()
@@ -100,15 +99,6 @@ class Engine:
     def failure(self) -> TfdistError | None:
         """Why no collective can complete any more, if that is so."""
         return self._failure
-
-    def group(self, members: tuple[int, ...] | None = None) -> Group:
-        """Some of the processes, this one among them; all by default.
-
-        Args:
-            members: their ranks, in the order of the group.
-        """
-        members = tuple(range(self.size)) if members is None else members
-        return Group(self, members, numbers=self._counters[members])
 
     def run(
         self,
@@ -203,6 +193,11 @@ class Engine:
             self._work.notify_all()
         if self._thread:
             self._thread.join(5.0)
+
+    def count(self, members: tuple[int, ...], kind: str) -> int:
+        """Counts what the members of a group make; returns how many of the kind were made before."""
+        self._counts[members, kind] += 1
+        return self._counts[members, kind] - 1
 
     # What others are told.
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfdist.collectives import algorithms
 from tfdist.collectives.cost import Calibration
 from tfdist.collectives.schedule import Plan
+from tfdist.engine.engine import Engine
 from tfdist.engine.pending import Pending
 from tfdist.errors import TfdistError
 
-if TYPE_CHECKING:
-    from tfdist.engine.engine import Engine
-
 
 class Group:
-    """An ordered set of processes, seen from one of its members; `Engine.group` makes it.
+    """An ordered set of processes, seen from one of its members.
 
     What it is asked to do is known by a key, which is the group's own: groups of other members may use the same keys.
 
     Args:
         engine: runs the collectives.
-        members: ranks of the engine's processes, this one's among them; in the order of the group.
+        members: ranks of the engine's processes, this one's among them, in the order of the group; all by default.
         algorithm: of its all-reduces.
         calibration: by which ``"auto"`` chooses.
-        numbers: what `number` has counted so far; shared by all groups of the same members.
 
     Attributes:
         engine: of this process.
@@ -41,21 +37,20 @@ class Group:
     def __init__(
         self,
         engine: Engine,
-        members: tuple[int, ...],
+        members: tuple[int, ...] | None = None,
         algorithm: str = "ring",
         calibration: Calibration | None = None,
-        numbers: Counter[str] | None = None,
     ) -> None:
+        everyone = tuple(range(engine.size))
         self.engine = engine
-        self.members = members
-        self.rank = members.index(engine.rank)
-        self.size = len(members)
-        self.hosts = tuple(engine.communicator.hosts[member] for member in members)
-        self.is_world = members == tuple(range(engine.size))
+        self.members = everyone if members is None else members
+        self.rank = self.members.index(engine.rank)
+        self.size = len(self.members)
+        self.hosts = tuple(engine.communicator.hosts[member] for member in self.members)
+        self.is_world = self.members == everyone
         algorithms.check(algorithm, group=not self.is_world)
         self.algorithm = algorithm
         self._calibration = calibration
-        self._numbers: Counter[str] = Counter() if numbers is None else numbers
 
     def __repr__(self) -> str:
         return f"Group({list(self.members)})"
@@ -80,7 +75,7 @@ class Group:
         Raises:
             ValueError: there is no such algorithm, or it is not for groups.
         """
-        return Group(self.engine, self.members, algorithm, calibration, self._numbers)
+        return Group(self.engine, self.members, algorithm, calibration)
 
     def subgroup(self, ranks: tuple[int, ...]) -> Group:
         """Some of the members, this process among them, in their given order.
@@ -88,11 +83,10 @@ class Group:
         Args:
             ranks: of this group.
         """
-        part = self.engine.group(tuple(self.members[rank] for rank in ranks))
-        return part.using(self.algorithm, self._calibration)
+        return Group(self.engine, tuple(self.members[rank] for rank in ranks), self.algorithm, self._calibration)
 
     def number(self, kind: str) -> int:
-        """Counts the things of one kind that the members make, all of them in the same order.
+        """Counts the things of one kind that these members make, all of them in the same order.
 
         Args:
             kind: of thing, such as ``"strategy"``.
@@ -100,8 +94,7 @@ class Group:
         Returns:
             How many were made before.
         """
-        self._numbers[kind] += 1
-        return self._numbers[kind] - 1
+        return self.engine.count(self.members, kind)
 
     # Collectives.
 

@@ -47,7 +47,7 @@ class World:
     @property
     def group(self) -> Group:
         """All processes."""
-        return self.engine.group()
+        return Group(self.engine)
 
     @property
     def rank(self) -> int:

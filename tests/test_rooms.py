@@ -1,0 +1,91 @@
+"""Data flows one way, folders depend one way: who may import whom, and that no files import each other in a circle."""
+
+import ast
+from pathlib import Path
+
+import tfdist
+
+ROOT = Path(tfdist.__file__).parent
+ORDER = (
+    ("_version", "errors", "notices", "tensors"),
+    ("comm",),
+    ("collectives",),
+    ("compression",),
+    ("cluster",),
+    ("engine",),
+    ("runtime",),
+    ("strategies",),
+    ("functional", "callbacks"),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+"""Each imports only what stands before it. Nothing but the public names stands in `__init__`."""
+APART = {("cluster", "compression"), ("cluster", "collectives"), ("comm", "tensors")}
+"""Pairs of which the first, though later, needs nothing of the second: membership knows no collectives."""
+
+
+def module_of(path):
+    return ".".join(("tfdist", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imported(path):
+    """Modules of tfdist that a file imports, anywhere in it but for type checkers."""
+    found = set()
+
+    def visit(node):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfdist"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES or f"{full}.__init__" in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name.startswith("tfdist"))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def room(module):
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_folders_depend_one_way():
+    level = {name: place for place, names in enumerate(ORDER) for name in names}
+    wrong = [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        for other in imported(path)
+        if room(module) != room(other) and other != "tfdist"
+        if level[room(other)] >= level[room(module)] or (room(module), room(other)) in APART
+    ]
+    assert not wrong, wrong
+
+
+def test_no_files_import_each_other_in_a_circle():
+    graph = {module: {other for other in imported(path) if other in MODULES} for module, path in MODULES.items()}
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            path.append(module)
+            for other in sorted(graph[module]):
+                visit(other)
+            path.pop()
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module)
+
+
+def test_private_modules_are_imported_in_one_file_each():
+    for library, home in (("tensorflow", "tensorflow_private"), ("keras", "keras_private")):
+        private = (f"from {library}.python", f"import {library}.python", f"from {library}.src", f"import {library}.src")
+        using = {path.stem for path in ROOT.rglob("*.py") if any(text in path.read_text() for text in private)}
+        assert using == {home}, using
