@@ -51,7 +51,7 @@ def measure(names):
         method = methods()[name]
         if method is not None:
             known = compressor.Compressor(method, engine.rank, engine.size)
-            known.know({"x": ("layer/kernel", SHAPE)})
+            known.register({"x": ("layer/kernel", SHAPE)})
             tensor = known.tensor("x", gradient)
         seconds, sent = [], []
         for step in range(WARM + STEPS):

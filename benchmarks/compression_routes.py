@@ -83,8 +83,8 @@ def measure(elements):
         state = c.State("x", rank, size)
 
         def along(route, method=method, state=state):
-            talk = reduction.along(route, method, vectors[rank], out, state)
-            return together([(talk, Traffic())], lambda nbytes: "ring")
+            one = reduction.along(route, method, vectors[rank], out, state)
+            return together([(one, Traffic())], lambda nbytes: "ring")
 
         ways = {
             "hops": lambda method=method: along_hops(method, vectors[rank], out),

@@ -16,7 +16,7 @@ def gradient(dtype="float32"):
 
 def made():
     compressor = Compressor(c.TopK(0.1), rank=1, size=2)
-    compressor.know({"a": ("dense/kernel", (50, 40)), "b": ("dense/bias", (40,)), "c": ("conv/kernel", (5, 5, 8, 8))})
+    compressor.register({"a": ("dense/kernel", (50, 40)), "b": ("dense/bias", (40,)), "c": ("conv/kernel", (5, 5, 8, 8))})
     return compressor
 
 
@@ -65,11 +65,11 @@ def test_what_is_saved_is_for_its_own_variable(tmp_path):
     states(compressor)[0].array("residual", np.ones(2000, np.float32))[...] = 7
     compressor.save(tmp_path / "x")
     again = made()
-    again.know({"d": ("model/other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
+    again.register({"d": ("model/other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
     again.load(tmp_path / "x")
     assert not again.tensor("d", gradient()).state.arrays
     again = made()
-    again.know({"e": ("model_3/dense_7/kernel", (50, 40)), "f": ("dense_4/kernel", (50, 40))})
+    again.register({"e": ("model_3/dense_7/kernel", (50, 40)), "f": ("dense_4/kernel", (50, 40))})
     again.load(tmp_path / "x")
     assert "residual" in again.tensor("f", gradient()).state.arrays  # numbers in paths count what was built before
     assert not again.tensor("e", gradient()).state.arrays

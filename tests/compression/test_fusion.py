@@ -20,8 +20,8 @@ def test_together_every_tensor_gets_what_it_gets_alone():
         vectors = [normals(size, 30 * (40 + place)) for place in range(len(choices))]
         expected = [world.step(vector) for world, vector in zip(alone, vectors, strict=True)]
         outs = [[np.empty_like(one) for one in vector] for vector in vectors]
-        talks = [world.talks(*pair) for world, *pair in zip(fused, vectors, outs, strict=True)]
-        plans = [together([talk[rank] for talk in talks], lambda nbytes: "ring") for rank in range(size)]
+        reductions = [world.reductions(*pair) for world, *pair in zip(fused, vectors, outs, strict=True)]
+        plans = [together([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(size)]
         _, communicators = simulate(size, lambda rank, plans=plans: plans[rank])
         for wanted, found in zip(expected, outs, strict=True):
             for out in found:
@@ -39,8 +39,8 @@ def test_sums_of_several_dtypes():
     worlds = [World(None, 2, (60,)), World(with_feedback(c.PowerSGD(2)), 2, (40, 50)), World(None, 2, (70,))]
     vectors = [normals(2, int(np.prod(world.states[0].shape)), np.float16) for world in worlds]
     outs = [[np.empty_like(one) for one in vector] for vector in vectors]
-    talks = [world.talks(*pair) for world, *pair in zip(worlds, vectors, outs, strict=True)]
-    plans = [together([talk[rank] for talk in talks], lambda nbytes: "ring") for rank in range(2)]
+    reductions = [world.reductions(*pair) for world, *pair in zip(worlds, vectors, outs, strict=True)]
+    plans = [together([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(2)]
     simulate(2, lambda rank: plans[rank])
     for place in (0, 2):
         for out in outs[place]:
@@ -54,7 +54,7 @@ def test_a_bucket_is_cut_into_its_tensors():
     vectors, outs = normals(2, 5000), [np.empty(5000, np.float32) for _ in range(2)]
     plans = []
     for compressor, vector, out in zip(compressors, vectors, outs, strict=True):
-        compressor.know({"a": ("a/kernel", (50, 40)), "b": ("b/kernel", (30, 100))})
+        compressor.register({"a": ("a/kernel", (50, 40)), "b": ("b/kernel", (30, 100))})
         tensors = [compressor.tensor(one, vector) for one in ("a", "b")]
         plans.append(all_reduce(tensors, vector, out, lambda nbytes: "ring"))
     simulate(2, lambda rank: plans[rank])

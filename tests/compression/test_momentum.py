@@ -21,7 +21,7 @@ class Training:
         self.compressors = [Compressor(compression, rank, size) for rank in range(size)]
         self.tensors = []
         for compressor in self.compressors:
-            compressor.know(variables)
+            compressor.register(variables)
             self.tensors.append([compressor.tensor(one, gradient()) for one in variables])
         self.weights = np.zeros(sum(map(np.prod, self.shapes)), np.float64)
 
@@ -123,7 +123,7 @@ def test_velocities_are_saved(tmp_path):
 def test_without_momentum_nothing_is_done_beside():
     for compression in (c.DeepGradientCompression(0.01, 0.0), c.TopK(0.01)):
         compressor = Compressor(compression)
-        compressor.know(VARIABLES)
+        compressor.register(VARIABLES)
         assert compressor.tensor("a", gradient()) is not None
         assert compressor.tensor("b", gradient()) is None
 
@@ -131,10 +131,10 @@ def test_without_momentum_nothing_is_done_beside():
 def test_methods_of_one_optimizer_agree():
     both = c.by_name({"a/": c.DeepGradientCompression(0.1, 0.5)}, otherwise=c.DeepGradientCompression(0.1, 0.9))
     with pytest.raises(ValueError, match=r"must agree on it; got \[0.5, 0.9\]"):
-        Compressor(both).know(VARIABLES)
+        Compressor(both).register(VARIABLES)
     compressor = Compressor(both)
-    compressor.know({"a": VARIABLES["a"]})  # of two optimizers each may have its own
-    compressor.know({"c": VARIABLES["c"]})
+    compressor.register({"a": VARIABLES["a"]})  # of two optimizers each may have its own
+    compressor.register({"c": VARIABLES["c"]})
     assert [compressor.tensor(one, gradient()).momentum for one in ("a", "c")] == [0.5, 0.9]
 
 

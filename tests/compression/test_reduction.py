@@ -22,14 +22,14 @@ class World:
         self.states = [c.State("x", rank, size, shape=shape) for rank in range(size)]
         self.traffic = [Traffic() for _ in range(size)]
 
-    def talks(self, vectors, outs, choice=...):
+    def reductions(self, vectors, outs, choice=...):
         choice = self.choice if choice is ... else choice
         pieces = zip(vectors, outs, self.states, strict=True)
-        return list(zip((reduction.talk(choice, *piece) for piece in pieces), self.traffic, strict=True))
+        return list(zip((reduction.begin(choice, *piece) for piece in pieces), self.traffic, strict=True))
 
     def step(self, vectors, choice=...):
         outs = [np.full_like(vector, 7) for vector in vectors]
-        plans = [together([talk], lambda nbytes: "ring") for talk in self.talks(vectors, outs, choice)]
+        plans = [together([one], lambda nbytes: "ring") for one in self.reductions(vectors, outs, choice)]
         _, self.communicators = simulate(self.size, lambda rank: plans[rank])
         for out in outs:
             np.testing.assert_array_equal(out.view(np.uint8), outs[0].view(np.uint8))

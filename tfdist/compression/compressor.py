@@ -20,7 +20,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import Plan
 from tfdist.compression import memory, policy, reduction
-from tfdist.compression.fusion import Chooser, Talk, Traffic, ring_bytes, together
+from tfdist.compression.fusion import Chooser, Reduction, Traffic, ring_bytes, together
 from tfdist.compression.method import as_working
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
@@ -51,11 +51,11 @@ class Compressed:
     momentum: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def talk(self, vector: np.ndarray, out: np.ndarray) -> Talk:
-        """Begins the next step; see `tfdist.compression.reduction.talk`."""
+    def begin(self, vector: np.ndarray, out: np.ndarray) -> Reduction:
+        """Begins the next step; see `tfdist.compression.reduction.begin`."""
         self.traffic.given_bytes += vector.nbytes
         self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
-        return reduction.talk(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
+        return reduction.begin(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
 
     def alone(self, array: np.ndarray) -> np.ndarray:
         """The next step where there is nobody to send to: nothing is compressed, and momentum is applied."""
@@ -79,7 +79,7 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     memory.keep_freed()
     ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
     pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
-    return together([(tensor.talk(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
+    return together([(tensor.begin(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
 
 
 class Compressor:
@@ -106,8 +106,8 @@ class Compressor:
     def __repr__(self) -> str:
         return repr(self._policy)
 
-    def know(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-        """Hears of variables whose gradients are about to be reduced: their paths and shapes, by an id.
+    def register(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Registers variables whose gradients are about to be reduced.
 
         They are those of one optimizer. Where a method for one of them applies momentum in its place, all get it.
 

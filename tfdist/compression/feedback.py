@@ -85,8 +85,8 @@ class ErrorFeedback(_Wrapper):
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
-        if method.keeps_residual:
-            raise TypeError(f"{method!r} takes care of what it does not send by itself; leave ErrorFeedback away")
+        if method.keeps_residual or (method.votes and not method.needs_feedback):
+            raise TypeError(f"{method!r} takes no error feedback; use it without ErrorFeedback")
         self.keeps_residual = True
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -136,5 +136,5 @@ class WithoutFeedback(_Wrapper):
 
 
 def with_feedback(method: Method) -> Method:
-    """The method, with `ErrorFeedback` if it wants that and nothing else takes care of it."""
-    return ErrorFeedback(method) if method.wants_feedback and not isinstance(method, _Wrapper) else method
+    """The method, with `ErrorFeedback` if it needs that and is not wrapped already."""
+    return ErrorFeedback(method) if method.needs_feedback and not isinstance(method, _Wrapper) else method

@@ -70,7 +70,7 @@ class Gather:
 
 Request = Sum | Maximum | Exchange | Gather
 
-Talk = Generator[Request, Any, None]
+Reduction = Generator[Request, Any, None]
 """One tensor's way to its sum: yields what it asks for, and is sent the answers."""
 
 
@@ -89,18 +89,18 @@ class Traffic:
     plain_bytes: int = 0
 
 
-def together(talks: Sequence[tuple[Talk, Traffic]], choose: Chooser) -> Plan:
-    """Lets several tensors talk at once: what they ask for next goes in one collective of each kind.
+def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -> Plan:
+    """Runs the reductions of several tensors at once: what they ask for next goes in one collective of each kind.
 
     Args:
-        talks: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They begin
+        reductions: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They begin
             here; what follows the first answer is part of the plan.
         choose: an algorithm for the sums.
 
     Returns:
         A plan for the engine. Its result is None.
     """
-    first = _asked(talks, dict.fromkeys(range(len(talks))))
+    first = _asked(reductions, dict.fromkeys(range(len(reductions))))
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         asked = first
@@ -113,18 +113,18 @@ def together(talks: Sequence[tuple[Talk, Traffic]], choose: Chooser) -> Plan:
                 found = yield from collective([asked[place] for place in places], comm, tag, choose)
                 for place, (answer, sent_bytes) in zip(places, found, strict=True):
                     answers[place] = answer
-                    talks[place][1].sent_bytes += sent_bytes
-            asked = _asked(talks, answers)
+                    reductions[place][1].sent_bytes += sent_bytes
+            asked = _asked(reductions, answers)
 
     return schedule
 
 
-def _asked(talks: Sequence[tuple[Talk, Traffic]], answers: Mapping[int, Any]) -> dict[int, Request]:
-    """What is asked for next, by those talks, in their order, that go on after these answers."""
+def _asked(reductions: Sequence[tuple[Reduction, Traffic]], answers: Mapping[int, Any]) -> dict[int, Request]:
+    """What is asked for next, by those reductions, in their order, that go on after these answers."""
     asked = {}
     for place, answer in sorted(answers.items()):
         try:
-            asked[place] = talks[place][0].send(answer)
+            asked[place] = reductions[place][0].send(answer)
         except StopIteration:
             pass
     return asked

@@ -44,7 +44,7 @@ class Method(Described, abc.ABC):
         number: in the headers of payloads; those below 128 are tfdist's own.
         unbiased: whether the mean over many encodings of a vector is the vector.
         route: how processes add.
-        keeps_residual: whether what is not sent is kept already, without `ErrorFeedback`.
+        keeps_residual: whether the method itself keeps what it does not send.
         votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
         momentum: that the method applies in place of the optimizer, which is to have none; 0 where it applies none.
             Variables of the same optimizer that other methods are for, or none, get as much (`Compressor`).
@@ -63,8 +63,8 @@ class Method(Described, abc.ABC):
         return self.route is Route.ALL_REDUCE
 
     @property
-    def wants_feedback(self) -> bool:
-        """Whether strategies add `ErrorFeedback`: to what is biased, and takes no care of its residual by itself."""
+    def needs_feedback(self) -> bool:
+        """Whether strategies add `ErrorFeedback`: to biased methods that keep no residual themselves."""
         return not self.unbiased and not self.keeps_residual
 
     @abc.abstractmethod

@@ -234,7 +234,7 @@ class TernGrad(_Quantizer):
     clip: float | None = 2.5
     number = 7
     route = Route.GATHER
-    wants_feedback = False
+    needs_feedback = False
 
     def __post_init__(self) -> None:
         _check_block(self.block)

@@ -9,14 +9,14 @@ import numpy as np
 
 from tfdist.collectives.schedule import partition
 from tfdist.compression import payload as payloads
-from tfdist.compression.fusion import Exchange, Gather, Maximum, Sum, Talk
+from tfdist.compression.fusion import Exchange, Gather, Maximum, Sum, Reduction
 from tfdist.compression.method import Method, Route, as_working, is_finite, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.policy import Choice, FewerWorkers
 from tfdist.compression.state import State
 
 
-def talk(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, momentum: float = 0.0) -> Talk:
+def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, momentum: float = 0.0) -> Reduction:
     """Adds a tensor to those of the other ranks.
 
     Args:
@@ -47,8 +47,8 @@ def best_route(method: Method, ranks: int) -> Route:
     return Route.GATHER if ranks == 2 and method.route is Route.EXCHANGE and not method.votes else method.route
 
 
-def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
-    """As `talk`, of a vector of float32 or float64, on a route that the method can go."""
+def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
+    """As `begin`, of a vector of float32 or float64, on a route that the method can go."""
     in_parts = route is Route.EXCHANGE
     state.divide(_parts(vector.size, state.size, method.granule(state.shape)) if in_parts else [])
     if in_parts or not method.keeps_residual:
@@ -87,7 +87,7 @@ def _with_unsent(vector: np.ndarray, state: State) -> np.ndarray:
     return vector + residual
 
 
-def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
+def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
     """Every rank's payload goes to all others; each is added as soon as those of lower ranks are."""
     total = out if out.dtype == vector.dtype else np.empty_like(vector)
 
@@ -104,7 +104,7 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
         out[...] = total
 
 
-def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
+def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
     """Each rank adds its part of all vectors; then all get every part's sum.
 
     Payloads of one method and length are equally long on all ranks, so that nobody need tell; only those of what is not
@@ -141,7 +141,7 @@ def _filled_up(payload: np.ndarray, size: int) -> np.ndarray:
     return payload if payload.size == size else np.pad(payload, (0, size - payload.size))
 
 
-def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Talk:
+def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
     """One all-reduce after the other. What is not finite shows in the first sum, on all ranks alike.
 
     A rank whose vector is not finite gives nothing but NaN, so that no element of the sum is a number; where only some

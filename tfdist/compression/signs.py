@@ -99,9 +99,9 @@ class SignSGD(Method):
     votes = True
 
     @property
-    def keeps_residual(self) -> bool:  # type: ignore[override]
-        """The paper's has none, on purpose."""
-        return not self.scaled
+    def needs_feedback(self) -> bool:  # type: ignore[override]
+        """Not the paper's own form, without scales."""
+        return self.scaled
 
     def payload_bytes(self, elements: int) -> float:
         """See `Method`."""

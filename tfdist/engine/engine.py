@@ -224,6 +224,8 @@ class Engine:
             pending.number = self._number(site, signature)
             self._calls[site] += 1
             with self._lock:
+                if not self.under_way():
+                    self.statistics.begin_communicating()
                 self._queued.append(pending)
             if pending.number is None:
                 pending.number = self._numbers.get(site)  # the answer may have come before this was queued
@@ -275,8 +277,6 @@ class Engine:
         assert pending.number is not None
         tag = (pending.number * _TAGS_OF_A_KEY + pending.call % _TAGS_OF_A_KEY) % self._tags
         pending.schedule = pending.plan(self._communicator(pending.members), tag)
-        if not self._active:
-            self.statistics.begin_communicating()
         self.statistics.collectives += 1
         self._active.append(pending)
         if self.timeline:
@@ -351,7 +351,7 @@ class Engine:
             pending.result = stop.value
             pending.requests = ()
             pending.done = True
-            if not self._active:
+            if not self.under_way():
                 self.statistics.end_communicating()
         if self.timeline:
             self.timeline.stepped(pending)

@@ -190,7 +190,7 @@ def _find_out_what_is_shared(control: Control, probe: Probe, members: list[dict[
 
 
 def _say_what_is_not_shared(sharing: Sharing) -> None:
-    """One line, where ranks of one machine talk over TCP: a warning, unless large transfers go through memory."""
+    """One line, where ranks of one machine communicate over TCP: a warning, unless large transfers go through memory."""
     if simulates_hosts() or not sharing.reasons:
         return
     one, other, why = sharing.reasons[0]

@@ -112,7 +112,7 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
                 grads = [weighed(grad, weight) for grad in grads]
         reduction.variables = tuple(self._var_key(variable) for variable in trainable_variables)
         if extended.compressor is not None:
-            extended.compressor.know(
+            extended.compressor.register(
                 {
                     key: (
                         variable.path if isinstance(variable, keras.Variable) else variable.name,

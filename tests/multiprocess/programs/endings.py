@@ -31,7 +31,7 @@ def sum_of_ones(key, members=None):
 def new_key_after_an_end():
     """Rank 0 has ended its script when rank 1 begins something new."""
     if rank == 1:
-        while 0 not in joined.control.departed:
+        while 0 not in engine.control.departed:
             threading.Event().wait(0.01)
         try:
             sum_of_ones("new")
@@ -73,13 +73,13 @@ def group_of_some():
     if rank == 2:
         engine.join()
     elif rank == 1:
-        while 2 not in joined.control.joined:
+        while 2 not in engine.control.joined:
             threading.Event().wait(0.01)
         assert sum_of_ones("in a group", members=(1, 2)) == 1
-        joined.control.send({"type": "put", "key": "rank 1 is through", "value": "yes"})
+        engine.control.send({"type": "put", "key": "rank 1 is through", "value": "yes"})
         engine.join()
     else:
-        while joined.control.request("get", key="rank 1 is through")["value"] is None:
+        while engine.control.request("get", key="rank 1 is through")["value"] is None:
             pass
         engine.join()
     print("DONE", flush=True)
@@ -121,7 +121,7 @@ def killed_at_the_end():
     """Rank 1 is killed when rank 0's script has ended already."""
     assert sum_of_ones("known") == size
     if rank == 1:
-        while 0 not in joined.control.departed:
+        while 0 not in engine.control.departed:
             threading.Event().wait(0.01)
         os.kill(os.getpid(), 9)
     print("SCRIPT ENDED", flush=True)
@@ -132,7 +132,7 @@ def killed_before_the_end():
     assert sum_of_ones("known") == size
     if rank == 1:
         os.kill(os.getpid(), 9)
-    while joined.control.failure is None:
+    while engine.control.failure is None:
         threading.Event().wait(0.01)
     print("SCRIPT ENDED", flush=True)
 
@@ -157,12 +157,12 @@ def broken_line():
     """What comes to rank 1 from the server is damaged."""
     assert sum_of_ones("known") == size
     if rank == 1:
-        joined.control._heard = lambda message: json.loads('{"type": "fai')
-    while joined.control.failure is None:
+        engine.control._heard = lambda message: json.loads('{"type": "fai')
+    while engine.control.failure is None:
         threading.Event().wait(0.01)
     try:
         if rank == 0:
-            raise joined.control.failure  # and no part in what rank 1 waits for
+            raise engine.control.failure  # and no part in what rank 1 waits for
         sum_of_ones("known")
     except TfdistError as error:
         print("GOT", type(error).__name__, error, flush=True)

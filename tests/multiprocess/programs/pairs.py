@@ -1,0 +1,53 @@
+"""Two pairs of processes, each with a strategy of its own, train different models at the same time.
+
+Beside them every process trains its pair's model once more by itself, in a group of one: what a pair should come to.
+Names of models, sites and keys are the same in all groups on purpose.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+keras.config.set_floatx("float64")
+tfdist.init()
+rank = tfdist.rank()
+members = [0, 1] if rank < 2 else [3, 2]  # the second pair in an order of its own
+pair, alone = tfdist.Group(members), tfdist.Group([rank])
+first = rank < 2
+units, optimizer, epochs = (5, "adam", 3) if first else (9, "sgd", 7)
+
+x = np.random.default_rng(members[0]).normal(size=(50, 6))
+y = x.sum(axis=1, keepdims=True)
+
+
+def trained(group):
+    """Weights and history of a model that starts alike in every group of these processes."""
+    keras.utils.set_random_seed(3)
+    strategy = tfdist.AllReduceStrategy(group=group)
+    assert (strategy.rank, strategy.size) == (group.rank, group.size)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=16, epochs=epochs, validation_data=(x[:11], y[:11]), shuffle=False, verbose=0)
+    return strategy, model.get_weights(), history.history
+
+
+strategy, weights, history = trained(pair)
+_, expected, alone_history = trained(alone)
+for one, other in zip(weights, expected, strict=True):
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+for name, values in alone_history.items():
+    np.testing.assert_allclose(history[name], values, rtol=1e-9)
+everyone = tfdist.all_gather(tf.constant([weights[0].ravel()[:4]]), group=pair)
+np.testing.assert_array_equal(everyone[0], everyone[1])
+reports = tfdist.callbacks.Communication()
+with strategy.scope():
+    again = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+    again.compile("sgd", "mse")
+again.fit(x, y, epochs=2, verbose=0, callbacks=[reports])
+assert len(reports.history["mib_sent"]) == 2
+total = tfdist.all_reduce(tf.constant(1.0), "sum")  # over all four, at last
+assert float(total) == 4
+print("DONE", strategy.extended.should_checkpoint, flush=True)
