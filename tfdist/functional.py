@@ -89,7 +89,7 @@ def init(
         algorithm: of `all_reduce`; see `tfdist.AllReduceStrategy`.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; MPI is not to be had.
+        TfdistError: the others did not come, or refused this process; no MPI library can be used.
     """
     global _initialized
     algorithms.check(algorithm)

@@ -16,7 +16,8 @@ def gradient(dtype="float32"):
 
 def made():
     compressor = Compressor(c.TopK(0.1), rank=1, size=2)
-    compressor.register({"a": ("dense/kernel", (50, 40)), "b": ("dense/bias", (40,)), "c": ("conv/kernel", (5, 5, 8, 8))})
+    variables = {"a": ("dense/kernel", (50, 40)), "b": ("dense/bias", (40,)), "c": ("conv/kernel", (5, 5, 8, 8))}
+    compressor.register(variables)
     return compressor
 
 

@@ -51,14 +51,14 @@ def test_a_rank_fails_but_cannot_end():
 def test_a_forked_child_is_not_the_rank():
     outputs = outputs_of("forked_child", [0, -9], left=True)
     assert "rank 1" in outputs[0]
-    assert "died (its connection closed without a farewell)" in outputs[0]
+    assert "died (its connection closed before its script had ended)" in outputs[0]
 
 
 def test_a_rank_is_killed_after_its_last_collective():
     outputs = outputs_of("killed_at_the_end", [1, -9])
     assert "SCRIPT ENDED" in outputs[0]
     assert "tfdist: the job failed after this rank's script had ended: rank 1, worker 1" in outputs[0]
-    assert "died (its connection closed without a farewell)" in outputs[0]
+    assert "died (its connection closed before its script had ended)" in outputs[0]
     assert "OTHER EXIT HANDLER" in outputs[0]
 
 

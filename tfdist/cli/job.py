@@ -262,7 +262,7 @@ class Job:
 
 
 def _hear(process: Process, causes: list[Process]) -> bool:
-    """Takes in what a process says of its failure; False when it said nothing."""
+    """Reads what a process reports of its failure; False when it reported nothing."""
     said = process.said()
     process.is_victim = process.is_victim or launcher.VICTIM in said
     if launcher.CAUSE in said and process not in causes:

@@ -68,7 +68,7 @@ def execute(options: argparse.Namespace) -> int:
     command = [sys.executable, "-u", *script, *options.arguments]
     path = options.timeline and os.path.abspath(options.timeline)
     if path and not os.access(os.path.dirname(path), os.W_OK):
-        print(f"tfdist run: {path} cannot be written: there is no such folder, or no right to", file=sys.stderr)
+        print(f"tfdist run: {path} cannot be written: directory missing or not writable", file=sys.stderr)
         return 2
     if path:
         os.environ[timeline.VARIABLE] = path

@@ -275,7 +275,7 @@ class Control:
             callback(self.failure)
 
     def attend(self, listener: Listener | None) -> None:
-        """Whom the listening thread tells what the server asks and says about collectives."""
+        """Registers the listener for the server's messages about collectives."""
         self._listener = listener
 
     def tell_failure(self, error: BaseException) -> None:
@@ -290,7 +290,7 @@ class Control:
             self._socket.close()
 
     def leave(self, failed: str | None, counts: dict[str, int]) -> None:
-        """Says farewell: how this task ended, and how far it came in each collective."""
+        """Announces that this task leaves: how it ended, and how many calls of each collective it has made."""
         self.send({"type": "leave", "failed": failed, "counts": counts})
 
     def end(self, timeout: float) -> None:

@@ -263,7 +263,7 @@ class Server:
             return
         if not member.ended:
             member.ended = True
-            when = "after its script had ended, before MPI had" if member.left else "without a farewell"
+            when = "after its script had ended, before MPI had" if member.left else "before its script had ended"
             self._fail(member.rank, f"{self._name(member)} died (its connection closed {when}).", died=True)
         del self.members[member.rank]
         self._end_if_deserted()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tfdist.collectives.hierarchical import by_machine
 
 Pairs = Iterable[tuple[int, int]]
-"""Who sends to whom in one step."""
+"""Pairs of sender and receiver in one step."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def folded(
         comm: moves the bytes.
         tag: of the collective.
         given: what this rank gives; only read, and may be ``buffer``.
-        buffer: where the result comes to lie.
+        buffer: receives the result.
         combine: a commutative and associative NumPy ufunc of two arguments.
         core: the algorithm.
     """

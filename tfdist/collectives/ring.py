@@ -57,7 +57,7 @@ def reduce_scatter_steps(
         comm: moves the bytes.
         tag: of the collective.
         own: what this rank gives, cut into a chunk per rank; only read.
-        chunks: where the combinations come to lie, cut in the same way; may be ``own``.
+        chunks: receive the combinations, cut in the same way; may be ``own``.
         combine: a commutative and associative NumPy ufunc of two arguments.
         shift: which chunk is left.
     """

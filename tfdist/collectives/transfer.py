@@ -33,7 +33,7 @@ def exchange(
         tag: of the collective.
         outgoing: what is sent; nothing by default.
         destination: the rank that it goes to.
-        target: where what arrives comes to lie, one-dimensional and of its size; nothing by default.
+        target: receives what arrives; one-dimensional and of its size. Nothing by default.
         source: the rank that it comes from.
         own: what is combined with what arrives, into ``target``, which may be it; by default what arrives is kept.
         combine: a commutative and associative NumPy ufunc of two arguments.

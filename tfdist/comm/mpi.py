@@ -158,7 +158,7 @@ class _Transfer:
         communicator: whose it is.
         request: mpi4py's.
         buffer: what must live until then.
-        expected: from whom how many bytes must come; None if it is not for this side to judge.
+        expected: the source and the number of bytes that must come; None where the other side checks.
         then: done on arrival, once.
     """
 

@@ -70,7 +70,7 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     Args:
         tensors: in their order in the vector.
         vector: their elements, one-dimensional; only read.
-        out: where their sums come to lie, like ``vector``.
+        out: receives their sums; like ``vector``.
         choose: names the all-reduce algorithm for so many bytes, where what is sent adds up.
 
     Returns:

@@ -93,8 +93,8 @@ def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -
     """Runs the reductions of several tensors at once: what they ask for next goes in one collective of each kind.
 
     Args:
-        reductions: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They begin
-            here; what follows the first answer is part of the plan.
+        reductions: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They
+            begin here; what follows the first answer is part of the plan.
         choose: an algorithm for the sums.
 
     Returns:

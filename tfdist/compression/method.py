@@ -85,7 +85,7 @@ class Method(Described, abc.ABC):
 
         Args:
             body: uint8.
-            out: where the vector comes to lie, of its size.
+            out: receives the vector; of its size.
             combine: combines it with what lies there, ``np.add`` or ``np.subtract``; by default it is overwritten.
         """
 
@@ -135,7 +135,7 @@ class Method(Described, abc.ABC):
 
         Args:
             payload: what `encode` returned.
-            out: where the vector comes to lie, of its size; a new array by default.
+            out: receives the vector; of its size. A new array by default.
             combine: ``np.add`` or ``np.subtract``, to combine it with what lies in ``out``, instead of overwriting.
 
         Returns:

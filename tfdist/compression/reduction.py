@@ -1,4 +1,4 @@
-"""The sum over all ranks of a vector that is compressed: what a tensor says, and hears, on each route."""
+"""The sum over all ranks of a vector that is compressed: what a tensor sends and receives on each route."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import partition
 from tfdist.compression import payload as payloads
-from tfdist.compression.fusion import Exchange, Gather, Maximum, Sum, Reduction
+from tfdist.compression.fusion import Exchange, Gather, Maximum, Reduction, Sum
 from tfdist.compression.method import Method, Route, as_working, is_finite, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.policy import Choice, FewerWorkers
@@ -22,7 +22,7 @@ def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, mom
     Args:
         choice: what is done in this step; the same on all ranks.
         vector: of floating point, one-dimensional; only read.
-        out: where the sum comes to lie, like ``vector``.
+        out: receives the sum; like ``vector``.
         state: of the tensor; its step ends when the sum is there.
         momentum: what to apply where the method does not.
     """

@@ -204,7 +204,7 @@ class Bridge:
         buffer = self._scratch(vector)
         source: np.ndarray | None = vector
         if weight is not None and float(weight) != 1:
-            # Where the sum comes to lie, so that the vector is only passed over once; in place from then on.
+            # Into the buffer of the sum, so that the vector is only passed over once; in place from then on.
             source, vector = None, weighted(vector, float(weight), self._scratch(vector) if job.compressed else buffer)
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._group.choose_in_turn)

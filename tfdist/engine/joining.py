@@ -59,7 +59,7 @@ def plan_of(stand_in: dict[str, Any]) -> Plan:
 
 
 class Attendance:
-    """The engine's part in joining; hears of the other ranks on the control connection's thread.
+    """The engine's part in joining; notified of the other ranks on the control connection's thread.
 
     Args:
         engine: whose collectives these are.
@@ -102,7 +102,7 @@ class Attendance:
                 self._stand_in(other)
 
     def invite(self, call: dict[str, Any], stand_in: dict[str, Any] | None) -> None:
-        """Invites the ranks that have joined to a call that this rank has posted, if that is its office.
+        """Invites the ranks that have joined to a call that this rank has posted, if this rank is the one that invites.
 
         Args:
             call: as of `tfdist.engine.pending.Pending.describe`.

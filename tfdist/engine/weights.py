@@ -16,7 +16,7 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     Args:
         vector: of floating point or complex, one-dimensional and contiguous; only read.
         weight: where it is 0 the result is zero, also of NaN and infinity.
-        out: where the result comes to lie; of the vector's size and dtype.
+        out: receives the result; of the vector's size and dtype.
 
     Returns:
         ``out``.

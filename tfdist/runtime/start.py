@@ -55,7 +55,7 @@ def among_tasks(cluster: Cluster, timeouts: Timeouts) -> Started:
         timeouts: how long to wait for the others.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; MPI is not to be had.
+        TfdistError: the others did not come, or refused this process; no MPI library can be used.
     """
     module = mpi_library.load()  # before anyone is kept waiting
     address = cluster.tasks[0].address
@@ -190,7 +190,7 @@ def _find_out_what_is_shared(control: Control, probe: Probe, members: list[dict[
 
 
 def _say_what_is_not_shared(sharing: Sharing) -> None:
-    """One line, where ranks of one machine communicate over TCP: a warning, unless large transfers go through memory."""
+    """Logs one line where ranks of one machine use TCP: a warning, unless large transfers go through memory."""
     if simulates_hosts() or not sharing.reasons:
         return
     one, other, why = sharing.reasons[0]

@@ -22,7 +22,7 @@ from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
 from tfdist.errors import ClusterSpecError
 from tfdist.notices import notice
-from tfdist.runtime import farewell, start
+from tfdist.runtime import leave, start
 from tfdist.runtime.start import Started
 
 _SWITCH_SECONDS = 1e-4
@@ -74,7 +74,7 @@ def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
         timeouts: how long to wait for the others, at the start and later.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; MPI is not to be had.
+        TfdistError: the others did not come, or refused this process; no MPI library can be used.
     """
     global _world, _cluster
     if launcher.size() == 1 if cluster is None else cluster.outside or cluster.size == 1:
@@ -116,5 +116,5 @@ def _world_of(begun: Started, timeouts: Timeouts) -> World:
     if communicator.rank == 0:
         count = len(set(machines))
         notice("tfdist: %d processes on %d host%s have joined.", communicator.size, count, "s" if count > 1 else "")
-    farewell.arrange(begun, engine)
+    leave.arrange(begun, engine)
     return World(engine, local_rank, local_size)

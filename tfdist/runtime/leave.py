@@ -21,7 +21,7 @@ from tfdist.runtime.start import Started
 
 log = logging.getLogger("tfdist")
 
-_FAREWELL_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _FINALIZE_SECONDS = 10.0
 _END_SECONDS = 2 * _FINALIZE_SECONDS
 
@@ -67,7 +67,7 @@ class _Watchdog:
 
 
 def _leave(started: Started, engine: Engine, pid: int, watchdog: _Watchdog) -> None:
-    """At the end of the process: says farewell, lets the others finish with it, and takes MPI down."""
+    """At the end of the process: announces it, waits until the others have ended too, and finalizes MPI."""
     control = started.control
     if os.getpid() != pid:
         return  # a forked child; the job is its parent's
@@ -133,7 +133,7 @@ def _write_timeline(engine: Engine) -> None:
 
 
 def _await_others(control: Control, engine: Engine) -> bool:
-    """Waits until every other task has said farewell too, driving what is still under way; False if one is lost."""
+    """Waits until every other task has left too, driving transfers under way meanwhile; False if one is lost."""
     while len(control.departed) < engine.size:
         if control.failure:
             return False
@@ -142,5 +142,5 @@ def _await_others(control: Control, engine: Engine) -> bool:
         except Exception:
             return False
         engine.communicator.progress()
-        time.sleep(_FAREWELL_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return control.failure is None
