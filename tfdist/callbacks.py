@@ -22,6 +22,7 @@ from tfdist.engine.group import Group  # noqa: E402
 from tfdist.notices import notice  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.strategies import at_work  # noqa: E402
+from tfdist.strategies.abilities import HasCollectives  # noqa: E402
 
 _NOTICEABLE = 0.05
 """Share of an epoch that the others must wait for a rank before it is called the slowest."""
@@ -175,7 +176,7 @@ def _scalar() -> Any:
 
 def _group(model: Any) -> Group:
     """The processes that train a model together."""
-    extended = at_work.of_model(model)
+    extended = at_work.of_model(model, HasCollectives)
     return world.current().group if extended is None else extended.group
 
 

@@ -99,7 +99,7 @@ class SignSGD(Method):
     votes = True
 
     @property
-    def needs_feedback(self) -> bool:  # type: ignore[override]
+    def needs_feedback(self) -> bool:
         """Not the paper's own form, without scales."""
         return self.scaled
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from tfdist.strategies import require_tensorflow
 
@@ -22,7 +21,6 @@ from tfdist.engine import calibration  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
-from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
 
 log = logging.getLogger("tfdist")
@@ -203,10 +201,3 @@ def default_devices(local_rank: int, local_size: int) -> list[str]:
                 f"first thing after the imports ({error})"
             ) from None
     return [f"GPU:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))]
-
-
-def _count(strategy: Any, optionals: list[Any]) -> Any:
-    return strategy.extended.count(optionals)
-
-
-private.count_replicas_with(AllReduceStrategy, _count)

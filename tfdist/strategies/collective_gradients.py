@@ -44,8 +44,8 @@ def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
     """What a collective makes of a value; its gradient is weighed."""
-    extended = at_work.of_strategy(context.strategy)
-    if extended is None or not extended.shares.active or isinstance(options, private.WeighedOptions):
+    extended = at_work.weighing()
+    if extended is None or isinstance(options, private.WeighedOptions):
         return collective(value)
     weight = extended.shares.weight()
 

@@ -15,12 +15,28 @@ from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
 from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import (
+    AveragesState,
+    EndsEpochsTogether,
+    LoadsForAll,
+    MergesMetrics,
+    ReducesGradients,
+    SharesBatches,
+)
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.shares import Shares, batch_size
 
 
-class AllReduceExtended(private.MirroredExtended):
-    """`MirroredExtended` over the devices of this process, and over the processes of a world.
+class AllReduceExtended(
+    private.MirroredExtended,
+    SharesBatches,
+    ReducesGradients,
+    MergesMetrics,
+    AveragesState,
+    LoadsForAll,
+    EndsEpochsTogether,
+):
+    """`MirroredExtended` over the devices of this process, and over the processes of a group.
 
     Args:
         strategy: the strategy that this is the inner half of.
@@ -57,9 +73,6 @@ class AllReduceExtended(private.MirroredExtended):
         self.bridge = Bridge(group)
         self._local_only = 0
         self._reads_for_keras = self._reads_in_order = False
-        self.is_reading_for_all = False
-        self.last_step: Any = None  # of Keras's that was traced last, or run eagerly
-        self.latest_logs: tuple[Any, int] = (None, 0)  # of Keras's steps, if they are results of metrics; see `Changes`
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) else own
         self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
@@ -75,15 +88,6 @@ class AllReduceExtended(private.MirroredExtended):
             yield
         finally:
             self._local_only -= 1
-
-    @contextlib.contextmanager
-    def reading_for_all(self) -> Iterator[None]:
-        """Weights that are loaded inside are handed on to the other ranks by whoever loads them."""
-        self.is_reading_for_all = True
-        try:
-            yield
-        finally:
-            self.is_reading_for_all = False
 
     # Reductions.
 
@@ -137,6 +141,9 @@ class AllReduceExtended(private.MirroredExtended):
         return self.worker_devices[0] if isinstance(destinations, str) and not destinations else destinations
 
     # Variables.
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return private.as_number(super()._create_variable(next_creator, **kwargs))
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if replica_id:
@@ -218,11 +225,6 @@ class AllReduceExtended(private.MirroredExtended):
         return private.distributed_datasets_from_function(dataset_fn, workers, strategy, contexts, options)
 
     @property
-    def has_several_replicas(self) -> bool:
-        """Whether there is anybody to share batches with."""
-        return self._num_replicas_in_sync > 1
-
-    @property
     def is_local_only(self) -> bool:
         """Whether this is inside of `local_only`."""
         return self._local_only > 0
@@ -264,6 +266,16 @@ class AllReduceExtended(private.MirroredExtended):
             return tf.identity(counts[0])
 
     # Who is who.
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the group's communication, if one has."""
+        return self.group.failure
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process is the one that writes for its group."""
+        return self.group.is_writer
 
     @property
     def _num_replicas_in_sync(self) -> int:

@@ -17,7 +17,7 @@ import h5py
 import tensorflow as tf
 
 from tfdist.strategies import keras_saving
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import LoadsForAll
 from tfdist.strategies.keras_variables import broadcast_state
 
 log = logging.getLogger("tfdist")
@@ -25,7 +25,7 @@ log = logging.getLogger("tfdist")
 _METADATA = "training_metadata"
 
 
-def share(callback: Any, extended: AllReduceExtended) -> None:
+def share(callback: Any, extended: LoadsForAll) -> None:
     """Changes a callback such that all ranks go on from the chief's backup.
 
     Args:
@@ -39,7 +39,7 @@ def share(callback: Any, extended: AllReduceExtended) -> None:
 class _Shared:
     """What the callback's methods become on one rank."""
 
-    def __init__(self, callback: Any, extended: AllReduceExtended) -> None:
+    def __init__(self, callback: Any, extended: LoadsForAll) -> None:
         self._callback = callback
         self._extended = extended
         self._files = _Files(callback)
@@ -78,16 +78,17 @@ class _Shared:
 
     def save(self) -> None:
         """Writes a backup: the chief's of the model, every rank's of its residuals."""
-        if self._extended.compressor is not None:
+        compressor = keras_saving.compressor_of(self._extended)
+        if compressor is not None:
             self._residuals.parent.mkdir(parents=True, exist_ok=True)
-            self._extended.compressor.save(self._residuals)
+            compressor.save(self._residuals)
         if self._extended.group.is_writer:
             with self._extended.local_only():
                 self._files.save()
 
     def end(self, logs: Any = None) -> None:
         """Removes the backup, where it is not to be kept."""
-        compressor = self._extended.compressor
+        compressor = keras_saving.compressor_of(self._extended)
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._residuals).unlink(missing_ok=True)
             self._extended.exchange.barrier()  # the chief removes the folder, which may be the same one

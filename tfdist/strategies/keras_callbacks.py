@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup
+from tfdist.strategies import keras_backup, keras_saving
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import Ability, EndsEpochsTogether, LoadsForAll, WritesOnce
 from tfdist.strategies.keras_private import tree
 
 WRITING = (
@@ -22,12 +22,12 @@ WRITING = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
 )
-"""Callbacks whose work is to write: only the chief's do."""
+"""Callbacks whose work is to write: only the writer's do."""
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
-def adapt(callbacks: Any, extended: AllReduceExtended) -> Any:
+def adapt(callbacks: Any, extended: Ability) -> Any:
     """The callbacks that this process runs: the user's, around them tfdist's own.
 
     Args:
@@ -42,25 +42,27 @@ def adapt(callbacks: Any, extended: AllReduceExtended) -> Any:
     )
     kept = []
     for callback in given:
-        if isinstance(callback, WRITING):
-            # Where there are residuals, every rank saves its own when the chief saves the model.
-            saves_own = extended.compressor is not None and isinstance(callback, keras.callbacks.ModelCheckpoint)
-            if not extended.group.is_writer and not saves_own:
+        if isinstance(callback, WRITING) and isinstance(extended, WritesOnce):
+            # Where there are residuals, every rank saves its own when the writer saves the model.
+            has_residuals = keras_saving.compressor_of(extended) is not None
+            saves_own = has_residuals and isinstance(callback, keras.callbacks.ModelCheckpoint)
+            if not extended.is_writer and not saves_own:
                 continue
             _keep_local(callback, extended)
-        elif isinstance(callback, keras.callbacks.BackupAndRestore):
+        elif isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, LoadsForAll):
             keras_backup.share(callback, extended)
         kept.append(callback)
-    own = Together(extended)
+    own = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks[:] = [*kept, own]
-        own.set_model(callbacks.model)
+        callbacks.callbacks[:] = [*kept, *own]
+        for callback in own:
+            callback.set_model(callbacks.model)
         return callbacks
-    return [*kept, own]
+    return [*kept, *own]
 
 
-def _keep_local(callback: Any, extended: AllReduceExtended) -> None:
-    """Whatever the chief's callback reads, it reads without the other ranks."""
+def _keep_local(callback: Any, extended: WritesOnce) -> None:
+    """Whatever the writer's callback reads, it reads without the other ranks."""
     if getattr(callback, "_tfdist_local", False):
         return
     callback._tfdist_local = True
@@ -68,7 +70,7 @@ def _keep_local(callback: Any, extended: AllReduceExtended) -> None:
         setattr(callback, name, _locally(getattr(callback, name), extended))
 
 
-def _locally(hook: Any, extended: AllReduceExtended) -> Any:
+def _locally(hook: Any, extended: WritesOnce) -> Any:
     @functools.wraps(hook)
     def method(*args: Any, **kwargs: Any) -> Any:
         with extended.local_only():
@@ -84,7 +86,7 @@ class Together(keras.callbacks.Callback):
         extended: of the strategy.
     """
 
-    def __init__(self, extended: AllReduceExtended) -> None:
+    def __init__(self, extended: EndsEpochsTogether) -> None:
         super().__init__()
         self._extended = extended
         self._wish = False

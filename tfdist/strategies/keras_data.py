@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
 from tfdist.strategies.shares import Share, as_share
@@ -27,17 +28,14 @@ def install(replace: Callable[..., None]) -> None:
     """
     replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
     replace(tf_trainer.TFEpochIterator, "__init__", _shuffled_alike)
-    py_dataset_adapter.random = _AgreedShuffle()
-
-
-def forget_the_order() -> None:
-    """Datasets that are not of a strategy are shuffled in their own way again."""
-    py_dataset_adapter.random.release()
+    replace(py_dataset_adapter.PyDatasetAdapter, "_finite_generator", _in_its_order)
+    replace(py_dataset_adapter.OrderedEnqueuer, "_run", _run_in_its_order)
+    py_dataset_adapter.random = _random
 
 
 def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if at_work.of_model(self) is None:
+        if at_work.of_model(self, SharesBatches) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
         check_scope(self)
         if iterator is None:
@@ -86,35 +84,43 @@ def _local(batch: Any) -> Any:
 
 def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        extended = at_work.of_strategy(distribute_strategy)
+        extended = at_work.of_strategy(distribute_strategy, SharesBatches)
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
-        with _shuffling_alike(extended), extended.reading_for_keras():
+        with _shuffling_alike(extended) as seed, extended.reading_for_keras():
             original(self, distribute_strategy, *args, **kwargs)
+        if isinstance(self.data_adapter, py_dataset_adapter.PyDatasetAdapter):
+            order = random.Random(seed)
+            for shuffles in (self.data_adapter, self.data_adapter.enqueuer):
+                if shuffles is not None:
+                    setattr(shuffles, _ORDER, order)
 
     return __init__
 
 
 @contextlib.contextmanager
-def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
-    """Datasets that Keras makes inside are shuffled in the chief's way on every process."""
+def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
+    """Datasets that Keras makes inside are shuffled in the chief's way on every process.
+
+    Yields:
+        The seed for what is shuffled on the host.
+    """
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
     agreed = extended.exchange.broadcast_once(
         tf.constant(state), "the seed that data is shuffled with", "int64 (3,)"
     ).numpy()
-    py_dataset_adapter.random.seed(int(agreed[1] if agreed[0] else agreed[2]))
     if agreed[0]:
         with private.seeded(int(agreed[1])):
-            yield
+            yield int(agreed[1])
         return
     # No seed was set. A seeded operation would repeat one order in every epoch, so draw the orders on the host.
     generator = np.random.default_rng(int(agreed[2]))
-    original = tf.random.shuffle
+    original, thread = tf.random.shuffle, threading.get_ident()
 
     def shuffle(value: tf.Tensor, seed: int | None = None, name: str | None = None) -> tf.Tensor:
-        if seed is not None:
+        if seed is not None or threading.get_ident() != thread:
             return original(value, seed, name)
         shuffled = tf.numpy_function(generator.permutation, [value], value.dtype)
         shuffled.set_shape(value.shape)
@@ -122,22 +128,52 @@ def _shuffling_alike(extended: AllReduceExtended) -> Iterator[None]:
 
     tf.random.shuffle = shuffle
     try:
-        yield
+        yield int(agreed[2])
     finally:
         tf.random.shuffle = original
 
 
-class _AgreedShuffle:
-    """Stands in for the module `random` where Keras shuffles the order of a `PyDataset`."""
+_ORDER = "_tfdist_order"
+"""The attribute of what shuffles a `PyDataset` that holds the generator of its orders, the same on all processes."""
 
-    def __init__(self) -> None:
-        self._generator: Any = random
 
-    def seed(self, seed: int) -> None:
-        self._generator = random.Random(seed)
+class _Random(threading.local):
+    """The module `random` as Keras's reader of a `PyDataset` sees it: it shuffles by what the calling thread says."""
 
-    def release(self) -> None:
-        self._generator = random
+    generator: Any = random
 
-    def shuffle(self, items: list[Any]) -> None:
-        self._generator.shuffle(items)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.generator, name)
+
+    @contextlib.contextmanager
+    def of(self, owner: Any) -> Iterator[None]:
+        before, self.generator = self.generator, getattr(owner, _ORDER, random)
+        try:
+            yield
+        finally:
+            self.generator = before
+
+
+_random = _Random()
+
+
+def _in_its_order(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _finite_generator(self: Any) -> Iterator[Any]:
+        batches = original(self)
+        while True:
+            with _random.of(self):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
+
+    return _finite_generator
+
+
+def _run_in_its_order(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run(self: Any) -> None:
+        with _random.of(self):  # a thread of its own
+            original(self)
+
+    return _run

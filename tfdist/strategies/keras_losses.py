@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies import at_work
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import losses
 
 
@@ -61,14 +61,8 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
         A tensor like ``loss``.
     """
     loss = tf.convert_to_tensor(loss)
-    extended = _sharing()
+    extended = at_work.weighing()
     return loss if extended is None else _times(loss, extended.shares.inverse_weight())
-
-
-def _sharing() -> AllReduceExtended | None:
-    """The strategy at work, if the caller is one of several replicas in a step of Keras's."""
-    extended = at_work.current()
-    return extended if extended is not None and extended.shares.active else None
 
 
 def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -78,7 +72,7 @@ def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
 
 def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(value: Any) -> Any:
-        return original(value) if _sharing() is None else value
+        return original(value) if at_work.weighing() is None else value
 
     return scale
 
@@ -86,7 +80,7 @@ def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
         loss = original(values, sample_weight, reduction)
-        extended = _sharing()
+        extended = at_work.weighing()
         if extended is None or values.shape.rank == 0:
             return loss
         if reduction == "sum":
@@ -101,7 +95,7 @@ def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
-        extended = _sharing()
+        extended = at_work.weighing()
         if extended is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weight
         valid = tf.reduce_sum(tf.cast(mask, tf.float64))
@@ -110,7 +104,7 @@ def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]
     return apply_mask
 
 
-def _part_of_all(extended: AllReduceExtended, divisor: tf.Tensor) -> tf.Tensor:
+def _part_of_all(extended: SharesBatches, divisor: tf.Tensor) -> tf.Tensor:
     """What turns a share's sum by its own divisor into its part of the sum by everybody's, times N/n."""
     replica = tf.distribute.get_replica_context()
     own = tf.cast(divisor, tf.float64)
@@ -123,7 +117,7 @@ def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def scale_loss(self: Any, loss: Any) -> Any:
         loss = original(self, loss)
-        extended = _sharing()
+        extended = at_work.weighing()
         if extended is None or tf.convert_to_tensor(loss).shape.rank == 0:
             return loss
         return _times(loss, extended.shares.inverse_weight())
@@ -140,7 +134,7 @@ def _as_part_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale_regularization_loss(regularization_loss: Any) -> tf.Tensor:
-        if _sharing() is None:
+        if at_work.weighing() is None:
             return original(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 
@@ -154,7 +148,7 @@ def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """A number that a step gives a mean without a weight is of its batch: a share's counts by its samples."""
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
-        extended = _sharing()
+        extended = at_work.sharing()
         if extended is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
             sample_weight = extended.shares.weight()
         return original(self, values, sample_weight)

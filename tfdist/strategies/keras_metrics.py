@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import MergesMetrics
 from tfdist.strategies.keras_private import backend, base_trainer, tree
 from tfdist.strategies.keras_variables import MERGED_BY, merge_by_extreme, report
 
@@ -37,7 +37,7 @@ def install(replace: Callable[..., None]) -> None:
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, MergesMetrics)
         if extended is None or _is_of_a_replica_or_symbolic():
             results = original(self)
             report(results)
@@ -53,7 +53,7 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_of_a_replica_or_symbolic() -> bool:
-    is_of_a_replica = at_work.current() is not None and tf.distribute.get_replica_context() is not None
+    is_of_a_replica = at_work.current(MergesMetrics) is not None and tf.distribute.get_replica_context() is not None
     return is_of_a_replica or backend.in_stateless_scope()
 
 
@@ -69,7 +69,7 @@ def all_metrics(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[Any, tf.Tensor]]:
+def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any, tf.Tensor]]:
     """The state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
 
     Args:
@@ -86,7 +86,7 @@ def merged(variables: Sequence[Any], extended: AllReduceExtended) -> list[tuple[
 
 
 def merged_beside(
-    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: AllReduceExtended
+    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: MergesMetrics
 ) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
     """The state of metrics, and sums of numbers of this process, in as few collectives as the state alone takes.
 
@@ -115,7 +115,7 @@ def merged_beside(
     return [(variable, values[id(variable)]) for variable in unique], sums
 
 
-def _rule(variable: Any, extended: AllReduceExtended) -> str:
+def _rule(variable: Any, extended: MergesMetrics) -> str:
     rule = getattr(variable, MERGED_BY, variable.aggregation)
     if rule == "none" and not extended.has_several_replicas:
         return "sum"
@@ -127,7 +127,7 @@ def _rule(variable: Any, extended: AllReduceExtended) -> str:
     return rule
 
 
-def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
+def _of_this_process(variable: Any, extended: MergesMetrics) -> tf.Tensor:
     rule = _rule(variable, extended)
     copies = [copy.read_value() for copy in private.copies(variable._value)]
     if copies[0].dtype.is_bool:
@@ -141,7 +141,7 @@ def _of_this_process(variable: Any, extended: AllReduceExtended) -> tf.Tensor:
     return tf.add_n(copies) if len(copies) > 1 else copies[0]
 
 
-def _as_kept(variable: Any, total: tf.Tensor, extended: AllReduceExtended) -> tf.Tensor:
+def _as_kept(variable: Any, total: tf.Tensor, extended: MergesMetrics) -> tf.Tensor:
     if _rule(variable, extended) == "mean":
         replicas = len(extended.worker_devices) if extended.is_local_only else extended._num_replicas_in_sync
         total = total / tf.cast(replicas, total.dtype)

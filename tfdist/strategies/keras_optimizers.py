@@ -2,7 +2,7 @@
 
 Keras clips, decays weights and averages them on every replica, and has `tf.distribute` sum the gradients last. Here
 they are summed first, so that clipping sees the gradient that one process would have. Gradients that are accumulated
-are summed when they are used.
+are summed when they are used. In a step in which the strategy does not reduce, every replica goes on with its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import ReducesGradients
 from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
-from tfdist.strategies.shares import weighed
+from tfdist.strategies.shares import Shares, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -39,15 +39,28 @@ def install(replace: Callable[..., None]) -> None:
 def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
-        extended = at_work.current()
-        replica = tf.distribute.get_replica_context()
-        if extended is None or replica is None:
+        extended = at_work.current(ReducesGradients)
+        if extended is None or tf.distribute.get_replica_context() is None:
             return finite
-        # In a step of Keras's a replica without samples has no say: its contribution is taken for zero.
         infinite = tf.cast(tf.logical_not(finite), tf.int32)
-        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite), 0)
+        sharing = at_work.sharing()
+        if sharing is not None:  # a replica without samples has no say
+            infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
+
+        def everywhere() -> list[tf.Tensor]:
+            return [tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, infinite)]
+
+        def in_this_process() -> list[tf.Tensor]:
+            # Its replicas take Keras's conditional on this together.
+            return [tf.distribute.get_replica_context().merge_call(_sum_of_local, args=(infinite,))]
+
+        return tf.equal(_where_reduced(extended, everywhere, in_this_process)[0], 0)
 
     return check_finite
+
+
+def _sum_of_local(strategy: Any, values: Any) -> tf.Tensor:
+    return tf.add_n(list(strategy.experimental_local_results(values)))
 
 
 def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +70,7 @@ def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
-        extended = at_work.current()
+        extended = at_work.current(ReducesGradients)
         replica = tf.distribute.get_replica_context()
         chosen = [place for place, variable in enumerate(variables) if self._overwrite_variable_with_gradient(variable)]
         if extended is None or replica is None or not chosen:
@@ -71,7 +84,12 @@ def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
             )
 
         grads = list(grads)
-        found = replica.merge_call(largest, args=tuple(grads[place] for place in chosen))
+        own = [grads[place] for place in chosen]
+        found = _where_reduced(
+            extended,
+            lambda: tf.distribute.get_replica_context().merge_call(largest, args=tuple(own)),
+            lambda: own,
+        )
         for place, value in zip(chosen, found, strict=True):
             grads[place] = value
         return original(self, grads, variables)
@@ -99,13 +117,14 @@ _reductions: weakref.WeakKeyDictionary[Any, _Reduction] = weakref.WeakKeyDiction
 
 def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        extended = at_work.current()
+        extended = at_work.current(ReducesGradients)
         if extended is None or tf.distribute.get_replica_context() is None:
             return original(self, grads, trainable_variables)
         reduction = _reductions.setdefault(self, _Reduction())
         reduction.weight = None
-        if extended.shares.active:
-            weight = extended.shares.weight()
+        weighing = at_work.weighing()
+        if weighing is not None:
+            weight = _weight(extended, weighing.shares)
             if _can_be_weighed_on_the_way(self, grads, extended):
                 reduction.weight = weight
             else:
@@ -126,10 +145,19 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return _backend_apply_gradients
 
 
-def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: AllReduceExtended) -> bool:
+def _weight(extended: ReducesGradients, shares: Shares) -> tf.Tensor:
+    """What the calling replica's gradients are multiplied by; if they stay its own, one, or zero without samples."""
+    if extended.reduces_gradients is True:
+        return shares.weight()
+    own = tf.cast(tf.logical_not(shares.is_empty()), tf.float64)
+    return tf.where(extended.reduces_gradients, shares.weight(), own)
+
+
+def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: ReducesGradients) -> bool:
     """Whether gradients can be weighed while they are summed over processes, which saves a pass over them."""
     return (
         len(extended.worker_devices) == 1
+        and extended.reduces_gradients is True
         and not optimizer.gradient_accumulation_steps
         and all(grad.dtype.is_floating for grad in grads)
     )
@@ -137,12 +165,17 @@ def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: AllReduceEx
 
 def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
     def _clip_gradients(self: Any, grads: Any) -> Any:
-        replica = tf.distribute.get_replica_context()
+        extended = at_work.current(ReducesGradients)
         reduction = _reductions.get(self)
-        if at_work.current() is None or replica is None or reduction is None:
+        if extended is None or tf.distribute.get_replica_context() is None or reduction is None:
             return original(self, grads)
         options = private.WeighedOptions(reduction.variables, reduction.weight)
-        grads = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(grads), options)
+        own = list(grads)
+
+        def summed() -> list[Any]:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options)
+
+        grads = _where_reduced(extended, summed, lambda: own)
         reduction.summed.add(private.local_replica_id())
         return original(self, grads)
 
@@ -161,6 +194,42 @@ def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
     return _all_reduce_sum_gradients
 
 
+def _where_reduced(
+    extended: ReducesGradients, reduced: Callable[[], list[Any]], own: Callable[[], list[Any]]
+) -> list[Any]:
+    """What one of two functions returns, as the strategy reduces gradients in this step or not. Called by replicas.
+
+    Args:
+        extended: of the strategy.
+        reduced: may call collectives.
+        own: what the replica does by itself.
+    """
+    answer = extended.reduces_gradients
+    if isinstance(answer, bool):
+        return reduced() if answer else own()
+    if len(extended.worker_devices) == 1:
+        return tf.cond(answer, reduced, own)
+
+    # What synchronizes may not stand in a conditional of one of several replicas: they take it together.
+    def take(strategy: Any, branches: Any) -> list[Any]:
+        def run(branch: str) -> Callable[[], list[Any]]:
+            def in_each_replica() -> list[Any]:
+                found = strategy.extended.call_for_each_replica(
+                    lambda functions: functions.branches[branch](), args=(branches,)
+                )
+                # What is one object on all replicas comes back as it is.
+                parts = [strategy.experimental_local_results(value) for value in found]
+                return [list(part) * (len(extended.worker_devices) // len(part)) for part in parts]
+
+            return in_each_replica
+
+        found = tf.cond(answer, run("reduced"), run("own"))
+        return [private.PerReplica(parts) for parts in found]
+
+    branches = _Branches({"reduced": reduced, "own": own})
+    return tf.distribute.get_replica_context().merge_call(take, args=(branches,))
+
+
 class _OptimizerOps:
     """`keras.ops` as the optimizers see it: conditionals are taken for all local replicas at once.
 
@@ -175,7 +244,7 @@ class _OptimizerOps:
         return getattr(self._ops, name)
 
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        extended = at_work.current()
+        extended = at_work.current(ReducesGradients)
         replica = tf.distribute.get_replica_context()
         if extended is None or replica is None or len(extended.worker_devices) == 1:
             return self._ops.cond(pred, true_fn, false_fn)

@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.compression.compressor import Compressor
 from tfdist.strategies import at_work
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import Ability, LoadsForAll, ReducesGradients, WritesOnce
 from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 
@@ -40,21 +41,24 @@ def install(replace: Callable[..., None]) -> None:
 
 def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(model, *args, **kwargs) if at_work.of_model(model) is None else model.save(*args, **kwargs)
+        if at_work.of_model(model, WritesOnce) is None:
+            return original(model, *args, **kwargs)
+        return model.save(*args, **kwargs)
 
     return save_model
 
 
 def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
-    """The chief writes, without the other ranks; a file appears whole, under its name, or not at all."""
+    """One process writes, without the others; a file appears whole, under its name, or not at all."""
 
     def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, WritesOnce)
         if extended is None:
             return original(self, filepath, *args, **kwargs)
-        if whole and extended.compressor is not None:
-            extended.compressor.save(filepath)
-        if not extended.group.is_writer:
+        compressor = compressor_of(extended)
+        if whole and compressor is not None:
+            compressor.save(filepath)
+        if not extended.is_writer:
             return None
         with extended.local_only():
             if not whole or not _is_one_new_file(filepath, args, kwargs):
@@ -96,7 +100,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """The chief reads the weights, and every rank gets them; also where only the chief has the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, LoadsForAll)
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
@@ -123,7 +127,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     """Under a strategy's scope all ranks load together, after the chief has written what they load."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.current()
+        extended = at_work.current(LoadsForAll)
         if extended is None:
             return original(filepath, *args, **kwargs)
         extended.bridge.all_reduce([tf.constant([1], tf.int32)])
@@ -134,7 +138,12 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     return load_model
 
 
-def restore_compression(extended: AllReduceExtended, path: Any) -> None:
+def compressor_of(extended: Ability) -> Compressor | None:
+    """What knows the residuals of a strategy, if it has any: each rank saves its own, beside what the writer saves."""
+    return extended.compressor if isinstance(extended, ReducesGradients) else None
+
+
+def restore_compression(extended: Ability, path: Any) -> None:
     """Goes on with the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
 
     Args:
@@ -144,9 +153,9 @@ def restore_compression(extended: AllReduceExtended, path: Any) -> None:
     Raises:
         OSError: this rank's file is damaged; the other ranks begin anew.
     """
-    compressor = extended.compressor
-    if compressor is None:
+    if not isinstance(extended, ReducesGradients) or extended.compressor is None:
         return
+    compressor = extended.compressor
     failure = None
     try:
         found = compressor.load(path)

@@ -1,7 +1,8 @@
 """Every adaptation of Keras that a strategy alone cannot make, and those of training steps.
 
-Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one that asks whether an
-`AllReduceStrategy` is at work, and otherwise does what Keras does. Each has a test of its own.
+Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one that asks whether the strategy at work
+has the ability that it needs (`tfdist.strategies.abilities`), and otherwise does what Keras does. Each has a test of
+its own. They are put in place when the first strategy is made: an import changes nothing.
 
 | seam | why |
 |---|---|
@@ -45,6 +46,8 @@ from tfdist.strategies import (
     keras_steps,
     keras_variables,
 )
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import Ability, AveragesState, SharesBatches, WritesOnce
 from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_trainer, tree
 
 _installed = False
@@ -56,6 +59,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    private.install(_replace, _counter_of)
     trainer = tf_trainer.TensorFlowTrainer
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
         _replace(trainer, name, _raising_ours)
@@ -82,6 +86,11 @@ def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callabl
     setattr(owner, name, functools.wraps(original)(seam(original)))
 
 
+def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
+    extended = at_work.of_strategy(strategy, SharesBatches)
+    return None if extended is None else extended.count
+
+
 # fit, evaluate, predict as a whole.
 
 
@@ -89,13 +98,14 @@ def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
     """An error of tfdist that went through a graph comes back as TensorFlow's; raise the one that was meant."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, Ability)
         try:
             return original(self, *args, **kwargs)
-        except tf.errors.OpError as error:
-            if extended is not None and (failure := extended.group.failure) is not None:
-                raise failure.with_traceback(None) from None
-            raise error
+        except tf.errors.OpError:
+            failure = extended.failure if extended else None
+            if failure is None:
+                raise
+            raise failure.with_traceback(None) from None
 
     return method
 
@@ -104,15 +114,12 @@ def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, Ability)
         if extended is None:
             return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         call.arguments["callbacks"] = keras_callbacks.adapt(call.arguments.get("callbacks"), extended)
-        try:
-            return original(*call.args, **call.kwargs)
-        finally:
-            keras_data.forget_the_order()
+        return original(*call.args, **call.kwargs)
 
     return fit
 
@@ -121,7 +128,7 @@ def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
     """`fit` leaves the state of layers equal on all replicas; a hand-written loop before `evaluate` may not."""
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, AveragesState)
         if extended is not None and extended.has_several_replicas and not kwargs.get("_use_cached_eval_dataset"):
             keras_variables.average_state(self, extended)
         return original(self, *args, **kwargs)
@@ -133,7 +140,7 @@ def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
     """What `compile` makes, it makes in the scope that the model was made in."""
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        if at_work.of_model(self) is None:
+        if at_work.of_model(self, Ability) is None:
             return original(self, *args, **kwargs)
         with self.distribute_strategy.scope():
             return original(self, *args, **kwargs)
@@ -142,12 +149,12 @@ def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _said_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Progress is shown by the chief alone, unless ``verbose`` says otherwise."""
+    """Progress is shown by the writer alone, unless ``verbose`` says otherwise."""
     signature = inspect.signature(original)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
-        if extended is not None and not extended.group.is_writer:
+        extended = at_work.of_model(self, WritesOnce)
+        if extended is not None and not extended.is_writer:
             call = signature.bind(self, *args, **kwargs)
             if call.arguments.get("verbose", "auto") == "auto":
                 call.arguments["verbose"] = 0
@@ -161,7 +168,7 @@ def _in_order(original: Callable[..., Any]) -> Callable[..., Any]:
     """What `predict` gathers is in the order of the input: no process reads files of its own."""
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, SharesBatches)
         if extended is None:
             return original(self, *args, **kwargs)
         with extended.reading_in_order():
@@ -174,7 +181,7 @@ def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     """`predict_on_batch` is of the rows that this process brings, and of no others."""
 
     def predict_on_batch(self: Any, x: Any) -> Any:
-        if at_work.of_model(self) is None:
+        if at_work.of_model(self, SharesBatches) is None:
             return original(self, x)
         outputs = self.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
         return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
@@ -186,7 +193,7 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        if at_work.current() is None or replica is None or not isinstance(seed, tf.Tensor):
+        if at_work.current(SharesBatches) is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
         own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
         folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies import at_work, keras_metrics
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_private import backend, base_trainer, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, Changes, StateOfMetrics, StateOfStep, check_scope, is_report
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
@@ -27,11 +28,18 @@ def install(replace: Callable[..., None]) -> None:
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
 
 
+_last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
+"""By strategy, the step that was traced last, or run eagerly, and whose logs are yet to be merged."""
+
+_latest_logs: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
+"""By strategy, the logs of the last step, if they are results of metrics; and `Changes` then."""
+
+
 class Step:
     """A step function of Keras's, for every replica.
 
     The replica works on its share, which may be empty; then a stand-in row counts for nothing. What it returns are
-    logs: they become those of all replicas, in `logs_of_all`.
+    logs: where the strategy merges metrics, they become those of all replicas, in `logs_of_all`.
 
     Args:
         model: of Keras.
@@ -42,7 +50,7 @@ class Step:
         reports_metrics: whether its logs are the results of the model's metrics, and are not changed afterwards.
     """
 
-    def __init__(self, model: Any, extended: AllReduceExtended, function: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, extended: SharesBatches, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._model = model
         self._extended = extended
@@ -59,19 +67,22 @@ class Step:
         metrics = keras_metrics.all_metrics(model)
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
-            of_metrics = StateOfMetrics(kept, extended)
-            of_layers = StateOfStep(model, extended)
+            of_metrics = StateOfMetrics(kept, extended.shares)
+            of_layers = StateOfStep(model, extended.shares) if isinstance(extended, AveragesState) else None
             with self._results.of(metrics):
                 outputs = self._function(share.data)
                 self.reports_metrics = is_report(outputs)
-                contributions = self._contributions(outputs)
-            of_layers.merge(self._assigned)
+                if isinstance(extended, MergesMetrics):
+                    outputs = self._contributions(outputs)
+            if of_layers is not None:
+                of_layers.merge(self._assigned)
             of_metrics.forget_stand_in(self._assigned)
-        for variable in self._assigned.among(kept):
-            keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+        if isinstance(extended, MergesMetrics):
+            for variable in self._assigned.among(kept):
+                keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+            _last_steps[extended] = self
         self._assigned.values.clear()
-        extended.last_step = self
-        return contributions
+        return outputs
 
     def _contributions(self, outputs: Any) -> Any:
         """What this replica's logs add to those of all; notes how to put them together."""
@@ -101,7 +112,7 @@ class Step:
                 return metric, tuple(path[1:])
         return None
 
-    def logs_of_all(self, outputs: Any) -> Any:
+    def logs_of_all(self, outputs: Any, extended: MergesMetrics) -> Any:
         """The logs of the step over all replicas; in the cross-replica context.
 
         Results of metrics are computed anew from everybody's state. Numbers are means, weighed by samples. What is
@@ -109,8 +120,8 @@ class Step:
 
         Args:
             outputs: of all local replicas, as the strategy returns them.
+            extended: of the strategy.
         """
-        extended = self._extended
         flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
         numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
         asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
@@ -138,7 +149,7 @@ def _unique(variables: Any) -> list[Any]:
 
 def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, SharesBatches)
         if extended is None:
             return original(self, step_function)
         check_scope(self)
@@ -152,7 +163,7 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 iterator = _of_own_data(iterator, extended)
             logs = function(iterator)
-            extended.latest_logs = logs if step.reports_metrics else None, Changes.count
+            _latest_logs[extended] = logs if step.reports_metrics else None, Changes.count
             return logs
 
         return on_shares
@@ -164,7 +175,7 @@ def _unless_they_are_known(original: Callable[..., Any]) -> Callable[..., Any]:
     """The logs of the last step are the results of metrics over all replicas, unless something changed since."""
 
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, MergesMetrics)
         if extended is not None and logs and _are_latest(logs, extended):
             return logs
         return original(self, logs)
@@ -172,12 +183,12 @@ def _unless_they_are_known(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_metrics_result_or_logs
 
 
-def _are_latest(logs: Any, extended: AllReduceExtended) -> bool:
-    latest, changes = extended.latest_logs
+def _are_latest(logs: Any, extended: MergesMetrics) -> bool:
+    latest, changes = _latest_logs.get(extended, (None, 0))
     return logs is latest and changes == Changes.count
 
 
-def _of_own_data(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
+def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
     """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
@@ -187,18 +198,20 @@ def _of_own_data(batches: Any, extended: AllReduceExtended) -> Iterator[Any]:
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        extended = at_work.of_strategy(strategy)
-        if extended is None or not extended.has_several_replicas:
+        sharing = at_work.of_strategy(strategy, SharesBatches)
+        if sharing is None or not sharing.has_several_replicas:
             return original(values, strategy, reduction)
         if reduction == "concat":
-            return tree.map_structure(lambda value: _gathered(value, strategy, extended), values)
-        step, extended.last_step = extended.last_step, None
-        return step.logs_of_all(values)
+            return tree.map_structure(lambda value: _gathered(value, strategy, sharing), values)
+        merging = at_work.of_strategy(strategy, MergesMetrics)
+        if merging is None:
+            return original(values, strategy, reduction)
+        return _last_steps.pop(merging).logs_of_all(values, merging)
 
     return reduce_per_replica
 
 
-def _gathered(value: Any, strategy: Any, extended: AllReduceExtended) -> tf.Tensor:
+def _gathered(value: Any, strategy: Any, extended: SharesBatches) -> tf.Tensor:
     parts = strategy.experimental_local_results(value)
     if not all(isinstance(part, tf.Tensor) for part in parts):
         raise TypeError(f"predict gathers dense outputs; got {type(parts[0]).__name__}. Return a dense tensor.")
@@ -208,7 +221,7 @@ def _gathered(value: Any, strategy: Any, extended: AllReduceExtended) -> tf.Tens
 
 def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_predict_function(self: Any, force: bool = False) -> Any:
-        extended = at_work.of_model(self)
+        extended = at_work.of_model(self, SharesBatches)
         if extended is None or not extended.has_several_replicas:
             return original(self, force=force)
         self.jit_compile = False

@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.abilities import AveragesState, LoadsForAll, MergesMetrics
 from tfdist.strategies.keras_private import tf_core
-from tfdist.strategies.shares import weighed
+from tfdist.strategies.shares import Shares, weighed
 
 _calling = threading.local()
 
@@ -43,7 +43,7 @@ def check_scope(model: Any) -> None:
     """State that was made outside of the scope is this process's alone, and nothing would tell.
 
     Args:
-        model: of Keras, built under an `AllReduceStrategy`.
+        model: of Keras, built under a strategy whose replicas have copies of its variables.
 
     Raises:
         ValueError: a variable or the optimizer was made outside.
@@ -115,12 +115,14 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _direct_assign(self: Any, value: Any) -> None:
         assigned = getattr(_calling, "assigned", None)
-        extended = at_work.current()
-        if assigned is None or extended is None or not extended.shares.active:
+        if assigned is None or at_work.sharing() is None:
             if not _assigned_to_all_copies(self, value):
                 original(self, value)
             return
         assigned.note(self, value)
+        if self.synchronization != "on_read" and at_work.current(AveragesState) is None:
+            original(self, value)
+            return
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
 
     return _direct_assign
@@ -147,10 +149,12 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
     """Assigns to a metric's variable what its parts make up, as TensorFlow does, but without reading it everywhere.
 
     Returns:
-        Whether this is a variable of a metric, outside of replicas.
+        Whether this is a variable of a metric, of a strategy that merges them, outside of replicas.
     """
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
     if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
+        return False
+    if at_work.of_strategy(variable._value._distribute_strategy, MergesMetrics) is None:
         return False
     Changes.count += 1
     parts = 1
@@ -184,7 +188,7 @@ def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
     """A metric's variable that says "none" can be read while Keras builds; tfdist merges it by what Keras knows."""
 
     def _map_aggregation(self: Any, aggregation: str) -> Any:
-        if aggregation == "none" and self.synchronization == "on_read" and at_work.current() is not None:
+        if aggregation == "none" and self.synchronization == "on_read" and at_work.current(MergesMetrics) is not None:
             aggregation = "sum"
         return original(self, aggregation)
 
@@ -212,11 +216,11 @@ class StateOfStep:
 
     Args:
         model: of Keras.
-        extended: of its strategy.
+        shares: of the step.
     """
 
-    def __init__(self, model: Any, extended: AllReduceExtended) -> None:
-        self._extended = extended
+    def __init__(self, model: Any, shares: Shares) -> None:
+        self._shares = shares
         self._variables = state_of_layers(model)
         self._before = {
             id(variable): copy_of(variable).read_value()
@@ -239,7 +243,7 @@ class StateOfStep:
             copy.assign(tf.cast(total, copy.dtype), read_value=False)
 
     def _contribution(self, variable: Any) -> tf.Tensor:
-        shares = self._extended.shares
+        shares = self._shares
         value = copy_of(variable).read_value()
         if value.dtype.is_bool:
             value = tf.cast(value, tf.int32)
@@ -259,11 +263,11 @@ class StateOfMetrics:
 
     Args:
         variables: of the metrics.
-        extended: of the strategy.
+        shares: of the step.
     """
 
-    def __init__(self, variables: list[Any], extended: AllReduceExtended) -> None:
-        self._extended = extended
+    def __init__(self, variables: list[Any], shares: Shares) -> None:
+        self._shares = shares
         self._variables = variables
         self._before = {id(variable): copy_of(variable).read_value() for variable in variables}
 
@@ -278,7 +282,7 @@ class StateOfMetrics:
                 copy_of(variable).assign(self._before[id(variable)], read_value=False)
             return tf.no_op()
 
-        tf.cond(self._extended.shares.is_empty(), take_back, tf.no_op)
+        tf.cond(self._shares.is_empty(), take_back, tf.no_op)
 
 
 def _is_numeric(variable: Any) -> bool:
@@ -288,7 +292,7 @@ def _is_numeric(variable: Any) -> bool:
 # Outside of steps.
 
 
-def broadcast_state(model: Any, extended: AllReduceExtended) -> None:
+def broadcast_state(model: Any, extended: LoadsForAll) -> None:
     """Gives every process the chief's weights and optimizer state."""
     variables = list(model.variables)
     if getattr(model, "optimizer", None) is not None:
@@ -303,7 +307,7 @@ def broadcast_state(model: Any, extended: AllReduceExtended) -> None:
         variable.assign(extended.exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
 
-def average_state(model: Any, extended: AllReduceExtended) -> None:
+def average_state(model: Any, extended: AveragesState) -> None:
     """Makes the state of layers equal that a hand-written loop has left different on every replica.
 
     It becomes the mean over all replicas that have a finite value; of integers nothing is changed.

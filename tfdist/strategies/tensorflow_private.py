@@ -12,9 +12,9 @@ Checked on TensorFlow 2.18 and 2.21. What may change between versions, and what 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,12 +47,13 @@ __all__ = [
     "ReplicaContext",
     "ValueContext",
     "WeighedOptions",
+    "as_number",
     "concat_slices",
     "copies",
-    "count_replicas_with",
     "distributed_dataset",
     "distributed_datasets_from_function",
     "global_seed",
+    "install",
     "is_distributed_variable",
     "is_mirrored",
     "local_replica_id",
@@ -106,14 +107,32 @@ def is_distributed_variable(value: Any) -> bool:
     return isinstance(value, values.DistributedVariable)
 
 
-def _as_number(kind: type) -> Callable[[Any], Any]:
-    return lambda variable: kind(variable.read_value().numpy())
+class _Number:
+    """Keras calls float() and int() on the variables behind its own; TensorFlow gives these methods to others only."""
+
+    def __float__(self: Any) -> float:
+        return float(self.read_value().numpy())
+
+    def __int__(self: Any) -> int:
+        return int(self.read_value().numpy())
 
 
-# Keras calls float() and int() on the variables behind its own, and TensorFlow gives these methods to others only.
-for _method, _kind in {"__float__": float, "__int__": int}.items():
-    if not hasattr(values.DistributedVariable, _method):
-        setattr(values.DistributedVariable, _method, _as_number(_kind))
+class _MirroredVariable(_Number, values.MirroredVariable):
+    pass
+
+
+class _SyncOnReadVariable(_Number, values.SyncOnReadVariable):
+    pass
+
+
+_NUMBERS = {values.MirroredVariable: _MirroredVariable, values.SyncOnReadVariable: _SyncOnReadVariable}
+
+
+def as_number(variable: Any) -> Any:
+    """A variable that was just made, of a class that float() and int() take."""
+    # TensorFlow's `_create_variable` takes its classes from a table of the module, which is everybody's.
+    variable.__class__ = _NUMBERS.get(type(variable), type(variable))
+    return variable
 
 
 def copies(variable: Any) -> tuple[Any, ...]:
@@ -126,7 +145,7 @@ def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context
 
     TensorFlow divides its batches and shards it, as its policy says.
     """
-    distributed = input_lib.DistributedDataset(
+    distributed = _DistributedDataset(
         input_workers,
         strategy,
         not_tuned(dataset),
@@ -156,7 +175,7 @@ def distributed_datasets_from_function(
     function: Callable[..., Any], input_workers: Any, strategy: Any, contexts: Sequence[Any], options: Any
 ) -> Any:
     """As `distributed_dataset`, of the datasets that the user's function makes, one for each context."""
-    distributed = input_lib.DistributedDatasetsFromFunction(
+    distributed = _DistributedDatasetsFromFunction(
         input_workers,
         strategy,
         input_contexts=list(contexts),
@@ -222,18 +241,32 @@ def not_tuned(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def _brought_without_tuning() -> None:
-    """Puts a seam on what brings batches to the devices: it has a tuner of its own, with nothing to tune."""
-    original = multi_device_iterator_ops._create_device_dataset
+class _Iterating(threading.local):
+    """Whether the calling thread makes an iterator of a dataset of ours."""
 
-    @functools.wraps(original)
-    def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
-        return not_tuned(original(*args, **kwargs))
-
-    multi_device_iterator_ops._create_device_dataset = create_device_dataset
+    ours = False
 
 
-_brought_without_tuning()
+_iterating = _Iterating()
+
+
+class _BroughtWithoutTuning:
+    """What brings batches to the devices has a tuner of its own, with nothing to tune."""
+
+    def __iter__(self) -> Any:
+        before, _iterating.ours = _iterating.ours, True
+        try:
+            return super().__iter__()  # type: ignore[misc]
+        finally:
+            _iterating.ours = before
+
+
+class _DistributedDataset(_BroughtWithoutTuning, input_lib.DistributedDataset):
+    pass
+
+
+class _DistributedDatasetsFromFunction(_BroughtWithoutTuning, input_lib.DistributedDatasetsFromFunction):
+    pass
 
 
 def _counting(distributed: Any, strategy: Any) -> Any:
@@ -247,27 +280,35 @@ def _counting(distributed: Any, strategy: Any) -> Any:
 
 _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
 
-_counters: dict[type, Callable[..., Any]] = {}
-_original_count = input_lib._calculate_replicas_with_values
 
-
-def count_replicas_with(strategy_type: type, counter: Callable[[Any, list[Any]], Any]) -> None:
-    """Lets a strategy count the replicas that have data itself.
+def install(replace: Callable[..., None], counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:
+    """Puts the seams of TensorFlow's own iterators in place.
 
     Args:
-        strategy_type: of strategies that bring their own count.
-        counter: called with the strategy and the optionals of its local replicas; returns the number of replicas
-            that have a value, over all processes, as an int64 scalar.
+        replace: puts one function in the place of another.
+        counter_of: what counts the replicas that have data, for a strategy: a function of the optionals of its local
+            replicas that returns how many have a value, over all processes, as an int64 scalar. None where TensorFlow
+            counts.
     """
-    _counters[strategy_type] = counter
-    input_lib._calculate_replicas_with_values = _count
 
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
+            counter = counter_of(strategy)
+            if counter is None:
+                return original(strategy, input_workers, optional_list)
+            return counter([optional for optionals in optional_list for optional in optionals])
 
-def _count(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
-    counter = next((_counters[kind] for kind in type(strategy).__mro__ if kind in _counters), None)
-    if counter is None:
-        return _original_count(strategy, input_workers, optional_list)
-    return counter(strategy, [optional for optionals in optional_list for optional in optionals])
+        return calculate
+
+    def brought(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
+            dataset = original(*args, **kwargs)
+            return not_tuned(dataset) if _iterating.ours else dataset
+
+        return create_device_dataset
+
+    replace(input_lib, "_calculate_replicas_with_values", counted)
+    replace(multi_device_iterator_ops, "_create_device_dataset", brought)
 
 
 def global_seed() -> int | None:
