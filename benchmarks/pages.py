@@ -332,6 +332,7 @@ def draw_compression_growth(figures):
         ratios = [rows["none"]["seconds"] / rows[name]["seconds"] for rows in figures["hosts"].values()]
         hosts = [int(size) for size in sizes]
         axes.plot(hosts, ratios, marker="o", label=name, **(BASE if name == "none" else {}))
+    axes.minorticks_off()
     axes.set_xticks([int(size) for size in sizes], sizes)
     save(figure, "compression_growth")
 
