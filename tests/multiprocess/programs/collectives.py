@@ -18,6 +18,7 @@ from tfdist.collectives.barrier import barrier
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
+from tfdist.engine.group import Group
 from tfdist.runtime import world
 
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
@@ -100,12 +101,30 @@ def in_the_librarys_order():
 
 
 def groups():
-    """Two groups sum the same key's worth at the same time; every algorithm that can."""
+    """Groups that overlap sum under one key, of other lengths, at the same time; every algorithm that can."""
     members = tuple(r for r in range(size) if r % 2 == rank % 2)
+    own = [Group(engine), Group(engine, members), Group(engine, (rank,)), Group(engine, tuple(reversed(range(size))))]
     for name in sorted(set(ALGORITHMS) - {"mpi"}):
-        buffer = np.full(200_000, float(rank))
-        engine.run(f"{name} in {members}", ALGORITHMS[name](buffer), members=members)
-        assert (buffer == sum(members)).all(), name
+        posted = []
+        for place in np.random.default_rng(rank).permutation(len(own)):
+            buffer = np.full(50_000 * (1 + place), float(rank))
+            posted.append((own[place], buffer, own[place].post(name, ALGORITHMS[name](buffer), str(buffer.shape))))
+        for group, buffer, pending in posted:
+            group.wait(pending)
+            assert (buffer == sum(group.members)).all(), (name, group)
+
+
+def new_keys():
+    """A hundred new keys, posted in an order of its own by each rank before any is waited for; thirty calls of one."""
+    numbers = np.random.default_rng(rank).permutation(100)
+    buffers = {number: np.full(10, float(number)) for number in numbers}
+    posted = [engine.post(f"new {number}", ALGORITHMS["ring"](buffers[number])) for number in numbers]
+    calls = [np.full(1000, float(call)) for call in range(30)]
+    posted += [engine.post("one key", ALGORITHMS["butterfly"](buffer)) for buffer in calls]
+    for pending in reversed(posted):
+        engine.wait(pending)
+    assert all((buffer == size * number).all() for number, buffer in buffers.items())
+    assert all((buffer == size * call).all() for call, buffer in enumerate(calls))
 
 
 def late():
@@ -152,4 +171,5 @@ exact()
 same_bits()
 in_the_librarys_order()
 groups()
+new_keys()
 print("DONE", flush=True)
