@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -90,6 +91,8 @@ class Together(keras.callbacks.Callback):
         super().__init__()
         self._extended = extended
         self._wish = False
+        self._read: Callable[[], list[list[tf.Tensor]]] = list
+        self._read_ids: list[int] | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Puts a wish off: a rank that left the epoch now would leave the others waiting."""
@@ -104,7 +107,7 @@ class Together(keras.callbacks.Callback):
         """
         wish = int(self._wish or self.model.stop_training)
         variables = self._compared()
-        hashes = [[_hash(copy) for copy in private.copies(variable.value)] for variable in variables]
+        hashes = self._hashes(variables)
         # The largest of a number and of its negative are those of one copy if it is the same on all.
         numbers = np.array([wish, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
         found = self._extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
@@ -123,6 +126,21 @@ class Together(keras.callbacks.Callback):
         own = {id(variable) for variable in _accumulators(optimizer)}
         return [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
 
+    def _hashes(self, variables: list[Any]) -> list[list[int]]:
+        """Of each copy of each variable."""
+        copies = [private.copies(variable.value) for variable in variables]
+
+        def read() -> list[list[tf.Tensor]]:
+            return [[tf.identity(copy) for copy in group] for group in copies]
+
+        ids = [id(variable) for variable in variables]
+        if ids != self._read_ids:  # in the first epoch one by one: tracing takes longer
+            self._read_ids, self._read = ids, tf.function(read)
+            values = read()
+        else:
+            values = self._read()
+        return [[_hash(value.numpy()) for value in group] for group in values]
+
     def _tell(self, epoch: int, variable: Any, hashes: list[int]) -> None:
         everyone = self._extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
         others = [rank for rank, found in enumerate(everyone) if (found != everyone[0]).any()]
@@ -135,9 +153,8 @@ class Together(keras.callbacks.Callback):
         )
 
 
-def _hash(copy: Any) -> int:
-    value = np.ascontiguousarray(copy.numpy())
-    return zlib.crc32(value.reshape(-1).view(np.uint8).data)
+def _hash(value: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
 def _accumulators(optimizer: Any) -> list[Any]:
