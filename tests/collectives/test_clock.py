@@ -1,0 +1,77 @@
+import types
+
+import pytest
+
+from tests.collectives.simulation import simulate
+from tfdist.collectives import clock
+from tfdist.collectives.clock import ROUNDS, clock_offset
+
+
+class Clocks:
+    """The ranks' clocks, some time apart, which advance when a rank is resumed and at no other time.
+
+    Args:
+        offsets: by rank, what its clock shows at the true time 0.
+        delay: of the rank and how many times it was resumed before, how long it takes to resume it.
+    """
+
+    def __init__(self, offsets, delay):
+        self.offsets, self.delay = offsets, delay
+        self.now, self.rank = 0.0, 0
+
+    def monotonic(self):
+        return self.now + self.offsets[self.rank]
+
+    def plan(self, rank):
+        def schedule(comm, tag):
+            inner = clock_offset()(comm, tag)
+            resumed = 0
+            while True:
+                self.now += self.delay(rank, resumed)
+                self.rank = rank
+                resumed += 1
+                try:
+                    requests = next(inner)
+                except StopIteration as stop:
+                    return stop.value
+                yield requests
+
+        return schedule
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    def measure(offsets, delay):
+        clocks = Clocks(offsets, delay)
+        monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=clocks.monotonic))
+        return simulate(len(offsets), clocks.plan)
+
+    return measure
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_offsets_where_both_ways_take_about_equally_long(measured, size):
+    offsets = [64.0 * rank * (-1) ** rank for rank in range(size)]
+    results, _ = measured(offsets, lambda rank, resumed: 1.0)
+    for offset, result in zip(offsets, results, strict=True):
+        assert abs(result + offset) <= 0.5  # the other rank is resumed once more on the way back
+    assert results[0] == 0.0
+
+
+def test_the_shortest_round_trip_counts(measured):
+    """The way back takes 100 times as long as the way there, but once."""
+    for quick in (1, 7, ROUNDS):
+        results, _ = measured(
+            [0.0, 1000.0], lambda rank, resumed, quick=quick: 100.0 if rank == 0 and resumed != quick else 1.0
+        )
+        assert abs(results[1] + 1000.0) <= 1.0
+    results, _ = measured([0.0, 1000.0], lambda rank, resumed: 100.0 if rank == 0 else 1.0)
+    assert abs(results[1] + 1000.0) > 10.0, "the delays are not what this test supposes"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_messages(measured, size):
+    _, communicators = measured([0.0] * size, lambda rank, resumed: 1.0)
+    assert communicators[0].messages_sent == (size - 1) * (ROUNDS + 1)
+    for communicator in communicators[1:]:
+        assert communicator.messages_sent == ROUNDS

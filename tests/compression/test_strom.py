@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from tfdist import compression as c
+from tfdist.compression import sparse
+from tfdist.compression.state import State
+from tfdist.errors import PayloadError
+
+rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_body(dtype):
+    """Indices, a bit for each, set where it is negative, and τ as a float32."""
+    vector = np.zeros(20, dtype)
+    vector[[1, 4, 5, 6, 7, 8, 10, 12, 19]] = [2, -2, 3, 1.5, 2, -9, 2, 2, -1.5]
+    indices, rest = sparse.unpack(c.Strom(tau=1.5).pack(vector, State()), 20)
+    assert indices.tolist() == [1, 4, 5, 6, 7, 8, 10, 12, 19]
+    assert rest.tobytes() == bytes([0b01000100, 0b10000000]) + np.float32(1.5).tobytes()
+
+
+@pytest.mark.parametrize("tau", [0.1, 1 / 3])
+def test_tau_of_a_vector_of_double_precision(tau):
+    """An element of exactly τ is sent, and every rank reads one τ."""
+    vector = np.array([tau, -tau, tau * (1 - 1e-12)])
+    found = c.Strom(tau=tau).decode(c.Strom(tau=tau).encode(vector))
+    np.testing.assert_array_equal(found, np.float32(tau) * np.array([1, -1, 0]))
+
+
+def test_tau_of_a_density_is_what_the_last_of_them_has():
+    vector = np.array([0.5, -4, 0.25, 3, 0, -2], np.float32)
+    found = c.Strom(density=0.5).decode(c.Strom(density=0.5).encode(vector))
+    np.testing.assert_array_equal(found, [0, -2, 0, 2, 0, -2])
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
+def test_so_many_are_sent(density):
+    vector = rng.standard_normal(10_000).astype(np.float32)
+    found = c.Strom(density=density).decode(c.Strom(density=density).encode(vector))
+    assert np.count_nonzero(found) == round(10_000 * density)
+    assert len(np.unique(np.abs(found[found != 0]))) == 1
+    sent = np.flatnonzero(found)
+    np.testing.assert_array_equal(np.sign(found[sent]), np.sign(vector[sent]))
+
+
+def test_elements_of_one_size_are_not_all_sent():
+    """More of them reach τ than are wanted."""
+    found = c.Strom(density=0.1).decode(c.Strom(density=0.1).encode(np.ones(100, np.float32)))
+    assert np.count_nonzero(found) == 10
+
+
+@pytest.mark.parametrize("method", [c.Strom(tau=100.0), c.Strom(density=0.01)], ids=str)
+def test_nothing_to_send(method):
+    vector = rng.standard_normal(50).astype(np.float32) if method.tau else np.zeros(50, np.float32)
+    out = np.ones(50, np.float32)
+    method.decode(method.encode(vector), out, np.add)
+    np.testing.assert_array_equal(out, 1)
+
+
+@pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: np.append(body, np.uint8(0))])
+def test_damage_that_the_checksum_cannot_see(change):
+    body = c.Strom(tau=1.0).pack(np.full(30, 2, np.float32), State())
+    with pytest.raises(PayloadError, match="1 values of float32 were expected; got"):
+        c.Strom(tau=1.0).unpack(change(body), np.empty(30, np.float32))

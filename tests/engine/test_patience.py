@@ -1,0 +1,136 @@
+"""What a long wait tells the server and when it ends; time passes by being told."""
+
+import pytest
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.engine.patience import STANDING_SECONDS, Patience
+from tfdist.engine.pending import Pending
+from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
+
+
+class Connection:
+    """What a wait reads of the control connection, and what it sends there."""
+
+    def __init__(self):
+        self.failure, self.departed, self.joined, self.names, self.sent = None, {}, {}, {}, []
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def kinds(self):
+        return [message["type"] for message in self.sent]
+
+
+@pytest.fixture
+def control():
+    return Connection()
+
+
+def patience(control, number=4, call=2, members=None, stand_in=None, blocking=True, **timeouts):
+    pending = Pending("sum", members, stand_in=stand_in)
+    pending.number, pending.call = number, call
+    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: {"4": 3})
+
+
+def test_a_rank_that_does_nothing_else_says_so_once(control):
+    wait = patience(control)
+    wait.check(STANDING_SECONDS / 2)
+    assert control.sent == []
+    wait.check(STANDING_SECONDS * 1.5)
+    wait.check(STANDING_SECONDS * 3)
+    described = {"key": "sum", "number": 4, "call": 2, "members": None, "contents": ""}
+    assert control.sent == [{"type": "standing", "counts": {"4": 3}, **described}]
+    wait.over()
+    assert control.kinds() == ["standing", "moving"]
+
+
+def test_a_rank_that_goes_on_computing_does_not_stand_still(control):
+    wait = patience(control, blocking=False)
+    wait.check(30.0)
+    wait.over()
+    assert control.sent == []
+
+
+def test_a_short_wait_is_not_told(control):
+    wait = patience(control)
+    wait.check(STANDING_SECONDS / 2)
+    wait.over()
+    assert control.sent == []
+
+
+def test_a_stall_is_told_in_every_such_time(control):
+    wait = patience(control, blocking=False, stall=10)
+    for seconds in (5, 11, 12, 19, 21, 29, 31):
+        wait.check(seconds)
+    assert control.sent == [{"type": "stalled", "seconds": seconds} for seconds in (10, 20, 30)]
+
+
+def test_deadline(control):
+    wait = patience(control, collective=100)
+    wait.check(99)
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 100 s in sum \(call 3\) for ranks that are alive"):
+        wait.check(101)
+
+
+def test_the_jobs_failure_counts_before_all_else(control):
+    control.failure = PeerLostError("rank 1 died")
+    control.departed[1], control.names[1] = {}, "rank 1"
+    with pytest.raises(PeerLostError) as caught:
+        patience(control, collective=1).check(5.0)
+    assert caught.value is control.failure
+    assert control.sent == []
+
+
+@pytest.mark.parametrize(
+    ("number", "members", "counts", "missing"),
+    [
+        (4, None, {"4": 2}, True),  # it made the calls 0 and 1, and is waited for in call 2
+        (4, None, {"4": 3}, False),
+        (4, None, {"5": 9}, True),
+        (4, None, {}, True),
+        (4, (0, 2), {}, False),
+        (4, (0, 1), {}, True),
+        (None, None, {"4": 9}, True),  # it has not agreed on the key, and will not
+        (None, (0, 2), {}, False),
+    ],
+)
+def test_who_has_ended_is_not_waited_for_in_vain(control, number, members, counts, missing):
+    control.departed[1], control.names[1] = counts, "rank 1, worker 1,"
+    wait = patience(control, number=number, members=members)
+    if not missing:
+        wait.check(0.1)
+        return
+    words = r"rank 0 waits in sum.* \(call 3\), but rank 1, worker 1, has ended its script without it"
+    with pytest.raises(PeerLostError, match=words):
+        wait.check(0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "members", "counts", "stand_in", "missing"),
+    [
+        (4, None, {"4": 2}, None, True),
+        (4, None, {"4": 3}, None, False),
+        (4, (0, 2), {"4": 2}, None, False),
+        (4, None, {"4": 2}, {"what": "barrier"}, False),  # it is invited, and stands in
+        (None, None, {}, None, False),  # the server agrees without it, and then it is known what it lacks
+    ],
+)
+def test_who_has_joined_is_waited_for_where_it_can_stand_in(control, number, members, counts, stand_in, missing):
+    control.joined[1] = counts
+    wait = patience(control, number=number, members=members, stand_in=stand_in)
+    if not missing:
+        wait.check(0.1)
+        return
+    with pytest.raises(PeerLostError, match="rank 0 waits in sum, but rank 1 has joined"):
+        wait.check(0.1)
+
+
+def test_a_wait_that_fails_has_an_end_for_the_server_too(control):
+    """A rank whose script catches the error moves again."""
+    wait = patience(control)
+    wait.check(2.0)
+    control.failure = TfdistError("interrupted (Ctrl-C)")
+    with pytest.raises(TfdistError):
+        wait.check(2.1)
+    wait.over()
+    assert control.kinds() == ["standing", "moving"]

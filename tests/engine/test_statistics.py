@@ -1,0 +1,61 @@
+import types
+
+import pytest
+
+from tfdist.engine import statistics
+from tfdist.engine.statistics import Statistics
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Advances by hand."""
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(statistics, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_nothing_yet(clock):
+    made = Statistics()
+    clock.now += 5
+    assert (made.collectives, made.communicating_seconds, made.waiting_seconds) == (0, 0.0, 0.0)
+
+
+def test_communicating_and_waiting_overlap(clock):
+    made = Statistics()
+    made.begin_communicating()
+    clock.now += 1
+    made.begin_waiting()
+    clock.now += 2
+    made.end_waiting()
+    clock.now += 4
+    made.end_communicating()
+    clock.now += 8
+    assert made.communicating_seconds == 7
+    assert made.waiting_seconds == 2
+
+
+def test_what_is_under_way_counts_already(clock):
+    """Readings only grow, also from one in the middle to one at the end."""
+    made = Statistics()
+    readings = []
+    made.begin_waiting()
+    for _ in range(3):
+        clock.now += 1
+        readings.append(made.waiting_seconds)
+    made.end_waiting()
+    readings.append(made.waiting_seconds)
+    made.begin_waiting()
+    clock.now += 10
+    readings.append(made.waiting_seconds)
+    assert readings == [1, 2, 3, 3, 13]
+
+
+def test_an_end_without_a_beginning_is_nothing(clock):
+    made = Statistics()
+    made.end_communicating()
+    made.begin_communicating()
+    clock.now += 1
+    made.end_communicating()
+    clock.now += 1
+    made.end_communicating()
+    assert made.communicating_seconds == 1
