@@ -65,6 +65,7 @@ def test_no_gpus_are_wanted(monkeypatch):
 
 
 LISTED = """GPU 0: NVIDIA A100 (UUID: GPU-1)
+  MIG 1g.5gb Device 0: (UUID: MIG-1)
 GPU 1: NVIDIA A100 (UUID: GPU-2)"""
 
 

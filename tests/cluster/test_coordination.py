@@ -83,7 +83,12 @@ def test_a_circle_of_groups(job):
     job.stand(1, "b", 1, 0, {"1": 1}, members=[1, 2])
     assert not job.failures
     job.stand(2, "c", 2, 0, {"2": 1}, members=[0, 2])
-    assert "rank 0 waits in a; rank 1 waits in b; rank 2 waits in c." in job.failures[0]
+    waits = (
+        "rank 0 waits in a in group [0, 1]",
+        "rank 1 waits in b in group [1, 2]",
+        "rank 2 waits in c in group [0, 2]",
+    )
+    assert f"{'; '.join(waits)}." in job.failures[0]
 
 
 def test_a_joined_rank_is_not_waited_for_and_is_invited(job):

@@ -54,7 +54,7 @@ def test_digest_tells_clusters_apart():
     assert one == same != other
 
 
-@pytest.mark.parametrize("address", ["a", "a:", ":1", "a:b", "a:0", "a:70000", 5, None])
+@pytest.mark.parametrize("address", ["a", "a:", ":1", "a:b", "a:0", "a:70000", "a..b:1", f"{'a' * 64}:1", 5, None])
 def test_bad_address(address):
     with pytest.raises(ClusterSpecError, match="host:port"):
         spec.from_tf_config(config({"worker": [address]}))

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from tfdist.collectives.schedule import partition
+from tfdist.collectives.schedule import flat, partition
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 7, 100])
@@ -11,3 +12,11 @@ def test_partition(length, parts):
     assert [index for part in slices for index in range(length)[part]] == list(range(length))
     sizes = [part.stop - part.start for part in slices]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_flat():
+    array = np.ones((3, 4))
+    assert flat(array).shape == (12,)
+    assert np.shares_memory(flat(array), array)
+    with pytest.raises(ValueError, match="contiguous"):
+        flat(array[:, :2])

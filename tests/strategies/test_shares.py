@@ -19,6 +19,7 @@ def ragged(*rows):
         (ragged([1, 2], [3], []), 3),
         (tf.sparse.from_dense(tf.eye(7)), 7),
         ((None, tf.zeros([2])), 2),
+        ({"a": tf.constant(5.0), "b": tf.zeros([3, 2])}, 3),  # a scalar has no rows
         (tf.constant(1.0), 1),  # one sample, which is not batched
         ((), 0),
         (Share(tf.zeros([1, 3]), tf.constant(0, tf.int64)), 0),  # its row is none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def _nvidia_gpus() -> list[str]:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+    return re.findall(r"^GPU (\d+):", listed, re.MULTILINE)  # between them stand the lines of MIG devices
 
 
 def at_start(cores: list[int] | None) -> Callable[[], None]:

@@ -205,9 +205,16 @@ def _tasks(source: str, job: str, addresses: Any) -> list[Task]:
 def _checked(source: str, job: str, index: int, address: Any) -> str:
     bare = address.removeprefix("grpc://") if isinstance(address, str) else ""
     host, _, port = bare.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterSpecError(f"{source}: {job} {index} needs an address host:port; got: {address!r}")
     return bare
+
+
+def _is_host(name: str) -> bool:
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def split_address(address: str) -> tuple[str, int]:

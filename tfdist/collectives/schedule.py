@@ -34,6 +34,6 @@ def flat(array: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: the array is not contiguous.
     """
-    view = array.view()
-    view.shape = (array.size,)
-    return view
+    if not array.flags.c_contiguous:
+        raise ValueError(f"a buffer must be contiguous; got an array of shape {array.shape} with gaps")
+    return array.reshape(-1)

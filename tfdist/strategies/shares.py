@@ -32,9 +32,10 @@ class Share(NamedTuple):
 
 
 def batch_size(batch: Any) -> tf.Tensor:
-    """The number of samples of a batch, an int64 scalar: the first dimension of its first component."""
+    """The number of samples of a batch, an int64 scalar: the first dimension of its first component that has one."""
     if isinstance(batch, Share):
         return batch.rows
+    samples = 0
     for component in tf.nest.flatten(batch):
         if isinstance(component, tf.SparseTensor):
             return tf.cast(component.dense_shape[0], tf.int64)
@@ -42,10 +43,10 @@ def batch_size(batch: Any) -> tf.Tensor:
             return tf.cast(component.nrows(), tf.int64)
         if isinstance(component, tf.experimental.Optional) or component is None:
             continue
-        if tf.convert_to_tensor(component).shape.rank == 0:
-            return tf.constant(1, tf.int64)
-        return tf.shape(component, out_type=tf.int64)[0]
-    return tf.constant(0, tf.int64)
+        if tf.convert_to_tensor(component).shape.rank != 0:
+            return tf.shape(component, out_type=tf.int64)[0]
+        samples = 1  # of scalars alone
+    return tf.constant(samples, tf.int64)
 
 
 def as_share(batch: Any) -> Share:
