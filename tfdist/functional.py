@@ -19,12 +19,14 @@ import tensorflow as tf  # noqa: E402
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.collectives import algorithms  # noqa: E402
+from tfdist.collectives.cost import TYPICAL, Calibration  # noqa: E402
 from tfdist.engine import calibration  # noqa: E402
 from tfdist.engine.bridge import Bridge  # noqa: E402
 from tfdist.engine.edges import Edges  # noqa: E402
 from tfdist.engine.exchange import Exchange  # noqa: E402
 from tfdist.engine.group import Group as EngineGroup  # noqa: E402
 from tfdist.engine.slices import Slices  # noqa: E402
+from tfdist.errors import MismatchError  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
@@ -54,12 +56,26 @@ class _Collectives:
         self.exchange, self.edges = Exchange(group), Edges(group)
 
 
+def _agreed(joined: World, algorithm: str) -> Calibration:
+    """Rank 0's calibration, when all processes mean the same algorithm. No collective: groups are not used by it."""
+    own = calibration.written(joined.group) if joined.rank == 0 and algorithm == algorithms.AUTO else None
+    everyone = joined.all_gather("what tfdist.init was given", [algorithm, own])
+    for rank, (theirs, _) in enumerate(everyone):
+        if theirs != everyone[0][0]:
+            raise MismatchError(
+                f"ranks differ in what tfdist.init was given: rank 0 has algorithm {everyone[0][0]}, rank {rank} has "
+                f"algorithm {theirs}. Give it the same on every rank."
+            )
+    text = everyone[0][1]
+    return TYPICAL if text is None else calibration.read(text)
+
+
 class _Context:
     """What `init` has set up."""
 
     def __init__(self, joined: World, algorithm: str) -> None:
         self.world = joined
-        self.group = joined.group.using(algorithm, calibration.agreed(joined.group, algorithm))
+        self.group = joined.group.using(algorithm, _agreed(joined, algorithm))
         self._made: dict[tuple[int, ...], _Collectives] = {}
 
     def among(self, group: Group | None) -> _Collectives:
@@ -95,7 +111,6 @@ def init(
     algorithms.check(algorithm)
     if _initialized is None:
         joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
-        Exchange(joined.group).broadcast_once(tf.constant(0), "what tfdist.init was given", f"algorithm {algorithm}")
         _initialized = _Context(joined, algorithm)
         if joined.size > 1:
             keras_unsynchronized.warn_in_fit()

@@ -47,6 +47,10 @@ class Listener(Protocol):
         """This rank, which has joined, is to stand in for itself in a collective."""
         ...
 
+    def survives(self, rank: int, error: TfdistError) -> bool:
+        """Whether this process goes on although a rank is lost, as it shares no group with it."""
+        ...
+
 
 class Control:
     """The connection, and one thread that listens to it.
@@ -408,12 +412,21 @@ class Control:
                 self._all_ended = True
                 self._arrived.notify_all()
         elif kind == "failed":
-            self.peer_died = message["died"]
-            self.fail(self._error(message))
+            self._heard_of_failure(message)
         elif kind == "stall":
             log.warning("tfdist: %s", message["why"])
         else:
             self._heard_of_collectives(message)
+
+    def _heard_of_failure(self, message: dict[str, Any]) -> None:
+        error, rank, listener = self._error(message), message["rank"], self._listener
+        is_lost = isinstance(error, PeerLostError) and rank is not None
+        if is_lost and listener is not None and listener.survives(rank, error):
+            log.warning("tfdist: %s This process shares no group with it, and goes on.", error)
+            return
+        if self.failure is None:
+            self.peer_died = message["died"]
+        self.fail(error)
 
     def _heard_of_collectives(self, message: dict[str, Any]) -> None:
         kind, listener = message.get("type"), self._listener

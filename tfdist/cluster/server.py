@@ -93,6 +93,7 @@ class Server:
         self.refused: list[str] = []
         self.started = False
         self.failure: dict[str, Any] | None = None
+        self.lost: set[int] = set()
         self.over = asyncio.Event()
         self._values: dict[str, str] = {}
         self._barriers: dict[str, dict[int, int]] = {}
@@ -269,7 +270,8 @@ class Server:
         self._end_if_deserted()
 
     def _end_if_deserted(self) -> None:
-        if not self.members:
+        """Ends the server when no task is left, or none but lost ones, which may be stopped and never go."""
+        if all(member.rank in self.lost for member in self.members.values()):
             self.over.set()
 
     def _name(self, member: Member) -> str:
@@ -284,11 +286,23 @@ class Server:
         return self._name(member) if member else f"rank {rank}, {self.job.tasks[rank]},"
 
     def _fail(self, rank: int | None, why: str, kind: str = "lost", died: bool = False) -> None:
-        """Tells everyone that the job cannot go on. The first cause is the one that counts."""
-        if self.failure is None:
-            self.failure = {"type": "failed", "kind": kind, "rank": rank, "why": why, "died": died}
-            self._tell_all(self.failure)
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
+        """Tells everyone that a task is lost, or that the job cannot go on. Tasks take the first cause that they hear.
+
+        Those that share no group with a lost task go on, and this server with them.
+        """
+        loop = asyncio.get_running_loop()
+        if kind == "lost" and rank is not None and self.started:
+            if rank in self.lost:
+                return
+            self.lost.add(rank)
+            loop.call_later(LINGER_SECONDS, self._end_if_deserted)
+        elif self.failure is not None:
+            return
+        else:
+            loop.call_later(LINGER_SECONDS, self.over.set)
+        message = {"type": "failed", "kind": kind, "rank": rank, "why": why, "died": died}
+        self.failure = self.failure or message
+        self._tell_all(message)
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for member in self.members.values():

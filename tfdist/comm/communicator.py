@@ -32,6 +32,11 @@ class Communicator(Protocol):
     segment_bytes: int
 
     @property
+    def outlives_others(self) -> bool:
+        """Whether transfers between other ranks go on when one dies."""
+        ...
+
+    @property
     def messages_sent(self) -> int:
         """Transfers started by ``send`` so far."""
         ...

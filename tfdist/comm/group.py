@@ -27,6 +27,11 @@ class GroupCommunicator:
         self.segment_bytes = whole.segment_bytes
 
     @property
+    def outlives_others(self) -> bool:
+        """As the whole communicator."""
+        return self._whole.outlives_others
+
+    @property
     def messages_sent(self) -> int:
         """Of the whole communicator."""
         return self._whole.messages_sent

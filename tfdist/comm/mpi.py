@@ -60,6 +60,8 @@ class MPICommunicator:
         self.messages_sent = 0
         self.bytes_sent = 0
         self.nodes = _nodes(comm, MPI.COMM_TYPE_SHARED)
+        # MPICH's shared memory goes on when a process is killed; over TCP, UCX crashes survivors and OFI's sends stick.
+        self.outlives_others = len(set(self.nodes)) == 1
         self.hosts = self.nodes if simulates_hosts() else _joined(self.nodes, arenas)
         self.segment_bytes = _SEGMENT_BYTES if len(set(self.hosts)) == 1 else _SEGMENT_BYTES_ON_A_LINE
         self._library = LibraryCollectives(comm)

@@ -117,12 +117,23 @@ def agreed(group: Group, algorithm: str) -> Calibration | None:
     """
     if group.size == 1 or algorithm != AUTO:
         return None
-    text = b""
-    if group.rank == 0:
-        found = load(machine(group.hosts)) or TYPICAL
-        text = json.dumps(dataclasses.asdict(found)).encode()
+    text = written(group).encode() if group.rank == 0 else b""
     rows, _ = group.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
-    return _calibration(json.loads(rows.tobytes()))
+    return read(rows.tobytes().decode())
+
+
+def written(group: Group) -> str:
+    """This process's calibration for a group, as text for `read`.
+
+    Raises:
+        CalibrationError: as `load`.
+    """
+    return json.dumps(dataclasses.asdict(load(machine(group.hosts)) or TYPICAL))
+
+
+def read(text: str) -> Calibration:
+    """The calibration that `written` gave."""
+    return _calibration(json.loads(text))
 
 
 def measure(group: Group) -> Calibration:

@@ -54,6 +54,7 @@ class Engine:
         tags: how many message tags there are.
 
     Attributes:
+        lost: ranks that are lost, and share no group that this process has used; why, by rank.
         statistics: what has been communicated so far, and how long that took.
         timeline: keeps what happens when; None unless asked for.
     """
@@ -63,6 +64,8 @@ class Engine:
     ) -> None:
         self.communicator = communicator
         self.control = control
+        self.lost: dict[int, TfdistError] = {}
+        self._used: set[int] = set()
         self.statistics = Statistics()
         self.timeline: Timeline | None = None
         self._timeouts = timeouts
@@ -186,6 +189,21 @@ class Engine:
             if self.control and self.control.failure is None:
                 self.control.tell_failure(error)
 
+    def survives(self, rank: int, error: TfdistError) -> bool:
+        """Whether this process goes on without a rank that is lost; called on the control connection's thread.
+
+        It does if it has used no group with that rank, and if MPI's other transfers go on after a death.
+
+        Args:
+            rank: that is lost.
+            error: why.
+        """
+        with self._posting:
+            if self._closed or rank in self._used or not self.communicator.outlives_others:
+                return False
+            self.lost[rank] = error
+            return True
+
     def close(self) -> None:
         """Ends the progress thread."""
         with self._work:
@@ -219,7 +237,11 @@ class Engine:
         if self._failure:
             raise self._failure
         site = (pending.members, pending.key)
+        members = range(self.size) if pending.members is None else pending.members
         with self._posting:  # so that calls of one key are queued in the order of their numbers
+            if missing := self.lost.keys() & members:
+                raise self.lost[min(missing)]
+            self._used.update(members)
             pending.plan, pending.call = plan, self._calls[site]
             pending.number = self._number(site, signature)
             self._calls[site] += 1

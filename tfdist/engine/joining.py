@@ -19,6 +19,7 @@ from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.barrier import barrier
 from tfdist.collectives.schedule import Plan
+from tfdist.errors import TfdistError
 
 if TYPE_CHECKING:
     from tfdist.engine.engine import Engine
@@ -140,6 +141,10 @@ class Attendance:
     def all_joined(self, last: int) -> None:
         """Ends `join`."""
         self._last = last
+
+    def survives(self, rank: int, error: TfdistError) -> bool:
+        """Asks the engine."""
+        return self._engine.survives(rank, error)
 
     def invited(self, call: dict[str, Any]) -> None:
         """Keeps the invitation for the thread that has joined."""

@@ -89,6 +89,8 @@ def _leave(started: Started, engine: Engine, pid: int, watchdog: _Watchdog) -> N
         watchdog.done.set()
         control.when_failed(None)
         control.end(_END_SECONDS)
+    elif engine.lost and control.failure is None:
+        control.end(0)  # without MPI, which waits for the lost
     if started.manager:
         started.manager.release()
     control.close()
@@ -133,8 +135,12 @@ def _write_timeline(engine: Engine) -> None:
 
 
 def _await_others(control: Control, engine: Engine) -> bool:
-    """Waits until every other task has left too, driving transfers under way meanwhile; False if one is lost."""
-    while len(control.departed) < engine.size:
+    """Waits until every other task has left too, or is lost to others, driving transfers under way meanwhile.
+
+    Returns:
+        Whether MPI can be finalized: none is lost.
+    """
+    while len(control.departed.keys() | engine.lost.keys()) < engine.size:
         if control.failure:
             return False
         try:
@@ -143,4 +149,4 @@ def _await_others(control: Control, engine: Engine) -> bool:
             return False
         engine.communicator.progress()
         time.sleep(_POLL_SECONDS)
-    return control.failure is None
+    return control.failure is None and not engine.lost

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from tfdist.cluster import hosts, launcher
 from tfdist.cluster.settings import Timeouts
@@ -48,6 +49,16 @@ class World:
     def group(self) -> Group:
         """All processes."""
         return Group(self.engine)
+
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        """Every process's value, by rank; over the rendezvous, as no collective is needed yet.
+
+        Args:
+            name: of this exchange, used once.
+            value: for JSON.
+        """
+        control = self.engine.control
+        return [value] if control is None else control.all_gather(name, value)
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,11 @@ Beside them every process trains its pair's model once more by itself, in a grou
 Names of models, sites and keys are the same in all groups on purpose.
 """
 
+import os
+import signal
+import sys
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -48,6 +53,33 @@ with strategy.scope():
     again.compile("sgd", "mse")
 again.fit(x, y, epochs=2, verbose=0, callbacks=[reports])
 assert len(reports.history["mib_sent"]) == 2
+if os.environ.get("TEST_KILL"):
+    # Rank 1 is killed in an endless training of the first pair; the second goes on when it knows.
+    class Die(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
+    if first:
+        try:
+            again.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Die()])
+        except tfdist.PeerLostError as error:
+            print("LOST", error, flush=True)
+            raise
+    end = time.monotonic() + 60
+    while {0, 1} - strategy.extended.group.engine.lost.keys():  # 1 is killed; 0 fails for it
+        assert time.monotonic() < end, "the loss is not noticed"
+        time.sleep(0.01)
+    _, after, _ = trained(pair)
+    for one, other in zip(after, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+    try:
+        tfdist.all_reduce(tf.constant(1.0))
+    except tfdist.PeerLostError as error:
+        print("OF ALL", error, flush=True)
+    print("SURVIVED", flush=True)
+    sys.exit(0)
 total = tfdist.all_reduce(tf.constant(1.0), "sum")  # over all four, at last
 assert float(total) == 4
 print("DONE", strategy.extended.should_checkpoint, flush=True)
