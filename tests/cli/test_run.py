@@ -13,6 +13,7 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.harness import tfdist
+from tfdist.cli.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -221,6 +222,26 @@ def test_what_is_not_kept_is_said_and_can_be(script, tmp_path):
 
 
 SLOW_TO_END = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
+
+
+def test_the_others_keep_going(script, tmp_path):
+    """Long after one has failed: until they are told to end."""
+    path = script(
+        RANK
+        + f"""
+from pathlib import Path
+folder = Path({str(tmp_path)!r})
+if rank == 1: sys.exit(7)
+while not (folder / 'end').exists(): time.sleep(0.01)
+(folder / str(rank)).write_text('went on')
+"""
+    )
+    with subprocess.Popen([sys.executable, "-m", "tfdist.cli", "run", "-n", "3", "--keep-going", path]) as popen:
+        with pytest.raises(subprocess.TimeoutExpired):
+            popen.wait(GRACE_SECONDS + 2)  # by then they would have been ended
+        (tmp_path / "end").touch()
+        assert popen.wait(30) == 7
+    assert all((tmp_path / str(rank)).read_text() == "went on" for rank in (0, 2))
 
 
 def test_cause_that_is_slow_to_end_is_named(script):

@@ -270,3 +270,27 @@ def test_groups_of_other_members_may_use_one_key(engines):
     assert on_both(made, work) == [
         {f"Group([{rank}])": 1.0 + rank, "Group([0, 1])": 3.0, "Group([1, 0])": 3.0} for rank in range(2)
     ]
+
+
+def test_a_lost_rank_ends_those_that_share_a_group_with_it():
+    world, control = LocalWorld(3), Agreeing()
+    engine = Engine(world.communicator(0), control, Timeouts(), tags=1 << 20)
+    error = PeerLostError("rank 2 died")
+    assert not engine.survives(2, error), "no group is used yet: the world counts"
+    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
+    assert not engine.survives(0, error)
+    assert engine.survives(2, error)
+    with pytest.raises(PeerLostError, match="rank 2 died"):
+        Group(engine).run("x", ring.all_reduce(np.ones(3)))
+    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
+    pair = Group(engine, (0, 1)).post("y", ring.all_reduce(np.ones(3)), overlaps=False)
+    assert not engine.survives(1, error)
+    assert not pair.done
+
+
+def test_where_no_transfer_outlives_a_death_all_end():
+    communicator = LocalWorld(3).communicator(0)
+    communicator.outlives_others = False
+    engine = Engine(communicator, Agreeing(), Timeouts(), tags=1 << 20)
+    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
+    assert not engine.survives(2, PeerLostError("rank 2 died"))

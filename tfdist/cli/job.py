@@ -76,16 +76,24 @@ class Job:
         share_cores: whether each gets cores of its own.
         show_all: whether every rank's output is shown.
         log_folder: where the whole output of ranks that are not shown is written.
+        keep_going: whether the other processes are left to themselves when one fails.
     """
 
     def __init__(
-        self, command: list[str], size: int, share_cores: bool, show_all: bool, log_folder: str | None = None
+        self,
+        command: list[str],
+        size: int,
+        share_cores: bool,
+        show_all: bool,
+        log_folder: str | None = None,
+        keep_going: bool = False,
     ) -> None:
         self._command = command
         self._size = size
         self._share_cores = share_cores
         self._show_all = show_all
         self._log_folder = log_folder
+        self._keep_going = keep_going
         self._outputs = Outputs(log_folder)
         self._processes: list[Process] = []
         self._ended, self._ending = os.pipe()
@@ -164,7 +172,7 @@ class Job:
         os.write(self._ending, rank.to_bytes(4, "little"))
 
     def _wait(self) -> list[Process]:
-        """Waits for all; ends what is left soon after one has failed.
+        """Waits for all; ends what is left soon after one has failed, unless it is to keep going.
 
         Returns:
             The process to be blamed first, then others whose output helps; none if all succeeded.
@@ -194,7 +202,8 @@ class Job:
                         causes.append(process)
                 elif not _hear(process := key.data, causes):
                     selector.unregister(process.report)
-                if (failed or causes) and not any(p.ended_by_us for p in self._processes):
+                is_ending = any(p.ended_by_us for p in self._processes)
+                if (failed or causes) and not is_ending and not self._keep_going:
                     latest = time.monotonic() + (GRACE_SECONDS if failed else END_SECONDS)
                     deadline = latest if deadline is None else min(deadline, latest)
         selector.close()
@@ -227,7 +236,8 @@ class Job:
             code = 1 if blamed[-1].ended_by_us else blamed[-1].popen.returncode
         else:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        rest = "" if self._size == 1 else "; the other processes were ended"
+        others = "left to themselves" if self._keep_going else "ended"
+        rest = "" if self._size == 1 else f"; the other processes were {others}"
         _say(f"tfdist run: rank {process.rank} (process {process.popen.pid}) {how}{rest}.")
         return 128 - code if code < 0 else code
 

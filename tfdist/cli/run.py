@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         "run",
         help="start a script as several processes of this machine",
         description="Starts a script as N processes of this machine, each with its TF_CONFIG, its cores and its GPU. "
-        "When one of them fails, the others are ended, and its exit code is passed on.",
+        "When one of them fails, the others are ended (but for --keep-going), and its exit code is passed on.",
     )
     parser.add_argument("-n", "--processes", type=positive, required=True, help="how many processes")
     parser.add_argument(
@@ -45,6 +45,11 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="record when every rank's collectives are ready, posted, under way, done and waited for; "
         "FILE opens in https://ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="when a process fails, leave the others to themselves: those that share no group with it go on",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="Python script to start")
@@ -79,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
             print(f"tfdist run: cannot make the folder {options.logs}: {error.strerror}", file=sys.stderr)
             return 2
     share_cores, show_all = options.cores == "share", options.output == "all"
-    code = Job(command, options.processes, share_cores, show_all, options.logs).run()
+    code = Job(command, options.processes, share_cores, show_all, options.logs, options.keep_going).run()
     if path:
         _tell_of_timeline(path, options.processes)
     return code

@@ -192,14 +192,14 @@ class Engine:
     def survives(self, rank: int, error: TfdistError) -> bool:
         """Whether this process goes on without a rank that is lost; called on the control connection's thread.
 
-        It does if it has used no group with that rank, and if MPI's other transfers go on after a death.
+        It does if it has used groups, none of them with that rank, and if MPI's other transfers go on after a death.
 
         Args:
             rank: that is lost.
             error: why.
         """
         with self._posting:
-            if self._closed or rank in self._used or not self.communicator.outlives_others:
+            if self._closed or not self._used or rank in self._used or not self.communicator.outlives_others:
                 return False
             self.lost[rank] = error
             return True
