@@ -14,7 +14,7 @@ folder = Path(os.environ["TEST_FOLDER"])
 joined = world.join(discovery.discover(None), Timeouts.from_environment())
 stop = np.zeros(1)
 while not stop[0]:
-    stop[0] = joined.is_chief and (folder / "stop").exists()
+    stop[0] = joined.group.is_writer and (folder / "stop").exists()
     joined.engine.run("sum", ring.all_reduce(stop))
     if not (folder / str(joined.rank)).exists():
         (folder / f"{joined.rank}.new").write_text(str(os.getpid()))
