@@ -70,9 +70,10 @@ def measure_algorithms(names, mib, repeats):
     from tfdist.collectives.algorithms import ALGORITHMS
     from tfdist.collectives.cost import Model
     from tfdist.engine import calibration
+    from tfdist.engine.group import Group
 
     joined = engine()
-    model = Model(joined.communicator.hosts, calibration.measure(joined))
+    model = Model(joined.communicator.hosts, calibration.measure(Group(joined)))
     buffer = joined.communicator.take(int(mib * 2**20)).view(np.float32)
     buffer[...] = 0
     found = {}
