@@ -47,9 +47,14 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         with backend.StatelessScope(state_mapping=merged(variables, extended)):
             # A result may be a variable itself, which is read in here.
-            return tree.map_structure(tf.convert_to_tensor, original(self))
+            return tree.map_structure(_read, original(self))
 
     return get_metrics_result
+
+
+def _read(result: Any) -> Any:
+    """A result as a tensor; a number, as Keras 3.10 has them, stays one: TensorFlow would make a float32 of it."""
+    return result if isinstance(result, (int, float)) else tf.convert_to_tensor(result)
 
 
 def _is_of_a_replica_or_symbolic() -> bool:
