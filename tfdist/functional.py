@@ -382,6 +382,8 @@ def send(tensor: Any, destination: int, edge: str = "", group: Group | None = No
 
     It has no gradient: send gradients back along an edge of their own, in a `tf.custom_gradient`.
     """
+    if isinstance(tensor, np.ndarray):
+        tensor = tensor.copy()  # TensorFlow may share its memory, which the caller is free to write to from now on
     _context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
 
 

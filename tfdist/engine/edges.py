@@ -42,7 +42,7 @@ class Edges:
 
         def on_host(value: tf.Tensor) -> None:
             array = np.ascontiguousarray(value)
-            pair.post(_key(edge), point_to_point.send(array.reshape(value.shape)), _kind(tensor))
+            pair.post(_key(edge), point_to_point.send(array.reshape(value.shape)), _kind(value))
 
         if tf.executing_eagerly():
             on_host(tensor)

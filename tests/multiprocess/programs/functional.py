@@ -319,6 +319,17 @@ def edges():
     large = tf.range(3e6) + rank
     tfdist.send(large, right, "large")
     equal(tfdist.receive(tf.TensorSpec([None]), left, "large")[:5], np.arange(5.0) + left)
+    reused = np.full(1_000_000, float(rank))
+    tfdist.send(reused, right, "an array that is used again")
+    reused[:] = -1
+    equal(tfdist.receive(tf.TensorSpec([None], tf.float64), left, "an array that is used again"), left)
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def of_any_rank(x):
+        tfdist.send(x, right, "of any rank")
+
+    of_any_rank(tf.ones([2, 2]))
+    equal(tfdist.receive(tf.TensorSpec([2, None]), left, "of any rank"), 1)
     nothing = tf.zeros([0, 7])
     tfdist.send(nothing, right, "nothing")
     assert tfdist.receive(tf.TensorSpec([None, 7]), left, "nothing").shape == (0, 7)
