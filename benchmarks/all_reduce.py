@@ -1,4 +1,4 @@
-"""All-reduce of a float32 vector: tfdist inside a tf.function, and its peers, in one run.
+"""All-reduce of a float32 vector: tfdist inside a tf.function and other implementations, in one run.
 
 python benchmarks/all_reduce.py
 python benchmarks/all_reduce.py --processes 4
@@ -19,7 +19,7 @@ def repeats(mib):
 
 
 def rates(make, barrier):
-    """GB/s by size: ``make(elements)`` returns what is to be timed."""
+    """GB/s by size: ``make(elements)`` returns the function to time."""
     found = {}
     for mib in MIB:
         run = make(int(mib * 2**20 // 4))
@@ -156,7 +156,9 @@ def measure_mpi():
 def main():
     parser = side_by_side.parser(__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=3, help="the best of so many is taken, for everyone")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="number of runs, of which the best is taken for every implementation"
+    )
     options = parser.parse_args()
     size, here = options.processes, __file__
     ways = [("tfdist", "tfdist"), ("tensorflow", "plain"), ("mpi", "mpiexec")]

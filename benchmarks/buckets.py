@@ -1,4 +1,4 @@
-"""How large buckets should be: a step that sums many tensors of a middle size, for several sizes of bucket.
+"""The size of buckets: a step that sums many medium-sized tensors, for several bucket sizes.
 
 python benchmarks/buckets.py
 """
@@ -11,10 +11,10 @@ import side_by_side
 
 MIB = 2**20
 LIMITS = (1, 4, 16, 64)
-"""MiB after which a bucket is closed."""
+"""MiB at which a bucket is closed."""
 MODELS = {"200 × 16 KiB": (200, 4 << 10), "64 × 256 KiB": (64, 64 << 10), "16 × 2 MiB": (16, 512 << 10)}
 ALONE = {"small ones packed": 1, "all packed": 1024, "none packed": 0}
-"""MiB from which on a tensor travels alone."""
+"""MiB from which a tensor is sent separately."""
 
 
 def measure(alone):

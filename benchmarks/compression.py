@@ -1,9 +1,9 @@
-"""How quickly each method encodes and decodes, on one core, and how small its payloads are.
+"""Encoding and decoding speed of each method on one core, and its compression ratio.
 
     python benchmarks/compression.py [--elements 25000000]
 
-AtomoSVD is measured on a matrix of 1000 × 1000: a decomposition of 25 million elements takes minutes. Beside the
-methods stands what moving the bytes costs: a copy of the vector.
+AtomoSVD is measured on a matrix of 1000 × 1000: a decomposition of 25 million elements takes minutes. A copy of the
+vector is measured for comparison.
 """
 
 import os

@@ -16,14 +16,14 @@ WITHOUT_MOMENTUM = {
     **dict.fromkeys(("none, no momentum", "OneBit", "SignSGD", "RandomK 10 %"), 0.1),
     "DGC 0.1 %": LEARNING_RATE,
 }
-"""Learning rates, which fall to zero along a line: seeds then differ by 0.1 to 0.2 points, not by 2.
+"""Learning rates, which fall linearly to zero: seeds then differ by 0.1 to 0.2 points, not by 2.
 
 What is sent late adds up with momentum: signs and random elements diverge at this rate with it. DGC has its own.
 """
 
 
 def methods(steps):
-    """By name, for a run of so many steps."""
+    """The methods by name, for a run of the given number of steps."""
     from tfdist import compression as c
 
     return {
@@ -52,7 +52,7 @@ def methods(steps):
 
 
 def train(model_name, epochs, seeds, wanted, partial):
-    """On every process; the chief reports."""
+    """Runs on every process; the chief reports."""
     import fashion
 
     (x, y), test = fashion.load()

@@ -1,10 +1,10 @@
-"""How compression pays as processes are added: 2 to 16 hosts at 100 Mbit/s, one gradient of 2048 × 2048 float32.
+"""Scaling of compression: 2 to 16 hosts at 100 Mbit/s, one gradient of 2048 × 2048 float32.
 
     python benchmarks/compression_growth.py [--hosts 2 4 8 16] [--methods …]
 
-A ring sends about twice the vector, whatever the number of hosts; what is gathered is sent to every other host. Seconds
-hold the work of all hosts on this machine's cores, too: its share is told by the same sums over shared memory.
-Needs root and iproute2: the hosts are network namespaces, which are made and removed here.
+A ring sends about twice the vector, for any number of hosts; gathered payloads are sent to every other host. Seconds
+include the work of all hosts on this machine's cores; the same sums over shared memory show how much that is.
+Needs root and iproute2: the hosts are network namespaces, which the script makes and removes.
 """
 
 import statistics
@@ -35,7 +35,7 @@ def methods():
 
 
 def measure(names):
-    """Seconds and bytes sent of a step, by method."""
+    """Seconds and bytes sent per step, by method."""
     import network
     import numpy as np
 

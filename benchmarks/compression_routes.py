@@ -1,12 +1,13 @@
-"""Which way casts and block quantizers should travel: their error and their time on three ways, from real processes.
+"""Routes for casts and block quantizers: the error and time of three routes, measured on real processes.
 
     python benchmarks/compression_routes.py [--processes 2 4 8] [--elements 4000000]
 
 - *hops*: along a ring that decodes, adds and encodes at each hop.
-- *exchange*: each rank gets the same part of every vector, adds, and encodes the sum once more.
-- *gather*: every rank gets all vectors and adds them. Of two ranks this is what tfdist does, of more it is *exchange*.
+- *exchange*: each rank receives the same part of every vector, adds the parts, and encodes the sum again.
+- *gather*: every rank receives all vectors and adds them. tfdist uses it for two ranks, and *exchange* for more.
 
-The error is that of the sum, without feedback: its norm, as a share of the sum's. All three give equal bits everywhere.
+The error is that of the sum, without feedback: its norm relative to the sum's. All three give bitwise equal sums on all
+ranks.
 """
 
 import statistics

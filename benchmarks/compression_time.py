@@ -1,13 +1,13 @@
-"""Time to accuracy on a slow line: two hosts at 100 Mbit/s, 5.8 million parameters, 32 samples a worker.
+"""Time to accuracy on a slow network: two hosts at 100 Mbit/s, 5.8 million parameters, 32 samples per worker.
 
     python benchmarks/compression_time.py [--seeds 3] [--methods none …] [--steps 2000] [--only steps | rates]
 
-Two measurements, whose product is the time. *Steps*: how many it takes until so many of the 10,000 test images are
-classified, which does not depend on the line, and is counted over shared memory. *Rates*: the time of a step on the
-line, and over shared memory, of 40 steps in the first half of an epoch. The product was checked against training on
-the line: ``--check`` does so again, to the first target.
+The time is the product of two measurements. *Steps*: the number of steps until a given fraction of the 10,000 test
+images is classified correctly, which does not depend on the network, and is counted over shared memory. *Rates*: the
+time of a step on the network, and over shared memory, from 40 steps in the first half of an epoch. The product was
+checked against training on the network; ``--check`` repeats this, up to the first target.
 
-Needs root and iproute2: the hosts are network namespaces, which are made and removed here.
+Needs root and iproute2: the hosts are network namespaces, which the script makes and removes.
 """
 
 import json
@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 BATCH = 64
 EVERY = 5
-"""Steps of an epoch; the accuracy is read after one, later after a twentieth of the steps made so far."""
+"""Steps per epoch; the accuracy is measured after one epoch, later after a twentieth of the steps made so far."""
 LEARNING_RATE, MOMENTUM = 0.02, 0.9
 WITHOUT_MOMENTUM = "OneBit", "SignSGD", "RandomK 1 %"
-"""Trained at five times the rate instead."""
+"""Trained at five times the learning rate instead."""
 HAS_ITS_OWN = "DGC 0.1 %"
-"""The method has the momentum inside, the optimizer none, at the same rate."""
+"""The method applies momentum, the optimizer none, at the same learning rate."""
 
 
 def methods():
@@ -81,14 +81,14 @@ def prepared(name, seed):
 
 
 def train(name, seed, target, steps):
-    """Reports seconds, steps and accuracy at each reading, until the target is reached; seconds without readings."""
+    """Reports seconds (without evaluation), steps and accuracy at each evaluation until the target is reached."""
     strategy, model, data, test = prepared(name, seed)
     import keras
 
     readings: list[list[float]] = []
 
     class Read(keras.callbacks.Callback):
-        """The accuracy on all test images; the clock stands still meanwhile."""
+        """The accuracy on all test images; its time is not counted."""
 
         def on_train_begin(self, logs=None):
             self.seconds = 0.0
@@ -111,7 +111,7 @@ def train(name, seed, target, steps):
 
 
 def rate(name, steps):
-    """Reports the time of a step, and what it sends."""
+    """Reports the time of a step and the bytes that it sends."""
     strategy, model, data, _ = prepared(name, 0)
     model.fit(data, steps_per_epoch=EVERY, epochs=1, verbose=0)
 
@@ -127,12 +127,12 @@ def rate(name, steps):
 
 
 def to_target(run, target):
-    """Steps to a target of a run; None where it was not reached."""
+    """Steps of a run to a target; None if it was not reached."""
     return next((steps for _, steps, accuracy in run["readings"] if accuracy >= target), None)
 
 
 def seconds_to(figures, name, target):
-    """Median of the seeds; None where one did not reach the target."""
+    """Median of the seeds; None if one did not reach the target."""
     steps = [to_target(run, target) for run in figures["steps"][name]]
     if not all(steps) or name not in figures["line"]:
         return None
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--methods", nargs="+", default=list(methods()))
     parser.add_argument("--only", choices=["steps", "rates"], help="keep the other figures of the file")
-    parser.add_argument("--check", action="store_true", help="also train on the line")
+    parser.add_argument("--check", action="store_true", help="also train on the network")
     options = parser.parse_args()
     import network
 

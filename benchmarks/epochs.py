@@ -1,8 +1,8 @@
-"""What an epoch of `fit` and a call of `evaluate` cost beside their steps, with plain Keras and with tfdist.
+"""The cost of an epoch of `fit` and of a call of `evaluate` in addition to their steps, with plain Keras and tfdist.
 
-A tiny model is trained in short and in long epochs: the difference tells what a step costs, and what is left of a short
-epoch is the epoch's own price. Each kind of data is measured: arrays, of which Keras makes a dataset, and a `tf.data`
-dataset. Medians of several epochs, of several rounds in turn.
+A tiny model is trained in short and in long epochs: the difference gives the cost of a step, and the rest of a short
+epoch is the cost of the epoch itself. Two kinds of data are measured: arrays, from which Keras makes a dataset, and a
+`tf.data` dataset. Figures are medians of several epochs and of several alternating rounds.
 
     python benchmarks/epochs.py
 """

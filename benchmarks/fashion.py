@@ -1,4 +1,4 @@
-"""Fashion-MNIST as Keras reads it, from Debian's package dataset-fashion-mnist where that is installed; and models."""
+"""Models, and Fashion-MNIST as read by Keras, from Debian's package dataset-fashion-mnist if it is installed."""
 
 import os
 import tempfile
@@ -8,9 +8,9 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def load():
-    """Images between 0 and 1, with a channel, and labels: for training, for testing. Call it before Keras is used."""
+    """Training and test images, between 0 and 1 with a channel axis, and labels. Call it before using Keras."""
     if not DEBIAN.is_dir():
-        return _scaled()  # Keras fetches it
+        return _scaled()  # downloaded by Keras
     with tempfile.TemporaryDirectory() as home:
         os.environ["KERAS_HOME"] = home
         (Path(home) / "datasets").mkdir()

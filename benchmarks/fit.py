@@ -1,7 +1,7 @@
-"""`fit` of a 5.8 M-parameter MLP, batch 128 a worker: two processes on a core each against one on one core.
+"""`fit` of a 5.8 M-parameter MLP, batch 128 per worker: two processes with one core each against one on one core.
 
-Pairs of the two are measured in turn, so that what else the machine does meets both; the median of the pairs' ratios
-counts.
+The two are measured alternately, so that other load on the machine affects both; the result is the median of the
+pairs' ratios.
 
     python benchmarks/fit.py
 """

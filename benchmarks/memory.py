@@ -1,4 +1,4 @@
-"""What training on two processes costs in memory, each, against one: the peak while a large MLP trains.
+"""Memory of each of two training processes against one process: the peak while a large MLP trains.
 
 python benchmarks/memory.py
 """
@@ -12,7 +12,7 @@ UNITS = 6144
 
 
 class Peak:
-    """The most memory that this process ever needed beside files (libraries), looked at often.
+    """The peak memory of this process that is not backed by files (libraries), sampled frequently.
 
     What several processes map, such as the buffers that they read in each other, counts in equal shares (PSS).
     """
@@ -65,7 +65,7 @@ def main():
     gradients = one["gradients"] / 2**20
     share = (mib["two"] - mib["one"]) / gradients
     print(f"gradients of {gradients:.0f} MiB; one process {mib['one']:.0f} MiB, each of two {mib['two']:.0f} MiB")
-    print(f"on top: {share:.2f} × the gradients")
+    print(f"additional memory: {share:.2f} × the gradients")
     side_by_side.save(options.json, {"mib": mib, "gradients_mib": gradients, "share": share})
 
 

@@ -1,4 +1,4 @@
-"""What a slow line does: hosts made of network namespaces, joined at a given rate. Needs root and iproute2.
+"""Slow networks: hosts made of network namespaces, connected at a given rate. Needs root and iproute2.
 
     python benchmarks/network.py
 
@@ -22,7 +22,7 @@ BITS = {"1gbit": 1e9, "200mbit": 2e8}
 
 
 def on_hosts(names, where, command, settings):
-    """Runs a command as one process on each host in ``where``; returns what rank 0 reported."""
+    """Runs a command as one process on each host in ``where``; returns rank 0's report."""
     ports = [str(2222 + rank) for rank in range(len(where))]
     cluster = {"worker": [f"10.77.0.{host + 1}:{port}" for host, port in zip(where, ports, strict=True)]}
     cores = sorted(os.sched_getaffinity(0))
@@ -60,11 +60,11 @@ def engine():
     from tfdist.cluster.settings import Timeouts
     from tfdist.runtime import world
 
-    return world.join(discovery.discover(None), Timeouts.from_environment()).engine
+    return world.enter(discovery.discover(None), Timeouts.from_environment()).engine
 
 
 def measure_algorithms(names, mib, repeats):
-    """Seconds of all-reduces, and of their model with what is measured here."""
+    """Seconds of all-reduces, measured and predicted by the model with a calibration from here."""
     import numpy as np
 
     from tfdist.collectives.algorithms import ALGORITHMS
@@ -94,7 +94,7 @@ def measure_algorithms(names, mib, repeats):
 
 
 def measure_small_behind_large(mib):
-    """Seconds of an all-reduce of 4 KiB: alone, and posted right behind a large one."""
+    """Seconds of an all-reduce of 4 KiB: alone, and posted directly after a large one."""
     import numpy as np
 
     from tfdist.collectives import ring
@@ -118,7 +118,7 @@ def measure_small_behind_large(mib):
 
 
 def measure_fit(batch, steps):
-    """`fit` of six layers; what of its communication is hidden, and how long steps take with and without it."""
+    """`fit` of six layers: how much of its communication is hidden, and the time of a step with and without it."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -153,13 +153,13 @@ def main():
 
 
 def show_line():
-    """How much of a 1 Gbit/s line the ring uses."""
+    """The ring's utilization of a link of 1 Gbit/s."""
     with namespaces.hosts(2, "1gbit") as names:
         command = [__file__, "--measure=algorithms", "ring", "64", "3"]
         ring = on_hosts(names, [0, 1], command, namespaces.SETTINGS)["ring"]
         behind = on_hosts(names, [0, 1], [__file__, "--measure=behind", "64"], namespaces.SETTINGS)
     share = 8 * ring["bytes"] / ring["seconds"] / BITS["1gbit"]
-    print(f"ring of 64 MiB on a line of 1 Gbit/s: {share:.1%} of the line")
+    print(f"ring of 64 MiB on a link of 1 Gbit/s: {share:.1%} of the link")
     print(
         f"4 KiB: {behind['alone'] * 1e3:.1f} ms alone, {behind['behind'] * 1e3:.1f} ms behind 64 MiB, which take "
         f"{behind['large'] * 1e3:.0f} ms"
@@ -185,7 +185,7 @@ def show_hierarchy():
 
 
 def show_growth():
-    """2 to 8 hosts, where the line and not the processor is the bound."""
+    """2 to 8 hosts, limited by the link and not by the processor."""
     found = {}
     for size in (2, 4, 8):
         with namespaces.hosts(size, "200mbit") as names:
@@ -200,7 +200,7 @@ def show_growth():
 
 
 def show_overlap():
-    """How much of the communication is hidden, by the time that a step computes."""
+    """How much of the communication is hidden, depending on the computing time of a step."""
     found = []
     steps = 10
     for batch in (128, 512, 1024, 2048):

@@ -1,8 +1,8 @@
 """Runs every benchmark and writes the tables and figures of the documentation; takes hours, mostly for compression.
 
 python benchmarks/pages.py            # everything
-python benchmarks/pages.py small fit  # these again; the others' figures are kept
-python benchmarks/pages.py none       # only writes the pages, from the figures that are kept
+python benchmarks/pages.py small fit  # only these; the stored figures of the others are kept
+python benchmarks/pages.py none       # only writes the pages, from the stored figures
 """
 
 import json
@@ -17,7 +17,7 @@ import compression_time
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "benchmarks"
 BASE = {"linewidth": 2.5, "color": "black", "linestyle": "-"}
-"""How the line is drawn that the others are compared with."""
+"""The line style of the baseline in plots."""
 TFDIST = [sys.executable, "-m", "tfdist.cli"]
 
 COMMANDS = {
@@ -289,7 +289,7 @@ def axes_of(**settings):
 
 
 def save(figure, name):
-    """With the legend beside the lines, not on them."""
+    """Saves a figure with the legend beside the lines."""
     figure.axes[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
 

@@ -1,4 +1,4 @@
-"""Starting a measurement as several processes, and reading what rank 0 found."""
+"""Runs a measurement as several processes, and reads rank 0's report."""
 
 import argparse
 import importlib.util
@@ -13,7 +13,7 @@ MARK = "MEASURED "
 
 
 def report(found):
-    """Called by the measured process, on rank 0."""
+    """Reports figures; called by the measured process on rank 0."""
     print(MARK + json.dumps(found), flush=True)
 
 
@@ -27,7 +27,7 @@ def installed(module):
 
 
 def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
-    """Runs a command, on one core a process, and returns what it reported last.
+    """Runs a command, with one core per process, and returns its last report.
 
     Args:
         command: Python script and arguments.
@@ -65,7 +65,7 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
 
 
 def reported(popens, deadline=600):
-    """Waits for the processes of one measurement, and returns what one of them reported."""
+    """Waits for the processes of a measurement, and returns the report of one of them."""
     try:
         outputs = [popen.communicate(timeout=deadline) for popen in popens]
     finally:
@@ -79,7 +79,7 @@ def reported(popens, deadline=600):
 
 
 def table(rows, columns, title):
-    """Prints rows (name, values by column) under each other."""
+    """Prints rows (name, values by column) as a table."""
     print(f"\n{title}")
     width = max(len(name) for name, _ in rows)
     wide = max(12, *(len(column) + 1 for column in columns))
@@ -95,7 +95,7 @@ def median_and_spread(values):
 
 def parser(text):
     made = argparse.ArgumentParser(description=text)
-    made.add_argument("--json", metavar="FILE", help="also write the figures there")
+    made.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     return made
 
 

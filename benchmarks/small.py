@@ -1,4 +1,4 @@
-"""Small vectors inside a tf.function: what a step pays whatever its size, also beside a data pipeline in Python.
+"""Small vectors inside a tf.function: the fixed cost of a step, also beside a data pipeline in Python.
 
 python benchmarks/small.py
 """
@@ -70,7 +70,7 @@ def measure():
 
 def main():
     parser = side_by_side.parser(__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=3, help="the median of so many is taken")
+    parser.add_argument("--runs", type=int, default=3, help="number of runs, of which the median is taken")
     options = parser.parse_args()
     runs = [side_by_side.measure([__file__, "--measure"], 2, way="tfdist") for _ in range(options.runs)]
     found = {

@@ -1,4 +1,4 @@
-"""A hand-written training loop: what `fit` does, in the open.
+"""A custom training loop: the steps of `fit`, written out.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 
@@ -30,7 +30,7 @@ cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, red
 
 
 def replica_step(images, labels):
-    """What every replica does with its share of the global batch."""
+    """One replica's step on its share of the global batch."""
     with tf.GradientTape() as tape:
         logits = model(images, training=True)
         # Divide by the global batch: gradients are summed over all replicas.
@@ -51,6 +51,6 @@ for epoch in range(10):
     accuracy.reset_state()
     for batch in batches:
         loss = train_step(batch)
-    seen = float(accuracy.result())  # over all replicas; every process must ask
+    value = float(accuracy.result())  # over all replicas; every process must call it
     if strategy.rank == 0:
-        print(f"Epoch {epoch + 1}: loss {float(loss):.3f}, accuracy {seen:.3f}")
+        print(f"Epoch {epoch + 1}: loss {float(loss):.3f}, accuracy {value:.3f}")

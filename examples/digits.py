@@ -37,7 +37,7 @@ with strategy.scope():
         metrics=["accuracy"],
     )
 
-# The batch is the global one: on two processes each trains on 32 of these 64 samples.
+# The batch size is global: on two processes each trains on 32 of these 64 samples.
 model.fit(train_x, train_y, batch_size=64, epochs=15)
 loss, accuracy = model.evaluate(test_x, test_y, batch_size=128, verbose=0)
 

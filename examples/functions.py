@@ -1,4 +1,4 @@
-"""A loop in Horovod's style: no strategy, only functions. Every process reads its own share of the data.
+"""A training loop in Horovod's style: functions instead of a strategy. Every process reads its own share of the data.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 
@@ -41,7 +41,7 @@ def train_step(images, labels):
 for epoch in range(10):
     for batch in batches:
         loss = train_step(*batch)
-    last = tfdist.join()  # a process may have one batch less than another, and has then missed its step
+    last = tfdist.join()  # a process may have one batch fewer than another, and then misses a step
     tfdist.broadcast_variables([*model.variables, *optimizer.variables], root_rank=last)
     mean = tfdist.all_reduce(loss)
     if tfdist.rank() == 0:

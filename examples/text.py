@@ -1,7 +1,7 @@
-"""A text model with an embedding: which of two authors' turns of phrase is it?
+"""A text model with an embedding: classifies sentences as formal or plain.
 
-The sentences are made here, so that nothing needs to be downloaded. The embedding's gradient is sparse and stays so:
-the processes exchange the rows of the words that a batch holds, not the whole table.
+The sentences are generated, so nothing needs to be downloaded. The embedding's gradient stays sparse: the processes
+exchange the rows of the words in a batch, not the whole table.
 
     tfdist run -n 2 examples/text.py
 """

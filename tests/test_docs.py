@@ -1,4 +1,4 @@
-"""The docs do what they say: Python runs as it stands, commands and their options exist, links lead somewhere."""
+"""The docs are correct: Python blocks run, commands and their options exist, and links resolve."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ def of(*languages):
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    """One process runs them all: TensorFlow takes seconds to import."""
+    """One process runs all blocks, because TensorFlow takes seconds to import."""
     folder = tmp_path_factory.mktemp("blocks")
     told = [{"where": block.where, "code": block.text} for block in BLOCKS if block.language == "python"]
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every example runs, alone and on two processes, and does what it says."""
+"""Every example runs, on one and on two processes, and gives the result that it describes."""
 
 import re
 import subprocess

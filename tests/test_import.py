@@ -1,4 +1,4 @@
-"""What `import tfdist` does, and does not, bring along."""
+"""What `import tfdist` imports, and what it does not."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ def test_public_names_exist():
 
 
 def test_lazy_names_are_the_static_ones():
-    """What a type checker sees is what there is."""
+    """The names for type checkers are those that exist at run time."""
     tree = ast.parse(Path(tfdist.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     homes = {name.name: node.module for node in block.body for name in node.names}

@@ -1,4 +1,4 @@
-"""What is said without being asked for."""
+"""Notices to users."""
 
 import logging
 import subprocess
@@ -12,7 +12,7 @@ from tfdist import notices
 
 @pytest.fixture
 def bare(monkeypatch):
-    """Logging that nobody has set up, as in most scripts."""
+    """Unconfigured logging, as in most scripts."""
     monkeypatch.setattr(notices.log, "hasHandlers", lambda: False)
 
 
@@ -47,8 +47,8 @@ tf.get_logger().info("of MirroredStrategy, later")
 @pytest.mark.multiprocess
 def test_number_of_processes_and_nothing_that_is_wrong():
     ended = harness.run(["-c", SAYS], 2)
-    assert ended[0].output.count("tfdist: 2 processes on 1 host have joined.") == 1
-    assert "have joined" not in ended[1].output
+    assert ended[0].output.count("tfdist: training on 2 processes on 1 host.") == 1
+    assert "training on" not in ended[1].output
     for end in ended:
         assert "TF_CONFIG will be ignored" not in end.output
         assert "Using MirroredStrategy" not in end.output
@@ -65,4 +65,4 @@ def test_number_of_processes_is_seen_by_default():
         timeout=harness.DEADLINE,
         check=False,
     )
-    assert "tfdist: 2 processes on 1 host have joined." in ended.stderr
+    assert "tfdist: training on 2 processes on 1 host." in ended.stderr

@@ -1,4 +1,4 @@
-"""What `pip install -e` and a source distribution consist of."""
+"""The contents of `pip install -e` and of a source distribution."""
 
 import shutil
 import subprocess

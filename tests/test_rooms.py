@@ -1,4 +1,4 @@
-"""Data flows one way, folders depend one way: who may import whom, and that no files import each other in a circle."""
+"""Which folder may import which, and no import cycles."""
 
 import ast
 from pathlib import Path
@@ -12,6 +12,7 @@ ORDER = (
     ("collectives",),
     ("compression",),
     ("cluster",),
+    ("parameter_server",),
     ("engine",),
     ("runtime",),
     ("strategies",),
@@ -32,7 +33,7 @@ MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
 
 
 def imported(path):
-    """Modules of tfdist that a file imports, anywhere in it but for type checkers."""
+    """Modules of tfdist that a file imports anywhere, except under TYPE_CHECKING."""
     found = set()
 
     def visit(node):
@@ -89,3 +90,10 @@ def test_private_modules_are_imported_in_one_file_each():
         private = (f"from {library}.python", f"import {library}.python", f"from {library}.src", f"import {library}.src")
         using = {path.stem for path in ROOT.rglob("*.py") if any(text in path.read_text() for text in private)}
         assert using == {home}, using
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    tests = Path(__file__).parent
+    files = {path.relative_to(ROOT) for path in ROOT.rglob("*.py") if not path.name.startswith("_")}
+    missing = [str(path) for path in files if not (tests / path.parent / f"test_{path.name}").exists()]
+    assert not missing, missing

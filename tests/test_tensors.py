@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_tensor, unnumbered
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, bool])
@@ -36,8 +36,8 @@ def body(names, *args):
     names.append(call_site("gather"))
 
 
-def _note(names):
-    names.append(call_site("sum"))
+def _note(names, members=()):
+    names.append(call_site("sum", members))
     return tf.constant(1)
 
 
@@ -60,3 +60,32 @@ def test_nested_functions():
 
     assert len(set(sites_of(outer))) == 2
     assert sites_of(outer) == sites_of(outer)
+
+
+def test_collectives_of_other_groups_do_not_count():
+    """Rank 1 is in two groups, and another member in one of them only."""
+
+    def function(*groups):
+        def trace(names):
+            for members in groups:
+                names.append(call_site("sum", members))
+                tf.function(lambda members=members: _note(names, members), autograph=False)()
+
+        return trace
+
+    both = sites_of(function((0, 1), (2, 1)))
+    assert both[:2] == sites_of(function((0, 1)))
+    assert both[2:] == sites_of(function((2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sequential_1_dense_3_kernel_momentum", "sequential_dense_kernel_momentum"),
+        ("sequential_1/dense_3/kernel", "sequential/dense/kernel"),
+        ("__inference_step_12", "__inference_step"),
+        ("conv2d/kernel", "conv2d/kernel"),
+    ],
+)
+def test_numbers_that_are_added_to_names(name, expected):
+    assert unnumbered(name) == expected

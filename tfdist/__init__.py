@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         rank,
         receive,
         reduce_scatter,
+        role,
         send,
         size,
     )
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
 PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
 _FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init is_initialized join
-local_rank local_size rank receive reduce_scatter send size"""
+local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "Timeouts": "tfdist.cluster.settings",
@@ -94,6 +95,7 @@ __all__ = [
     "rank",
     "receive",
     "reduce_scatter",
+    "role",
     "scale_summed_loss",
     "send",
     "size",

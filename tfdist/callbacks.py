@@ -1,4 +1,4 @@
-"""Keras callbacks that show what communication costs. Give them to `fit` on every process."""
+"""Keras callbacks that report the cost of communication. Pass them to `fit` on every process."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tfdist.strategies import at_work  # noqa: E402
 from tfdist.strategies.abilities import HasCollectives  # noqa: E402
 
 _NOTICEABLE = 0.05
-"""Share of an epoch that the others must wait for a rank before it is called the slowest."""
+"""The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""
 
 
 class Timeline(keras.callbacks.Callback):
-    """Records, on every rank, what each collective does when, and writes it to one file on the chief.
+    """Records a timeline of the collectives of all ranks, and writes it to one file on the chief.
 
-    The file opens in https://ui.perfetto.dev and chrome://tracing. Times are those of the chief's clock. From the
-    command line, `tfdist run --timeline FILE` does the same for a whole script.
+    Open the file in https://ui.perfetto.dev or chrome://tracing. Times are those of the chief's clock. On the command
+    line, `tfdist run --timeline FILE` does the same for a whole script.
 
     Args:
-        path: of the JSON file.
+        path: the path of the JSON file.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,16 +44,16 @@ class Timeline(keras.callbacks.Callback):
         self._before: timeline.Timeline | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to record."""
+        """Starts recording."""
         if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
             raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
         group = _group(self.model)
         self._before = group.engine.timeline
         offset = group.run("callbacks: the clocks", clock_offset())
-        group.engine.timeline = timeline.Timeline(group.rank, offset)
+        group.engine.timeline = timeline.Timeline(group.engine.rank, offset)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Brings the ranks' records together."""
+        """Gathers the ranks' records and writes the file."""
         group = _group(self.model)
         recorded, group.engine.timeline = group.engine.timeline, self._before
         events = [] if recorded is None else recorded.events()
@@ -65,15 +65,15 @@ class Timeline(keras.callbacks.Callback):
 
 
 class Communication(keras.callbacks.Callback):
-    """Reports, for every epoch, what communication cost: the chief says so, and to TensorBoard.
+    """Reports the cost of communication for every epoch: on the chief, and optionally to TensorBoard.
 
-    Reported are MiB sent per process, the seconds in which something was under way, the share of them that was hidden
-    behind computing, and the slowest rank, for which the others waited. Where gradients are compressed, also how many
-    times fewer bytes than in a ring all-reduce this process sent of them: in total, and to TensorBoard for each
+    The report contains the MiB sent per process, the seconds with at least one collective running, the fraction of them
+    that was overlapped with computation, and the slowest rank, for which the others waited. If gradients are
+    compressed, it also contains the compression ratio against a ring all-reduce: in total, and in TensorBoard for each
     variable.
 
     Args:
-        log_dir: where TensorBoard reads; not written to by default. TensorBoard need not be installed to write there.
+        log_dir: TensorBoard's log directory; by default nothing is written. TensorBoard itself need not be installed.
 
     Attributes:
         history: by name, the figures of every epoch, on every rank.
@@ -93,7 +93,7 @@ class Communication(keras.callbacks.Callback):
         self._traffic = self._compressed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares with it, over all ranks."""
+        """Computes the figures over all ranks, and reports them."""
         assert self._begun is not None
         group = _group(self.model)
         spent = _reading(group) - self._begun
@@ -105,7 +105,9 @@ class Communication(keras.callbacks.Callback):
             "mib_sent": sent / 2**20,
             "seconds_communicating": communicating,
             "share_hidden": 1 - waiting / communicating if communicating else 1.0,
-            "slowest_rank": float(waits.argmin()) if waits.max() - waits.min() > _NOTICEABLE * seconds else -1.0,
+            "slowest_rank": float(group.members[waits.argmin()])
+            if waits.max() - waits.min() > _NOTICEABLE * seconds
+            else -1.0,
         }
         ratios = self._ratios()
         if ratios:
@@ -122,7 +124,7 @@ class Communication(keras.callbacks.Callback):
         return strategy.compression() if hasattr(strategy, "compression") else {}
 
     def _ratios(self) -> dict[str, float]:
-        """Of this epoch, by variable, and of all together under an empty name; nothing where nothing is compressed."""
+        """This epoch's compression ratios, by variable, and in total under an empty name; empty without compression."""
         spent: dict[str, tuple[int, int]] = {}
         for name, now in self._compressed().items():
             before = self._traffic.get(name, {})
@@ -135,19 +137,19 @@ class Communication(keras.callbacks.Callback):
 
     def _report(self, epoch: int, figures: dict[str, float], waits: np.ndarray) -> None:
         slowest = int(figures["slowest_rank"])
-        who = (
+        slowest_text = (
             f"rank {slowest} was the slowest: the others waited up to {waits.max() - waits.min():.2f} s for it"
             if slowest >= 0
             else "no rank was much slower than the others"
         )
         notice(
-            "tfdist: epoch %d: %.1f MiB sent a process%s, %.2f s communicating, %.0f %% of it hidden; %s.",
+            "tfdist: epoch %d: each process sent %.1f MiB%s, %.2f s communicating, %.0f %% of it hidden; %s.",
             epoch + 1,
             figures["mib_sent"],
             f" (gradients compressed {ratio:.1f} ×)" if (ratio := figures.get("compression_ratio")) else "",
             figures["seconds_communicating"],
             100 * figures["share_hidden"],
-            who,
+            slowest_text,
         )
 
     def _write(self, epoch: int, figures: dict[str, float]) -> None:
@@ -168,7 +170,7 @@ class Communication(keras.callbacks.Callback):
 
 
 def _scalar() -> Any:
-    """What `tf.summary.scalar` marks its values with. That function needs TensorBoard, which only the reader needs."""
+    """The metadata of `tf.summary.scalar`, which is not called because it needs TensorBoard."""
     metadata = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
     metadata.plugin_data.plugin_name = "scalars"
     return metadata

@@ -1,18 +1,18 @@
-"""What can go wrong, by name. Every message says what was expected, what came, and what to do."""
+"""The exceptions of tfdist. Every message says what was expected, what was received, and what to do."""
 
 from __future__ import annotations
 
 
 class TfdistError(RuntimeError):
-    """Base class of every error that tfdist raises on purpose."""
+    """Base class of all tfdist errors."""
 
 
 class ClusterSpecError(TfdistError, ValueError):
-    """TF_CONFIG, or the cluster resolver, does not describe a cluster that this task can join."""
+    """TF_CONFIG, or the cluster resolver, does not describe a cluster that this task can enter."""
 
 
 class RendezvousError(TfdistError):
-    """The tasks of the job did not all come together."""
+    """Not all tasks entered the job, or this one was refused."""
 
 
 class MPIUnavailableError(TfdistError, ImportError):
@@ -20,15 +20,15 @@ class MPIUnavailableError(TfdistError, ImportError):
 
 
 class TensorFlowMissingError(TfdistError, ImportError):
-    """TensorFlow is not installed, or is not a version that tfdist works with."""
+    """TensorFlow is not installed, or its version is not supported."""
 
 
 class PeerLostError(TfdistError):
-    """Another task of the job died, left, stopped answering or reported a failure."""
+    """Another task of the job died, left, stopped responding or reported a failure."""
 
 
 class MismatchError(TfdistError):
-    """Ranks took part in one collective with different variables, shapes or dtypes."""
+    """Ranks differ in what must be the same: variables, shapes or dtypes of a collective, settings, or weights."""
 
 
 class CalibrationError(TfdistError, ValueError):
@@ -40,4 +40,4 @@ class CollectiveTimeoutError(TfdistError, TimeoutError):
 
 
 class PayloadError(TfdistError, ValueError):
-    """A compressed gradient was cut off or changed on its way, or is not what this rank expected."""
+    """A compressed gradient was truncated or corrupted in transit, or is not what this rank expected."""

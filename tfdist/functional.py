@@ -1,7 +1,8 @@
-"""Collectives for loops of one's own, in the terms of Horovod: ``tfdist.init``, ``tfdist.all_reduce``, …
+"""Collectives for custom training loops, similar to Horovod's: ``tfdist.init``, ``tfdist.all_reduce``, …
 
-All of them work eagerly and in graphs, on the CPU's and the GPU's tensors, and have gradients. Every rank of the group
-must call the same ones; a rank that calls another one is told so.
+They work eagerly and in graphs (`join` only eagerly), with tensors on CPUs and GPUs. Collectives that return tensors
+have gradients; `send` and `receive` have none. Every rank of the group must call the same collectives; otherwise an
+error or a warning names the ranks that differ.
 """
 
 from __future__ import annotations
@@ -44,39 +45,44 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _not_converted(function: _Function) -> _Function:
-    """Keeps AutoGraph out; with the signature left visible to type checkers, for whom TensorFlow has no types."""
+    """Disables AutoGraph, and keeps the signature for type checkers, because TensorFlow's decorator has no types."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
 class _Collectives:
-    """Those of one group."""
+    """The collectives of one group."""
 
     def __init__(self, group: EngineGroup) -> None:
         self.bridge, self.slices = Bridge(group), Slices(group)
         self.exchange, self.edges = Exchange(group), Edges(group)
 
 
-def _agreed(joined: World, algorithm: str) -> Calibration:
-    """Rank 0's calibration, when all processes mean the same algorithm. No collective: groups are not used by it."""
-    own = calibration.written(joined.group) if joined.rank == 0 and algorithm == algorithms.AUTO else None
-    everyone = joined.all_gather("what tfdist.init was given", [algorithm, own])
+def _agreed(entered: World, algorithm: str) -> Calibration:
+    """Rank 0's calibration, after checking that all ranks chose the same algorithm. Uses the server, no collective."""
+    own = calibration.written(entered.group) if entered.rank == 0 and algorithm == algorithms.AUTO else None
+    everyone = entered.all_gather("the arguments of tfdist.init", [algorithm, own])
     for rank, (theirs, _) in enumerate(everyone):
         if theirs != everyone[0][0]:
             raise MismatchError(
-                f"ranks differ in what tfdist.init was given: rank 0 has algorithm {everyone[0][0]}, rank {rank} has "
-                f"algorithm {theirs}. Give it the same on every rank."
+                f"ranks differ in the arguments of tfdist.init: rank 0 has algorithm {everyone[0][0]}, rank {rank} has "
+                f"algorithm {theirs}. Pass the same algorithm on every rank."
             )
     text = everyone[0][1]
     return TYPICAL if text is None else calibration.read(text)
 
 
 class _Context:
-    """What `init` has set up."""
+    """The state that `init` sets up."""
 
-    def __init__(self, joined: World, algorithm: str) -> None:
-        self.world = joined
-        self.group = joined.group.using(algorithm, _agreed(joined, algorithm))
+    def __init__(self, entered: World, algorithm: str) -> None:
+        self.world = entered
+        self._group = entered.group.using(algorithm, _agreed(entered, algorithm)) if entered.rank >= 0 else None
         self._made: dict[tuple[int, ...], _Collectives] = {}
+
+    @property
+    def group(self) -> EngineGroup:
+        """The processes that train together."""
+        return self._group or self.world.group  # which raises where this process is none of them
 
     def among(self, group: Group | None) -> _Collectives:
         members = self.group.members if group is None else group.members()
@@ -93,26 +99,29 @@ def init(
     timeouts: Timeouts | None = None,
     algorithm: str = "auto",
 ) -> None:
-    """Joins the job that this process was started in. A second call does nothing.
+    """Enters the job that this process was started in. A second call does nothing.
 
-    Call it first, and give each process its GPU by `local_rank` before TensorFlow uses one:
+    Training tasks wait for each other and start MPI. Parameter servers and evaluators enter without MPI; their `rank`
+    is -1, and their deaths do not end the job.
+
+    Call it first, and assign each process its GPU by `local_rank` before TensorFlow uses one:
     ``tf.config.set_visible_devices(gpus[tfdist.local_rank()], "GPU")``.
 
     Args:
-        cluster_resolver: says who takes part; by default an MPI launcher, TF_CONFIG and Slurm are asked, and a
-            process that nobody told anything is a world of one.
+        cluster_resolver: describes the cluster; by default it is taken from an MPI launcher, else from TF_CONFIG, else
+            from Slurm. Without any of them the process is alone, with size 1.
         timeouts: how long to wait for other processes.
-        algorithm: of `all_reduce`; see `tfdist.AllReduceStrategy`.
+        algorithm: the algorithm of `all_reduce`; see `tfdist.AllReduceStrategy`.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; no MPI library can be used.
+        TfdistError: the others did not enter the job, or this process was refused; or no MPI library can be used.
     """
     global _initialized
     algorithms.check(algorithm)
     if _initialized is None:
-        joined = world.join(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
-        _initialized = _Context(joined, algorithm)
-        if joined.size > 1:
+        entered = world.enter(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
+        _initialized = _Context(entered, algorithm)
+        if entered.rank >= 0 and entered.size > 1:
             keras_unsynchronized.warn_in_fit()
 
 
@@ -122,17 +131,22 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank, from 0."""
+    """This process's rank, from 0; -1 in a parameter server or an evaluator, which take no part in collectives."""
     return _context().world.rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """The number of processes that train together."""
     return _context().world.size
 
 
+def role() -> str:
+    """This process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``."""
+    return _context().world.role
+
+
 def local_rank() -> int:
-    """This process's rank among those on its machine."""
+    """This process's rank among the processes on its machine."""
     return _context().world.local_rank
 
 
@@ -143,20 +157,20 @@ def local_size() -> int:
 
 @_not_converted
 def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
-    """Combines values over the processes, into every one of them.
+    """Combines values over the processes; every process gets the result.
 
     Args:
-        value: a tensor or a nested structure of tensors, which travel together; of the same shapes and dtypes on
-            every process. `tf.IndexedSlices` may have other rows on each, and can be summed and averaged: the
-            result holds the rows of all processes, in the order of their ranks. None, the gradient of a variable that
-            is not connected, stays None.
-        op: ``"mean"`` (of integers, rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``. A mean
-            does not overflow where it is within the range of its dtype itself.
+        value: a tensor or a nested structure of tensors, which are reduced together; of the same shapes and dtypes on
+            every process. `tf.IndexedSlices` may have different rows on each process, and can be summed and averaged:
+            the result holds the rows of all processes, in the order of their ranks. None (the gradient of an
+            unconnected variable) stays None.
+        op: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``. A mean
+            does not overflow if it is within the range of its dtype.
         group: the processes that take part; all by default.
 
     Returns:
-        The same structure of results, equal to the last bit on all processes. Its gradient, for sum and mean, is the
-        sum or mean of the processes' gradients.
+        The results in the same structure, bitwise equal on all processes. The gradient, for sum and mean, is the sum or
+        mean of the processes' gradients.
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
@@ -179,7 +193,9 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
 
 def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
     if op not in ("sum", "mean"):
-        raise ValueError(f"IndexedSlices can be summed and averaged, not combined by {op!r}; use tf.convert_to_tensor")
+        raise ValueError(
+            f"op must be 'sum' or 'mean' for IndexedSlices; got {op!r}. Convert them by tf.convert_to_tensor first"
+        )
     total = sums.all_reduce(slices)
     if op == "sum":
         return total
@@ -212,7 +228,7 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
 
     Args:
         tensor: at least one-dimensional; all dimensions but ``axis`` are the same on every process.
-        axis: along which it is concatenated.
+        axis: the dimension to concatenate along.
         group: the processes that take part; all by default.
 
     Returns:
@@ -224,12 +240,12 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
         return _gathered(exchange, value)
     rank_of = value.shape.rank
     if rank_of is None or not -rank_of <= axis < rank_of:
-        return exchange.all_gather(value, axis)  # which says what is wrong
+        return exchange.all_gather(value, axis)  # raises the error
     order = [axis % rank_of, *(other for other in range(rank_of) if other != axis % rank_of)]
     return tf.transpose(_gathered(exchange, tf.transpose(value, order)), np.argsort(order))
 
 
-# Each of these is the gradient of the other, so that there are gradients of gradients.
+# Each of these is the gradient of the other, so gradients of any order exist.
 
 
 def _gathered(exchange: Exchange, rows: tf.Tensor) -> tf.Tensor:
@@ -260,16 +276,17 @@ def _scattered(
 
 @_not_converted
 def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) -> tf.Tensor:
-    """Combines a tensor over the processes, and leaves each with its share of the result's rows.
+    """Combines a tensor over the processes, and gives each process its share of the result's rows.
 
     Args:
         tensor: at least one-dimensional, of the same shape and dtype on every process.
-        op: as of `all_reduce`.
+        op: as in `all_reduce`.
         group: the processes that take part; all by default.
 
     Returns:
-        This process's rows: all get the same number, the first ones one more where that does not divide. Its
-        gradient, for sum and mean, is the concatenation of the processes' gradients (divided, for mean).
+        This process's rows. All processes get the same number, and the first ones one more if rows do not divide
+        evenly. The gradient, for sum and mean, is the concatenation of the processes' gradients (divided by their
+        number, for mean).
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
@@ -280,20 +297,20 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
 
 @_not_converted
 def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf.Tensor:
-    """One process's tensor, on every process.
+    """Sends one process's tensor to every process.
 
     Args:
-        tensor: of the same shape and dtype on every process.
-        root_rank: whose counts; a rank of the job, in the group.
+        tensor: a tensor of the same shape and dtype on every process.
+        root_rank: the process whose tensor is sent: a rank of the job that is in the group.
         group: the processes that take part; all by default.
 
     Returns:
-        The root's tensor. Its gradient is the sum of all gradients on the root, and zero elsewhere.
+        The root's tensor. The gradient is the sum of all gradients on the root, and zero elsewhere.
     """
     return _sent(_tensor("broadcast", tensor), root_rank, _place(root_rank, group), group)
 
 
-# Again, each is the gradient of the other.
+# Here too, each is the gradient of the other.
 
 
 def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
@@ -322,11 +339,11 @@ def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | Non
 
 @_not_converted
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Group | None = None) -> None:
-    """Gives variables the values that they have on one process.
+    """Assigns one process's values to the variables of every process.
 
     Args:
-        variables: TensorFlow's or Keras's, of the same shapes and dtypes on every process.
-        root_rank: whose values count; a rank of the job, in the group.
+        variables: TensorFlow or Keras variables, of the same shapes and dtypes on every process.
+        root_rank: the process whose values are sent: a rank of the job that is in the group.
         group: the processes that take part; all by default.
     """
     for variable in variables:
@@ -335,16 +352,16 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Gro
 
 @_not_converted
 def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> Any:
-    """Sends some rows to every process, and gets some from every process.
+    """Sends some rows to every process, and receives some from every process.
 
     Args:
         tensor: at least one-dimensional; all dimensions but the first are the same on every process.
-        splits: how many rows go to each process, in the order of the ranks; by default equal shares.
+        splits: the number of rows for each process, in the order of the ranks; by default equal shares.
         group: the processes that take part; all by default.
 
     Returns:
-        The rows that came, in the order of the ranks; with ``splits``, also how many came from each (int64). Its
-        gradient sends every row's gradient back.
+        The received rows, in the order of the ranks; with ``splits``, also the number of rows from each rank (int64).
+        The gradient sends every row's gradient back.
     """
     exchange, count = _context().among(group).exchange, _size(group)
     value = _tensor("all_to_all", tensor)
@@ -371,19 +388,19 @@ def _exchanged(exchange: Exchange, tensor: tf.Tensor, given: tf.Tensor) -> tuple
 
 @_not_converted
 def send(tensor: Any, destination: int, edge: str = "", group: Group | None = None) -> None:
-    """Begins to send a tensor to one process, and goes on; also where that does not receive yet.
+    """Starts to send a tensor to one process, and returns without waiting for the receiver.
 
     Args:
-        tensor: of numbers.
-        destination: a rank of the job, in the group.
-        edge: names what is sent from here to there; of its own for each dtype and number of dimensions. The n-th
-            tensor that is received along an edge is the n-th that was sent.
-        group: the processes among which edges have their names; all by default.
+        tensor: a dense numeric tensor.
+        destination: a rank of the job that is in the group.
+        edge: the name of the connection between the two ranks; a different one for each dtype and number of
+            dimensions. The n-th tensor that is received along an edge is the n-th that was sent.
+        group: the processes among which edge names are unique; all by default.
 
-    It has no gradient: send gradients back along an edge of their own, in a `tf.custom_gradient`.
+    It has no gradient: send gradients back along another edge, in a `tf.custom_gradient`.
     """
     if isinstance(tensor, np.ndarray):
-        tensor = tensor.copy()  # TensorFlow may share its memory, which the caller is free to write to from now on
+        tensor = tensor.copy()  # TensorFlow may share its memory, which the caller may overwrite after this returns
     _context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
 
 
@@ -392,10 +409,10 @@ def receive(spec: tf.TensorSpec, source: int, edge: str = "", group: Group | Non
     """Waits for a tensor from one process.
 
     Args:
-        spec: its dtype and shape, with None where the sender decides.
-        source: a rank of the job, in the group.
-        edge: as of `send`.
-        group: as of `send`.
+        spec: its dtype and shape, with None for dimensions that the sender decides.
+        source: a rank of the job that is in the group.
+        edge: as in `send`.
+        group: as in `send`.
 
     Returns:
         The tensor.
@@ -405,7 +422,7 @@ def receive(spec: tf.TensorSpec, source: int, edge: str = "", group: Group | Non
 
 @_not_converted
 def barrier(group: Group | None = None) -> None:
-    """Waits until every process has come here.
+    """Waits until every process has called this.
 
     Args:
         group: the processes that take part; all by default.
@@ -415,13 +432,13 @@ def barrier(group: Group | None = None) -> None:
 
 @_not_converted
 def join() -> int:
-    """Says that this process has no more data, and takes part with zeros in what the others do until all have joined.
+    """Declares that this process has no more data, and contributes zeros to the others' collectives until all join.
 
-    The others' sums, gathers and barriers go on; a mean still divides by the number of all processes, as Horovod's
-    does. Only from eager code.
+    The others' sums, gathers and barriers continue; a mean still divides by the number of all processes, as Horovod's
+    does. Call it only from eager code.
 
     Returns:
-        The rank that joined last. It has taken every step: broadcast the variables from there.
+        The rank that joined last. It has taken every step, so broadcast the variables from it.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")
@@ -435,9 +452,9 @@ def _context() -> _Context:
 
 
 def _tensor(name: str, value: Any, adds: bool = False) -> tf.Tensor:
-    """What a user gives to a function, as a dense tensor of numbers."""
+    """Converts a user's value to a dense numeric tensor."""
     if isinstance(value, (tf.RaggedTensor, tf.sparse.SparseTensor)):
-        raise TypeError(f"{name} takes dense tensors; got a {type(value).__name__}: pass its parts")
+        raise TypeError(f"{name} takes dense tensors; got a {type(value).__name__}: pass its component tensors")
     tensor = tf.convert_to_tensor(value)
     dtype = tensor.dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or (dtype.is_bool and not adds)):
@@ -451,7 +468,7 @@ def _size(group: Group | None) -> int:
 
 
 def _place(of_job: int, group: Group | None) -> int:
-    """The place in a group of a rank of the job."""
+    """The rank within a group of a rank of the job."""
     ranks = range(size()) if group is None else group.ranks
     if of_job not in ranks:
         raise ValueError(f"the rank must be one of the ranks {list(ranks)}; got {of_job}")

@@ -1,4 +1,4 @@
-"""What a user should see without asking for it, and what of TensorFlow's they should not, as it is wrong here."""
+"""Notices to the user, and suppression of misleading TensorFlow logs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ log = logging.getLogger("tfdist")
 
 
 def notice(text: str, *arguments: object) -> None:
-    """Says something that is no warning: as an INFO record where the program has set logging up, else on stderr.
+    """Shows a notice: as an INFO record if the program has configured logging, else on stderr.
 
-    By itself Python's logging shows warnings only, and a handler of our own would repeat what the program's show.
+    By default Python's logging shows only warnings, and an additional handler would repeat what the program's handlers
+    show.
 
     Args:
-        text: with the places of the arguments, as for `logging`.
-        *arguments: what belongs there.
+        text: a format string, as for `logging`.
+        *arguments: its arguments.
     """
     if log.hasHandlers() or log.level > logging.INFO:
         log.info(text, *arguments)
@@ -27,7 +28,7 @@ def notice(text: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def without_mirrored() -> Iterator[None]:
-    """Leaves out what TensorFlow logs of its `MirroredStrategy`, on which ours stands: that TF_CONFIG is ignored."""
+    """Suppresses TensorFlow's logs about `MirroredStrategy`, such as that TF_CONFIG is ignored, which is wrong here."""
 
     def is_true(record: logging.LogRecord) -> bool:
         return "MirroredStrategy" not in record.getMessage()

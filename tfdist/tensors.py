@@ -1,8 +1,9 @@
-"""How tensors and arrays share memory, and how places in a graph are named."""
+"""Conversion between arrays and tensors without copies, and names of call sites in graphs."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,18 @@ import tensorflow as tf
 _DLPACK_KINDS = "fiuc"
 
 
+def to_array(tensor: tf.Tensor) -> np.ndarray:
+    """Converts an eager tensor to an array, which shares its memory if possible."""
+    if tensor.shape.rank == 0:  # of bfloat16, TensorFlow has a NumPy scalar, which NumPy 2 does not take for an array
+        return np.asarray(tensor.numpy())
+    return np.asarray(tensor)
+
+
 def to_tensor(array: np.ndarray) -> tf.Tensor:
-    """The array as a tensor that stands on the same memory, where DLPack allows it."""
+    """Converts an array to a tensor, which shares its memory if DLPack allows it."""
     if array.dtype == object:
         return tf.convert_to_tensor(array, tf.string)
-    if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # DLPack has no word for that
+    if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # not supported by DLPack
         return tf.convert_to_tensor(array)
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -25,34 +33,49 @@ def to_tensor(array: np.ndarray) -> tf.Tensor:
     return tf.convert_to_tensor(array)
 
 
-def call_site(kind: str) -> str:
-    """Names a place in the graph under construction: the same on every process, and after tracing again.
+def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
+    """A name for a call site in the graph under construction: the same on every process, and after retracing.
 
-    The name is the path of function graphs, each with its place among its namesakes, and the place among the
-    collectives of this kind in the innermost. It holds no shapes: a process whose last batch is smaller may have
-    traced again with other ones.
+    The name is the path of function graphs, each with its index among graphs of the same name, and the index among the
+    collectives of this kind in the innermost graph. Only collectives of the same group count, because a process may
+    use groups that other members do not belong to. The name contains no shapes, because a process whose last batch is
+    smaller may have retraced with other shapes.
+
+    Args:
+        kind: of collective.
+        members: of the group that runs it.
     """
     graph = tf.compat.v1.get_default_graph()
-    place = _count(graph, kind)
+    place = _count(graph, (kind, members))
     path = []
     while (outer := getattr(graph, "outer_graph", None)) is not None:
-        # TensorFlow and Keras number what they name per process, anywhere in a name: these numbers differ as soon as
-        # one process has traced or built something that another has not.
-        name = re.sub(r"_+\d+(?=_|$)", "", graph.name)
-        path.append(f"{name}#{_place_among_namesakes(graph, outer, name)}" if hasattr(outer, "outer_graph") else name)
+        name = unnumbered(graph.name)
+        is_nested = hasattr(outer, "outer_graph")
+        path.append(f"{name}#{_place_among_namesakes(graph, outer, (name, members))}" if is_nested else name)
         graph = outer
     return f"{'/'.join(reversed(path))}: {kind} #{place}"
 
 
-def _count(graph: Any, kind: str) -> int:
-    if not hasattr(graph, "_tfdist_sites"):
-        graph._tfdist_sites = {}
-    sites: dict[str, int] = graph._tfdist_sites
-    sites[kind] = sites.get(kind, -1) + 1
-    return sites[kind]
+def unnumbered(name: str) -> str:
+    """A name or path without the numbers that TensorFlow and Keras add anywhere in it.
+
+    They differ between processes as soon as one has traced or built something that another has not.
+    """
+    return re.sub(r"_+\d+(?=[_/]|$)", "", name)
 
 
-def _place_among_namesakes(graph: Any, outer: Any, name: str) -> int:
-    if not hasattr(graph, "_tfdist_place"):
-        graph._tfdist_place = _count(outer, f"graph {name}")
-    return graph._tfdist_place
+def _count(graph: Any, what: Hashable) -> int:
+    if not hasattr(graph, "_tfdist_counts"):
+        graph._tfdist_counts = {}
+    counts: dict[Hashable, int] = graph._tfdist_counts
+    counts[what] = counts.get(what, -1) + 1
+    return counts[what]
+
+
+def _place_among_namesakes(graph: Any, outer: Any, what: Hashable) -> int:
+    if not hasattr(graph, "_tfdist_places"):
+        graph._tfdist_places = {}
+    places: dict[Hashable, int] = graph._tfdist_places
+    if what not in places:
+        places[what] = _count(outer, ("graph", what))
+    return places[what]

@@ -46,8 +46,8 @@ def ranks():
 def test_lines_are_shown_with_their_rank(ranks):
     outputs, target = Outputs(), io.BytesIO()
     first, second = ranks(2)
-    outputs.show(0, first.reading, target)
-    outputs.show(11, second.reading, target)
+    outputs.show("rank 0", first.reading, target)
+    outputs.show("rank 11", second.reading, target)
     outputs.start()
     first.write(b"a\nb\n")
     second.write(b"c\n\n")
@@ -77,7 +77,7 @@ def test_line_ends(ranks, pieces, lines, ends):
     """Also where a child of the process still holds the pipe when all is over."""
     outputs, target = Outputs(), io.BytesIO()
     (rank,) = ranks(1)
-    outputs.show(0, rank.reading, target)
+    outputs.show("rank 0", rank.reading, target)
     outputs.start()
     for piece in pieces:
         rank.write(piece)
@@ -90,7 +90,7 @@ def test_line_ends(ranks, pieces, lines, ends):
 def test_a_line_without_an_end_is_not_gathered_for_ever(ranks):
     outputs, target = Outputs(), io.BytesIO()
     (rank,) = ranks(1)
-    outputs.show(0, rank.reading, target)
+    outputs.show("rank 0", rank.reading, target)
     outputs.start()
     for _ in range(40):
         rank.write(b"x" * 4096)
@@ -104,38 +104,38 @@ def test_a_line_without_an_end_is_not_gathered_for_ever(ranks):
 def test_the_last_lines_are_kept(ranks):
     outputs = Outputs()
     first, second = ranks(2)
-    outputs.keep(1, first.reading)
-    outputs.keep(2, second.reading)
+    outputs.keep("rank 1", first.reading)
+    outputs.keep("rank 2", second.reading)
     outputs.start()
     for number in range(KEPT_LINES + 3):
         first.write(b"%d\n" % number)
     first.end()
     second.end()
     outputs.finish()
-    assert list(outputs.kept[1].lines) == [b"%d\n" % number for number in range(3, KEPT_LINES + 3)]
-    assert outputs.kept[1].count == KEPT_LINES + 3
-    assert (list(outputs.kept[2].lines), outputs.kept[2].count) == ([], 0)
+    assert list(outputs.kept["rank 1"].lines) == [b"%d\n" % number for number in range(3, KEPT_LINES + 3)]
+    assert outputs.kept["rank 1"].count == KEPT_LINES + 3
+    assert (list(outputs.kept["rank 2"].lines), outputs.kept["rank 2"].count) == ([], 0)
 
 
 def test_the_log_has_every_byte(ranks, tmp_path):
     """As it was written: line ends too, and no rank."""
     outputs = Outputs(str(tmp_path))
     (rank,) = ranks(1)
-    outputs.keep(3, rank.reading)
+    outputs.keep("rank 3", rank.reading)
     outputs.start()
     written = b"1/2\r2/2\r\n\xff no end"
     rank.write(written)
     rank.end()
     outputs.finish()
-    assert outputs.log_path(3) == str(tmp_path / "rank-3.log")
+    assert outputs.log_path("rank 3") == str(tmp_path / "rank-3.log")
     assert (tmp_path / "rank-3.log").read_bytes() == written
-    assert list(outputs.kept[3].lines) == [b"1/2\n", b"2/2\n", b"\xff no end\n"]
+    assert list(outputs.kept["rank 3"].lines) == [b"1/2\n", b"2/2\n", b"\xff no end\n"]
 
 
 def test_the_log_can_be_read_while_the_process_runs(ranks, tmp_path):
     outputs = Outputs(str(tmp_path))
     (rank,) = ranks(1)
-    outputs.keep(0, rank.reading)
+    outputs.keep("rank 0", rank.reading)
     outputs.start()
     rank.write(b"first\n")
     rank.write(b"second\n")
@@ -154,8 +154,8 @@ def test_where_nobody_reads_the_processes_are_told(ranks):
     """Their own next write fails; what goes elsewhere goes on."""
     outputs, target = Outputs(), io.BytesIO()
     unread, read = ranks(2)
-    outputs.show(0, unread.reading, Gone())
-    outputs.show(1, read.reading, target)
+    outputs.show("rank 0", unread.reading, Gone())
+    outputs.show("rank 1", read.reading, target)
     outputs.start()
     unread.write(b"a\n")
     read.write(b"b\n")

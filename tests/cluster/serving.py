@@ -13,9 +13,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from tfdist._version import __version__
-from tfdist.cluster import rendezvous, wire
+from tfdist.cluster import messages, proof, rendezvous
 from tfdist.cluster.control import Control
+from tfdist.cluster.messages import Claims, Message
 from tfdist.cluster.server import Job, Server
 from tfdist.cluster.settings import Timeouts
 
@@ -36,7 +39,9 @@ class Serving:
     def __init__(self, size: int, **settings: Any) -> None:
         described = {
             "name": f"tfdist_test_{os.getpid()}",
-            "tasks": [f"worker {rank} (host{rank}:2222)" for rank in range(size)],
+            "tasks": tuple(f"worker {rank} (host{rank}:2222)" for rank in range(size)),
+            "size": size,
+            "is_elastic": False,
             "digest": DIGEST,
             "version": __version__,
             "secret": SECRET.decode(),
@@ -91,20 +96,14 @@ def serving(size: int = 2, **settings: Any) -> Iterator[Serving]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def claims_of(rank: Any, **changed: Any) -> dict[str, Any]:
-    """What a task says of itself."""
-    return {
-        "rank": rank,
-        "version": __version__,
-        "digest": DIGEST,
-        "hostname": f"host{rank}",
-        "pid": 1000 + (rank if isinstance(rank, int) else 0),
-        **changed,
-    }
+def claims_of(task: int | None, **changed: Any) -> Claims:
+    """What a task states about itself."""
+    claims = Claims(task, f"worker {task}", __version__, DIGEST, hostname=f"host{task}", pid=1000 + (task or 0))
+    return msgspec.structs.replace(claims, **changed)
 
 
 class Task:
-    """One end of a connection to a server, which says what it is told to say."""
+    """One end of a connection to a server, which sends what a test wants."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.partition(":")
@@ -118,70 +117,84 @@ class Task:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; None at the end of the connection."""
+    def line(self) -> bytes:
+        """The next line; empty at the end of the connection."""
         assert time.monotonic() < self._end, "what is waited for does not come"
         try:
-            line = self._lines.readline()
+            return self._lines.readline()
         except ConnectionError:
-            return None
-        return wire.decode(line) if line else None
+            return b""
 
-    def await_type(self, kind: str) -> dict[str, Any]:
+    def hear(self) -> messages.FromServer | None:
+        """The next message; None at the end of the connection."""
+        line = self.line()
+        return messages.from_server(line) if line else None
+
+    def wait_for(self, kind: type[Message]) -> Any:
         """The next message of a type."""
         while (message := self.hear()) is not None:
-            if message.get("type") == kind:
+            if isinstance(message, kind):
                 return message
-        raise AssertionError(f"the connection ended before {kind!r}")
+        raise AssertionError(f"the connection ended before {kind.__name__}")
 
-    def await_answer(self, request: int | None = None) -> dict[str, Any]:
-        """The answer to a request; by default the next one to any."""
-        while (message := self.hear()) is not None:
-            if "re" in message and request in (None, message["re"]):
-                return message
-        raise AssertionError(f"the connection ended before the answer to {request}")
+    def reply(self, request: int | None = None) -> Any:
+        """The value of the reply to a request; by default of the next one to any."""
+        while (message := self.wait_for(messages.Reply)).id != request and request is not None:
+            pass
+        return message.value if message.error is None else message
 
-    def say(self, **message: Any) -> None:
-        self.socket.sendall(wire.encode(message))
+    def say(self, message: Message) -> None:
+        self.socket.sendall(messages.encode(message))
 
-    def knock(self, claims: dict[str, Any], secret: bytes = SECRET, proven: dict[str, Any] | None = None) -> dict:
+    def knock(self, claims: Claims, secret: bytes = SECRET, proven: Claims | None = None) -> messages.Answer | None:
         """Proves itself; returns the answer. ``proven`` are the claims of the proof, if others than are made."""
-        challenge = self.hear()
-        assert challenge is not None
-        self.nonces = (challenge["nonce"], wire.nonce())
-        proof = wire.prove(secret, "task", self.nonces, claims if proven is None else proven)
-        self.say(claims=claims, nonce=self.nonces[1], proof=proof)
-        answer = self.hear()
-        assert answer is not None
-        return answer
+        self.nonces = (messages.challenge(self.line()).nonce, proof.nonce())
+        proved = proof.prove(secret, "task", self.nonces, claims if proven is None else proven)
+        self.say(messages.Hello(claims, self.nonces[1], proved))
+        line = self.line()
+        return messages.answer(line) if line else None
 
     def close(self) -> None:
         self._lines.close()
         self.socket.close()
 
 
-def enter(address: str, rank: int) -> Task:
-    """A task that was let in."""
-    task = Task(address)
-    answer = task.knock(claims_of(rank))
-    assert answer.get("welcome") == rank, answer
-    return task
+def enter(address: str, task: int, **claims: Any) -> Task:
+    """A task that was admitted."""
+    entered = Task(address)
+    answer = entered.knock(claims_of(task, **claims))
+    assert isinstance(answer, messages.Welcome), answer
+    return entered
 
 
-def control(address: str, rank: int, secret: bytes = SECRET, **timeouts: float) -> Control:
+def bind(tasks: list[Task]) -> list[Any]:
+    """Has tasks start MPI together, as far as the server knows."""
+    everyone = tuple(range(len(tasks)))
+    for rank, task in enumerate(tasks):
+        task.say(messages.Gather(999, "bind", everyone, rank, binds=True))
+    return [task.reply(999) for task in tasks]
+
+
+def control(address: str, task: int, secret: bytes = SECRET, **timeouts: float) -> Control:
     """A connection that is not open yet."""
-    return Control(address, claims_of(rank), secret, Timeouts(**{"start": DEADLINE, **timeouts}))
+    return Control(address, claims_of(task), secret, Timeouts(**{"start": DEADLINE, **timeouts}))
+
+
+def enter_and_bind(one: Control, size: int) -> list[Any]:
+    """Enters the job as one of its ranks; returns the number of each."""
+    one.enter()
+    return one.bind(one.task, size)
 
 
 @contextlib.contextmanager
 def connected(address: str, size: int = 2) -> Iterator[list[Control]]:
-    """All tasks of a job, once they have joined."""
+    """All ranks of a job, once they depend on each other."""
     controls = [control(address, rank) for rank in range(size)]
-    joining = [threading.Thread(target=one.join, daemon=True) for one in controls]
-    for thread in joining:
+    entering = [threading.Thread(target=enter_and_bind, args=(one, size), daemon=True) for one in controls]
+    for thread in entering:
         thread.start()
     try:
-        for thread in joining:
+        for thread in entering:
             thread.join(DEADLINE)
             assert not thread.is_alive()
         yield controls

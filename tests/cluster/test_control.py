@@ -1,29 +1,29 @@
-"""A task's connection to a real server; servers that are none of ours are played by a thread."""
+"""A task's membership: its connection to a real server, or to another one, which a thread plays."""
 
 import contextlib
-import json
 import logging
 import logging.handlers
 import queue
 import signal
-import socket
 import threading
 
 import pytest
 
+from tests.cluster.impostor import challenge, contact
 from tests.cluster.serving import (
     DEADLINE,
-    DIGEST,
     SECRET,
     Task,
     claims_of,
     connected,
     control,
     enter,
+    enter_and_bind,
     serving,
 )
-from tfdist.cluster import wire
-from tfdist.cluster.control import RequestTimeoutError
+from tfdist.cluster import messages, proof
+from tfdist.cluster.channel import RequestTimeoutError
+from tfdist.cluster.messages import Call, Get, Invite, Join, Ping, Reply, Stalled, StandIn, State, Welcome
 from tfdist.errors import MismatchError, PeerLostError, RendezvousError, TfdistError
 
 
@@ -69,46 +69,24 @@ def on_all(controls, work):
 # Getting in.
 
 
-def test_all_learn_what_each_says_of_itself():
+def test_all_ranks_wait_for_each_other():
     with serving(3) as job:
         controls = [control(job.address, rank) for rank in range(3)]
         try:
-            assert on_all(controls, lambda one, rank: one.join()) == [[claims_of(rank) for rank in range(3)]] * 3
+            assert on_all(controls, lambda one, rank: enter_and_bind(one, 3)) == [[0, 1, 2]] * 3
             assert {one.job for one in controls} == {job.server.job.name}
         finally:
             for one in controls:
                 one.close()
 
 
-@pytest.mark.parametrize(
-    ("secret", "digest", "words"),
-    [
-        (b"", DIGEST, "refused this task: wrong or missing secret: .* Set TFDIST_SECRET"),
-        (b"another", DIGEST, "refused this task: wrong or missing secret"),
-        (SECRET, "of another", "refused this task: another cluster spec"),
-    ],
-)
-def test_refused(job, secret, digest, words):
-    one = control(job.address, 0, secret)
-    one._claims["digest"] = digest
-    with contextlib.closing(one), pytest.raises(RendezvousError, match=words):
-        one.join()
-
-
-def test_two_tasks_of_one_index(job):
-    with contextlib.closing(control(job.address, 0)) as second:
-        words = "two tasks claim one index: .* already taken by process 1000"
-        with enter(job.address, 0), pytest.raises(RendezvousError, match=words):
-            second.join()
-
-
 def test_who_waits_is_told_when_the_job_fails_before_its_start():
     with serving(3) as job, contextlib.closing(control(job.address, 1)) as one:
         joining = []
-        thread = threading.Thread(target=lambda: joining.append(raised(one.join)))
+        thread = threading.Thread(target=lambda: joining.append(raised(lambda: enter_and_bind(one, 3))))
         thread.start()
         with enter(job.address, 0) as chief:
-            while chief.await_type("missing")["tasks"] != ["worker 2 (host2:2222)"]:
+            while chief.wait_for(messages.Missing).tasks != ("worker 2 (host2:2222)",):
                 pass
             job.chief_dies()
             thread.join(DEADLINE)
@@ -116,120 +94,16 @@ def test_who_waits_is_told_when_the_job_fails_before_its_start():
         assert "the chief, died before the job started" in str(joining[0])
 
 
-class Impostor:
-    """Answers at an address in place of the job's server: each connection is handed to ``answer``."""
-
-    def __init__(self, answer):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._answer = answer
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self):
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                self._answer(connection, connection.makefile("rb"))
-
-    def close(self):
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(DEADLINE)
-
-
-@contextlib.contextmanager
-def contact(answer, **timeouts):
-    """A task's connection to an impostor."""
-    server = Impostor(answer)
-    with contextlib.closing(server), contextlib.closing(control(server.address, 0, **timeouts)) as one:
-        yield one
-
-
-def says(*messages):
-    def answer(connection, lines):
-        connection.sendall(messages[0])
-        for message in messages[1:]:
-            lines.readline()
-            connection.sendall(message)
-        lines.readline()
-
-    return answer
-
-
-def challenge(protocol=wire.PROTOCOL):
-    return wire.encode({"tfdist": protocol, "nonce": "n"})
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "is no rendezvous server of tfdist"),
-        (says(b"x" * (wire.MAX_HANDSHAKE_LINE + 1)), "is no rendezvous server of tfdist"),
-        (says(b"[1]\n"), "is no rendezvous server of tfdist"),
-        (says(challenge(3)), "expected protocol 4, got 3"),
-        (says(b"{}\n"), "expected protocol 4, got None"),
-        (says(challenge(), wire.encode({"welcome": 0, "job": "j"})), "could not prove that it knows the job's secret"),
-        (
-            says(challenge(), wire.encode({"welcome": 0, "job": "j", "proof": "0" * 64})),
-            "could not prove that it knows the job's secret",
-        ),
-    ],
-)
-def test_what_answers_is_not_this_jobs_server(answer, words):
-    with contact(answer) as one, pytest.raises(RendezvousError, match=words):
-        one.join()
-
-
-def test_the_secret_does_not_cross_the_wire():
-    heard = []
-
-    def answer(connection, lines):
-        connection.sendall(challenge())
-        heard.append(lines.readline())
-
-    with contact(answer, start=0.2) as one, pytest.raises(RendezvousError):
-        one.join()
-    assert heard
-    for line in heard:
-        assert set(json.loads(line)) == {"claims", "nonce", "proof"}
-        assert SECRET not in line
-
-
-def test_nobody_answers():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with contextlib.closing(control(address, 1, start=0.15)) as one:
-        words = r"could not be reached within 0.15 s \(.*refused\). Missing: the chief"
-        with pytest.raises(RendezvousError, match=words):
-            one.join()
-
-
-def test_a_server_that_closes_is_tried_again():
-    """As a scheduler starts the chief again; the last reason is told."""
-    connections = []
-
-    def answer(connection, lines):
-        connections.append(connection)
-
-    words = r"within 0.35 s \(it closed the connection: "
-    with contact(answer, start=0.35) as one, pytest.raises(RendezvousError, match=words):
-        one.join()
-    assert len(connections) >= 2
-
-
 def test_refusals_and_who_is_missing_are_logged(job, caplog):
     with contextlib.closing(control(job.address, 0)) as one:
-        thread = threading.Thread(target=one.join)
+        one.enter()
+        thread = threading.Thread(target=one.bind, args=(0, 2))
         thread.start()
         for _ in range(2):
             with Task(job.address) as stranger:
-                assert "refused" in stranger.knock(claims_of(1), b"another")
-        with enter(job.address, 1):
+                assert stranger.knock(claims_of(1), b"another").why
+        with enter(job.address, 1) as other:
+            other.say(messages.Gather(1, "bind", (0, 1), None, binds=True))
             thread.join(DEADLINE)
     refusals = [text for _, _, text in caplog.record_tuples if "refused" in text]
     assert refusals == [
@@ -243,41 +117,65 @@ def test_refusals_and_who_is_missing_are_logged(job, caplog):
 
 def test_gather_barrier_and_values(job):
     def work(one, rank):
-        gathered = one.all_gather("places", {"rank": rank})
+        gathered = one.gather("places", {"rank": rank}, (1, 0))
         if rank == 0:
-            one.send({"type": "put", "key": "card", "value": "of 0"})
-        one.request("barrier", name="put")
-        return gathered, one.request("get", key="card")["value"]
+            one.publish("card", "of 0")
+        one.barrier("put", (0, 1))
+        return gathered, one.look_up("card")
 
     with connected(job.address) as controls:
-        assert on_all(controls, work) == [([{"rank": 0}, {"rank": 1}], "of 0")] * 2
+        assert on_all(controls, work) == [([{"rank": 1}, {"rank": 0}], "of 0")] * 2
+
+
+def test_a_value_is_waited_for(job):
+    with connected(job.address) as (one, other):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(one.look_up("address")))
+        thread.start()
+        other.publish("address", "tcp://127.0.0.1:5")
+        thread.join(DEADLINE)
+        assert found == ["tcp://127.0.0.1:5"]
+        with pytest.raises(RequestTimeoutError):
+            one.look_up("nobody's", timeout=0.05)
+
+
+def test_who_waits_for_a_task_that_fails_is_told(job):
+    with connected(job.address) as (one, _), enter_evaluator(job) as evaluator:
+        evaluator.say(messages.Fails("ValueError: no", mismatch=False))
+        with pytest.raises(RendezvousError, match="evaluator 0, process 1000 on hostNone, failed: ValueError: no"):
+            one.gather("values", None, (0, evaluator.number))
 
 
 def test_many_threads_ask_at_once(job):
     """Each gets the answer to its own question."""
     with connected(job.address) as (one, _):
         for number in range(20):
-            one.send({"type": "put", "key": str(number), "value": number})
-        found = on_all([one] * 20, lambda one, number: one.request("get", key=str(number))["value"])
-        assert found == list(range(20))
+            one.publish(str(number), str(number))
+        found = on_all([one] * 20, lambda one, number: one.look_up(str(number)))
+        assert found == [str(number) for number in range(20)]
 
 
 def test_answers_to_a_callback(job):
     answers, came = [], threading.Event()
     with connected(job.address) as (one, _):
-        one.ask(lambda answer: (answers.append(answer["value"]), came.set()), "get", key="none")
+        one.ask(lambda number: Get(number, "none", wait=False), lambda value: (answers.append(value), came.set()))
         assert came.wait(DEADLINE)
         assert answers == [None]
 
 
+def alone(number):
+    """A gather with a task that does not answer."""
+    return messages.Gather(number, "alone", (0, 1), None)
+
+
 def test_no_answer_in_time(job):
-    words = "no answer to 'barrier' {'name': 'alone'} within 0.05 s"
+    words = "no answer to Gather.*'alone'.* within 0.05 s"
     with connected(job.address) as (one, _), pytest.raises(RequestTimeoutError, match=words):
-        one.request("barrier", timeout=0.05, name="alone")
+        one.request(alone, timeout=0.05)
 
 
 def test_a_late_answer_may_be_given_up(job, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.control._LATE_SECONDS", 0.01)
+    monkeypatch.setattr("tfdist.cluster.channel._LATE_SECONDS", 0.01)
     waited = []
 
     def late(seconds):
@@ -286,7 +184,7 @@ def test_a_late_answer_may_be_given_up(job, monkeypatch):
             raise TfdistError("enough")
 
     with connected(job.address) as (one, _), pytest.raises(TfdistError, match="enough"):
-        one.request("barrier", late=late, name="alone")
+        one.request(alone, late=late)
     assert waited == sorted(waited)
 
 
@@ -295,13 +193,14 @@ def test_a_late_answer_may_be_given_up(job, monkeypatch):
 
 def test_a_task_that_dies(job):
     with contextlib.closing(control(job.address, 0)) as one:
-        thread = threading.Thread(target=one.join)
+        thread = threading.Thread(target=enter_and_bind, args=(one, 2))
         thread.start()
         with enter(job.address, 1) as other:
+            other.say(messages.Gather(1, "bind", (0, 1), None, binds=True))
             thread.join(DEADLINE)
             assert one.failure is None
             asking = []
-            waiting = threading.Thread(target=lambda: asking.append(raised(lambda: one.request("barrier", name="b"))))
+            waiting = threading.Thread(target=lambda: asking.append(raised(lambda: one.barrier("b", (0, 1)))))
             waiting.start()
             other.close()
         failure = failure_of(one)
@@ -314,7 +213,7 @@ def test_a_task_that_dies(job):
         waiting.join(DEADLINE)
         assert asking[0] is failure, "who waits for an answer is told"
         with pytest.raises(PeerLostError):
-            one.request("barrier", name="another")
+            one.barrier("another", (0, 1))
 
 
 def test_an_error_that_a_task_tells(job):
@@ -359,15 +258,29 @@ def test_the_first_reason_counts(job):
 
 def test_farewell(job):
     with connected(job.address) as (first, second):
-        second.leave(None, {"0": 7})
-        first.leave(None, {"0": 7})
+        second.leave(None, {0: 7})
+        first.leave(None, {0: 7})
         on_all([first, second], lambda one, rank: one.end(DEADLINE))
         assert first._all_ended
         assert second._all_ended
-        assert first.departed[1] == {"0": 7}
+        assert first.departed[1] == {0: 7}
         assert first.names[1].startswith("rank 1, worker 1")
         assert first.failure is None
     assert job.ends_by_itself()
+
+
+def test_a_task_that_has_left_may_close_its_connection_at_once():
+    """What it has not read by then does not lose its farewell."""
+    with serving(1) as alone, contextlib.closing(control(alone.address, 0)) as first:
+        first.enter()
+        for number in range(30):
+            evaluator = control(alone.address, None)
+            evaluator.claims = claims_of(None, name=f"evaluator {number}")
+            evaluator.enter()
+            evaluator.leave(None, {}, DEADLINE)
+            evaluator.close()
+        first.gather("all before", None, (0,))
+        assert len(first.departed) == 30
 
 
 def test_a_script_that_ends_with_an_error(job):
@@ -381,66 +294,141 @@ def test_the_server_goes(job):
         job.close()
         assert "is gone: its process, on the chief's machine, was killed" in str(failure_of(one))
         assert one.peer_died
-        one.send({"type": "ping"})  # what cannot be sent is lost
+        one.send(Ping())  # what cannot be sent is lost
 
 
 def admitted(then):
-    """A server that lets everyone in, and starts the job."""
+    """A server that admits everyone, and lets rank 0 start MPI."""
 
     def answer(connection, lines):
         connection.sendall(challenge())
-        nonce = wire.decode(lines.readline())["nonce"]
-        welcome = {"welcome": 0, "job": "j"}
-        connection.sendall(
-            wire.encode({**welcome, "proof": wire.prove(SECRET, "server", ("n", nonce), welcome)})
-            + wire.encode({"type": "start", "claims": [claims_of(0)]})
-        )
+        nonce = messages.hello(lines.readline()).nonce
+        proven = proof.prove(SECRET, "server", ("n", nonce), [0, "j"])
+        connection.sendall(messages.encode(Welcome(0, "j", proven)))
+        gather = messages.from_task(lines.readline())
+        connection.sendall(messages.encode(Reply(gather.id, [0])))
         then(connection, lines)
 
     return answer
 
 
-@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "failed"}\n', b'{"type": "left", "rank": 1}\n'])
+@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "failed"}\n', b'{"type": "left", "task": 1}\n'])
 def test_what_no_server_says_ends_the_job(line):
     heard, came = [], threading.Event()
 
     def then(connection, lines):
         connection.sendall(line)
         for said in lines:
-            if (message := wire.decode(said))["type"] != "ping":
+            if not isinstance(message := messages.from_task(said), Ping):
                 heard.append(message)
                 came.set()
 
     with contact(admitted(then)) as one:
-        one.join()
-        assert "sent what this task does not understand" in str(failure_of(one))
+        enter_and_bind(one, 1)
+        assert "sent an invalid message" in str(failure_of(one))
         assert came.wait(DEADLINE)
-        assert heard[0]["type"] == "fails", "the others are told"
+        assert isinstance(heard[0], messages.Fails), "the others are told"
 
 
 def test_a_silent_server_is_lost(monkeypatch):
-    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
     pings = []
 
     def then(connection, lines):
         for line in lines:
-            pings.append(wire.decode(line))
+            pings.append(messages.from_task(line))
 
     with contact(admitted(then), heartbeat=0.1) as one:
-        one.join()
+        enter_and_bind(one, 1)
         assert "gave no sign of life for" in str(failure_of(one))
-    assert {"type": "ping"} in pings
+    assert Ping() in pings
 
 
 def test_ctrl_c_ends_the_job(job):
     """Noticed by the thread, whatever the main thread does."""
     with connected(job.address) as (one, other):
-        assert one._interrupts.active
-        assert not other._interrupts.active, "a process has one of them"
+        assert one._channel._interrupts.active
+        assert not other._channel._interrupts.active, "a process has one of them"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert str(failure_of(one)) == "interrupted (Ctrl-C)"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# Tasks without a rank.
+
+
+@contextlib.contextmanager
+def enter_evaluator(job):
+    with Task(job.address) as task:
+        task.number = task.knock(claims_of(None, name="evaluator 0")).task
+        yield task
+
+
+class Watcher:
+    def __init__(self):
+        self.events = queue.SimpleQueue()
+
+    def came(self, task):
+        self.events.put(("came", task))
+
+    def lost(self, task, error):
+        self.events.put(("lost", task, str(error)))
+
+    def over(self):
+        self.events.put(("over",))
+
+    def next(self):
+        return self.events.get(timeout=DEADLINE)
+
+
+def test_the_death_of_a_task_without_a_rank_is_an_event(job):
+    with connected(job.address) as (one, _):
+        watcher = Watcher()
+        one.watch(watcher)
+        for _ in range(2):
+            with enter_evaluator(job) as evaluator:
+                assert watcher.next() == ("came", evaluator.number)
+                assert one.present[evaluator.number] == "evaluator 0"
+            kind, number, why = watcher.next()
+            assert (kind, number) == ("lost", evaluator.number)
+            assert why.startswith("evaluator 0, process 1000 on hostNone, died")
+            assert evaluator.number not in one.present
+        assert one.failure is None
+
+
+def test_a_task_without_a_rank_outlives_the_job(job):
+    evaluator = control(job.address, None)
+    evaluator.claims = claims_of(None, name="evaluator 0")
+    watcher = Watcher()
+    evaluator.watch(watcher)
+    with contextlib.closing(evaluator):
+        evaluator.enter()
+        assert watcher.next() == ("came", evaluator.task)
+        with connected(job.address) as ranks:
+            assert sorted(watcher.next() for _ in range(2)) == [("came", 0), ("came", 1)]
+            for one in ranks:
+                one.leave(None, {})
+            on_all(ranks, lambda one, rank: one.end(DEADLINE))
+        assert watcher.next() == ("over",)
+        assert job.ends_by_itself()
+        assert evaluator.failure is None
+
+
+def test_a_rank_that_is_lost_is_an_event_for_other_tasks(job):
+    evaluator = control(job.address, None)
+    evaluator.claims = claims_of(None, name="evaluator 0")
+    watcher = Watcher()
+    with contextlib.closing(evaluator):
+        evaluator.enter()
+        with connected(job.address) as (_, second):
+            evaluator.watch(watcher)
+            second.tell_failure(ValueError("no"))
+            while (event := watcher.next())[0] != "lost":
+                pass
+        assert event[1] == 1
+        assert event[2].endswith("failed: ValueError: no")
+        assert evaluator.failure is None
 
 
 # Collectives.
@@ -456,7 +444,7 @@ class Listener:
 
     def state(self):
         self.note("report")
-        return {"under_way": [], "counts": {}}
+        return State((), {})
 
     def rank_joined(self):
         self.note("joined", dict(self.control.joined))
@@ -464,8 +452,8 @@ class Listener:
     def all_joined(self, last):
         self.note("all joined", last, dict(self.control.joined))
 
-    def invited(self, call):
-        self.note("invited", call["key"])
+    def invited(self, invitation):
+        self.note("invited", invitation.call.key)
 
 
 @pytest.fixture
@@ -483,18 +471,18 @@ def test_what_is_said_of_collectives(job, logged):
         first, second = (Listener(one) for one in controls)
         for one in (first, second):
             one.control.attend(one)
-        second.control.send({"type": "join", "counts": {"0": 2}})
+        second.control.send(Join({0: 2}))
         assert first.came.acquire(timeout=DEADLINE)
-        first.control.send({"type": "invite", "to": [1], "key": "sum", "number": 0, "call": 2, "stand_in": {}})
+        first.control.send(Invite((1,), Call("sum", 0, 2, None), StandIn("barrier")))
         for _ in range(2):
             assert second.came.acquire(timeout=DEADLINE)
-        first.control.send({"type": "stalled", "seconds": 60})
+        first.control.send(Stalled(60))
         for one in (first, second):
             assert one.came.acquire(timeout=DEADLINE)
         assert "a rank has waited for more than 60 s" in logged.get(timeout=DEADLINE).getMessage()
-        first.control.send({"type": "join", "counts": {"0": 3}})
+        first.control.send(Join({0: 3}))
         for one in (first, second):
             assert one.came.acquire(timeout=DEADLINE)
-    joined = ("joined", {1: {"0": 2}})
+    joined = ("joined", {1: {0: 2}})
     assert first.heard == [joined, ("report",), ("all joined", 0, {})]
     assert second.heard == [joined, ("invited", "sum"), ("report",), ("all joined", 0, {})]

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from tests.cluster.serving import DIGEST, SECRET, Task, claims_of, enter
-from tfdist.cluster import rendezvous
+from tests.cluster.serving import DIGEST, SECRET, Task, bind, claims_of, enter
+from tfdist.cluster import messages, rendezvous
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import RendezvousError
 
@@ -62,19 +62,19 @@ def test_the_server_process_serves_the_job_and_ends_with_it(monkeypatch):
     monkeypatch.setenv("TFDIST_SECRET", SECRET.decode())
     listener = rendezvous.listen("127.0.0.1:0")
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    server = rendezvous.ServerProcess(listener, ["worker 0", "worker 1"], DIGEST, SECRET, Timeouts())
+    server = rendezvous.ServerProcess(listener, ["worker 0", "worker 1"], 2, DIGEST, SECRET, Timeouts())
     try:
         assert listener.fileno() == -1
         with Task(address) as stranger:
-            assert "wrong or missing secret" in stranger.knock(claims_of(0), secret=b"another")["refused"]
+            assert "wrong or missing secret" in stranger.knock(claims_of(0), secret=b"another").why
         with enter(address, 0) as first, enter(address, 1) as second:
-            assert [claims["rank"] for claims in first.await_type("start")["claims"]] == [0, 1]
+            assert bind([first, second]) == [[0, 1]] * 2
             with open(f"/proc/{server._process.pid}/environ", "rb") as environment:
                 assert SECRET not in environment.read()
             for task in (first, second):
-                task.say(type="leave", counts={})
-                task.say(type="end")
-            first.await_type("all ended")
+                task.say(messages.Leave(None, {}))
+                task.say(messages.End())
+            first.wait_for(messages.AllEnded)
     finally:
         server.close(20.0)
     assert server._process.returncode == 0
@@ -83,9 +83,25 @@ def test_the_server_process_serves_the_job_and_ends_with_it(monkeypatch):
 def test_a_server_that_does_not_end_is_ended():
     listener = rendezvous.listen("127.0.0.1:0")
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    server = rendezvous.ServerProcess(listener, ["worker 0"], DIGEST, SECRET, Timeouts())
+    server = rendezvous.ServerProcess(listener, ["worker 0"], 1, DIGEST, SECRET, Timeouts())
     with enter(address, 0) as task:
-        task.await_type("start")
+        bind([task])
         server.close(0.01)
         assert server._process.returncode == -9
-        assert task.hear() is None
+        while task.hear() is not None:
+            pass
+
+
+def test_a_server_that_is_released_serves_those_that_are_left():
+    listener = rendezvous.listen("127.0.0.1:0")
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    tasks = ["chief 0", "worker 0", "ps 0"]
+    server = rendezvous.ServerProcess(listener, tasks, 2, DIGEST, SECRET, Timeouts(), is_elastic=True)
+    with enter(address, 1) as worker:
+        with enter(address, 0) as chief:
+            chief.say(messages.Leave(None, {}))
+        server.release()
+        worker.say(messages.Get(1, "nothing", wait=False))
+        assert worker.reply(1) is None
+        worker.say(messages.Leave(None, {}))
+    assert server._process.wait(20.0) == 0

@@ -1,12 +1,37 @@
-"""The rendezvous server over real connections; its tasks say byte by byte what a test wants them to."""
+"""The rendezvous server over real connections; its tasks send message by message what a test wants."""
 
 import contextlib
 import re
 
 import pytest
 
-from tests.cluster.serving import SECRET, Task, claims_of, enter, serving
-from tfdist.cluster import wire
+from tests.cluster.serving import SECRET, Task, bind, claims_of, enter, serving
+from tfdist.cluster import messages, proof
+from tfdist.cluster.messages import (
+    AllEnded,
+    Call,
+    End,
+    Failed,
+    Fails,
+    Gather,
+    Get,
+    Leave,
+    Left,
+    Lost,
+    Missing,
+    Over,
+    Ping,
+    Present,
+    Put,
+    Refused,
+    Report,
+    Stall,
+    Stalled,
+    State,
+    Welcome,
+)
+
+RANK_1 = "rank 1, worker 1 (host1:2222), process 1001 on host1,"
 
 
 @pytest.fixture
@@ -16,54 +41,78 @@ def job():
 
 
 @contextlib.contextmanager
-def all_in(server, size=2):
-    """All tasks of a job that has started."""
+def entered(server, *numbers):
     with contextlib.ExitStack() as stack:
-        tasks = [stack.enter_context(enter(server.address, rank)) for rank in range(size)]
-        for task in tasks:
-            task.await_type("start")
+        yield [stack.enter_context(enter(server.address, number)) for number in numbers]
+
+
+@contextlib.contextmanager
+def bound(server, size=2):
+    """All ranks of a job, which depend on each other."""
+    with entered(server, *range(size)) as tasks:
+        bind(tasks)
         yield tasks
 
 
-# Letting tasks in.
+def with_roles(**settings):
+    """A job of two workers, a parameter server and an evaluator, which are tasks 2 and 3."""
+    tasks = ("worker 0 (a:1)", "worker 1 (b:1)", "ps 0 (c:1)", "evaluator 0 (d:1)")
+    return serving(2, **{"tasks": tasks, **settings})
 
 
-def test_the_job_starts_when_all_are_there(job):
+def still_serves(task):
+    task.say(Get(77, "nothing", wait=False))
+    assert task.reply(77) is None
+
+
+# Admitting tasks.
+
+
+def test_tasks_learn_who_is_there(job):
+    with entered(job, 1, 0) as (second, first):
+        assert first.wait_for(Present) == Present(1, "worker 1 (host1:2222)")
+        assert first.wait_for(Present) == Present(0, "worker 0 (host0:2222)")
+        assert [second.wait_for(Present).task for _ in range(2)] == [1, 0]
+
+
+def test_ranks_depend_on_each_other_once_all_ask_for_it(job):
     with enter(job.address, 1) as second:
-        missing = second.await_type("missing")
-        assert (missing["tasks"], missing["refused"]) == (["worker 0 (host0:2222)"], [])
+        assert second.wait_for(Missing) == Missing(("worker 0 (host0:2222)",), ())
+        second.say(Gather(5, "bind", (0, 1), "of 1", binds=True))
         with enter(job.address, 0) as first:
+            still_serves(first)
+            assert not job.server.bound
+            first.say(Gather(5, "bind", (0, 1), "of 0", binds=True))
             for task in (first, second):
-                assert task.await_type("start")["claims"] == [claims_of(0), claims_of(1)]
+                assert task.reply(5) == ["of 0", "of 1"]
+            still_serves(first)
+            assert job.server.bound == {0, 1}
 
 
 def test_the_server_proves_itself_too(job):
     with Task(job.address) as task:
         answer = task.knock(claims_of(0))
-        proof = answer.pop("proof")
-        assert answer == {"welcome": 0, "job": job.server.job.name}
-        assert proof == wire.prove(SECRET, "server", task.nonces, answer)
+        proven = proof.prove(SECRET, "server", task.nonces, [0, job.server.job.name])
+        assert answer == Welcome(0, job.server.job.name, proven)
 
 
 @pytest.mark.parametrize(
     ("claims", "words"),
     [
         (claims_of(0, version="0.0.1"), "another tfdist version: the chief runs"),
-        (claims_of(0, version=None), "another tfdist version"),
         (claims_of(0, digest="of another"), "another cluster spec: .* worker 0 .host0:2222., worker 1 .host1:2222."),
-        (claims_of(2), "no such rank: expected 0 to 1, got 2"),
-        (claims_of(-1), "no such rank"),
-        (claims_of("0"), "no such rank"),
-        (claims_of(None), "no such rank"),
+        (claims_of(2), "no such task: expected a number from 0 to 1, got 2"),
+        (claims_of(-1), "no such task"),
+        (claims_of(None, name="worker 7"), "not in the cluster: the chief's cluster does not list worker 7"),
         (claims_of(1), "two tasks claim one index: worker 1 .* is already taken by process 1001 on host1"),
     ],
 )
 def test_refusals(job, claims, words):
     with enter(job.address, 1) as member:
         with Task(job.address) as task:
-            assert re.match(words, task.knock(claims)["refused"])
+            assert re.match(words, task.knock(claims).why)
             assert task.hear() is None, "the connection stays"
-        while not (told := member.await_type("missing")["refused"]):
+        while not (told := member.wait_for(Missing).refused):
             pass
         assert len(told) == 1
 
@@ -78,84 +127,107 @@ def test_without_the_secret_nobody_learns_anything(job):
             (b"another", wrong, None),
         ]:
             with Task(job.address) as task:
-                refused = task.knock(claims, secret, proven)["refused"]
+                refused = task.knock(claims, secret, proven).why
                 assert refused.startswith("wrong or missing secret")
                 assert "worker" not in refused
-        while len(refusals := member.await_type("missing")["refused"]) < 2:
+        while len(refusals := member.wait_for(Missing).refused) < 2:
             pass
-        assert refusals == [
+        assert refusals == (
             "worker 0 (host0:2222) from 127.0.0.1 (wrong or missing secret)",
             "a task from 127.0.0.1 (wrong or missing secret)",
-        ], "one line a task, however often it comes"
+        ), "one line a task, however often it comes"
 
 
 def test_an_old_proof_is_worth_nothing(job):
     with Task(job.address) as task, Task(job.address) as listener:
         task.knock(claims_of(0))
-        listener.hear()
-        proof = wire.prove(SECRET, "task", task.nonces, claims_of(1))
-        listener.say(claims=claims_of(1), nonce=task.nonces[1], proof=proof)
-        assert "wrong or missing secret" in listener.hear()["refused"]
+        listener.line()
+        proven = proof.prove(SECRET, "task", task.nonces, claims_of(1))
+        listener.say(messages.Hello(claims_of(1), task.nonces[1], proven))
+        assert "wrong or missing secret" in messages.answer(listener.line()).why
 
 
 @pytest.mark.parametrize(
-    "line", [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b'{"claims": 3}\n', b"\xff\n", b"x" * (1 << 14)]
+    "line",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"type": "hello", "claims": 3, "nonce": "", "proof": ""}\n',
+        b'{"type": "hello", "claims": {"task": "0"}, "nonce": "", "proof": ""}\n',
+        b"\xff\n",
+        b"x" * (1 << 14),
+    ],
 )
-def test_strangers_are_not_answered(job, line):
+def test_others_are_not_answered(job, line):
     with Task(job.address) as stranger:
-        assert stranger.hear()["tfdist"] == wire.PROTOCOL
+        assert messages.challenge(stranger.line()).tfdist == messages.PROTOCOL
         stranger.socket.sendall(line)
         assert stranger.hear() is None
-    with all_in(job):
+    with bound(job):
         pass
 
 
-def test_a_task_that_goes_before_the_start_may_come_again():
+def test_a_rank_that_dies_before_the_start_may_come_again():
     with serving(3) as job, enter(job.address, 1) as second:
         with enter(job.address, 0):
-            while second.await_type("missing")["tasks"] != ["worker 2 (host2:2222)"]:
+            while second.wait_for(Missing).tasks != ("worker 2 (host2:2222)",):
                 pass
-        while second.await_type("missing")["tasks"] != ["worker 0 (host0:2222)", "worker 2 (host2:2222)"]:
+        while second.wait_for(Missing).tasks != ("worker 0 (host0:2222)", "worker 2 (host2:2222)"):
             pass
-        with enter(job.address, 0) as first, enter(job.address, 2):
-            first.await_type("start")
+        with entered(job, 0, 2) as (first, third):
+            assert bind([first, second, third]) == [[0, 1, 2]] * 3
 
 
-def test_nobody_comes_in_after_the_start():
-    with serving(3) as job, all_in(job, 3) as (first, _, third):
-        third.say(type="end")
+def test_no_rank_can_be_replaced_after_the_start():
+    with serving(3) as job, bound(job, 3) as (first, _, third):
+        third.say(End())
         third.close()
         # The first task is told nothing of it; that the server knows shows in its answer to who comes again.
         while True:
             with Task(job.address) as again:
-                refused = again.knock(claims_of(2))["refused"]
+                refused = again.knock(claims_of(2)).why
             if not refused.startswith("two tasks claim"):
                 break
-        assert refused == "too late: the job has started, and worker 2 (host2:2222) has left it already."
-        first.say(type="get", key="x", id=0)
-        first.await_answer(0)
+        assert refused.startswith("too late: the job has started, and worker 2 (host2:2222) has left it already.")
+        still_serves(first)
 
 
 def test_too_few_came(monkeypatch):
-    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
     with serving(3, start_timeout=0.05) as job, enter(job.address, 1) as task:
         with Task(job.address) as stranger:
             stranger.knock(claims_of(0), b"another")
-        failed = task.await_type("failed")
-        assert (failed["kind"], failed["rank"], failed["died"]) == ("lost", None, False)
-        assert failed["why"].startswith(
+        task.say(Gather(1, "bind", (0, 1, 2), None, binds=True))
+        failed = task.wait_for(Failed)
+        assert not failed.mismatch
+        assert failed.why.startswith(
             "1 of 3 tasks came within 0.05 s. Missing: worker 0 (host0:2222), worker 2 (host2:2222). "
         )
         with enter(job.address, 0) as late:
-            assert late.hear() == failed, "who comes later is told at once"
+            assert late.wait_for(Failed) == failed, "who comes later is told at once"
+
+
+def test_nobody_is_too_late_where_nobody_waits(monkeypatch):
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
+    with serving(2, start_timeout=0.05) as job, enter(job.address, 1) as task:
+        for _ in range(20):
+            task.say(Ping())
+            task.wait_for(Ping)
+        assert job.server.failure is None
+
+
+def test_a_rank_that_never_starts_mpi(monkeypatch):
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
+    with serving(2, start_timeout=0.05) as job, entered(job, 0, 1) as (first, second):
+        first.say(Gather(1, "bind", (0, 1), None, binds=True))
+        assert "not all of the 2 tasks started MPI within 0.05 s" in second.wait_for(Failed).why
 
 
 def test_the_chief_dies_before_the_start(job):
     with enter(job.address, 1) as task:
         job.chief_dies()
-        failed = task.await_type("failed")
-        assert failed["why"] == "worker 0 (host0:2222), the chief, died before the job started."
-        assert failed["rank"] == 0
+        assert task.wait_for(Failed).why == "worker 0 (host0:2222), the chief, died before the job started."
     assert job.ends_by_itself()
 
 
@@ -168,146 +240,231 @@ def test_the_chief_dies_before_anyone_comes(job):
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_task_that_dies(job, left):
-    with all_in(job) as (first, second):
+def test_a_rank_that_dies(job, left):
+    with bound(job) as (first, second):
         if left:
-            second.say(type="leave", counts={"0": 3})
-            assert first.await_type("left") == {
-                "type": "left",
-                "rank": 1,
-                "name": "rank 1, worker 1 (host1:2222), process 1001 on host1,",
-                "counts": {"0": 3},
-            }
+            second.say(Leave(None, {0: 3}))
+            assert first.wait_for(Left) == Left(1, RANK_1, {0: 3})
         second.close()
-        failed = first.await_type("failed")
-        assert (failed["kind"], failed["rank"], failed["died"]) == ("lost", 1, True)
         when = "after its script had ended, before MPI had" if left else "before its script had ended"
-        name = "rank 1, worker 1 (host1:2222), process 1001 on host1,"
-        assert failed["why"] == f"{name} died (its connection closed {when})."
+        lost = first.wait_for(Lost)
+        assert lost == Lost(1, f"{RANK_1} died (its connection closed {when}).", died=True, bound=True)
     assert job.ends_by_itself(), "nobody is left"
 
 
 def test_a_silent_task_is_lost(monkeypatch):
-    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.02)
-    with serving(2, heartbeat_timeout=0.1) as job, all_in(job) as (first, second):
-        while (message := first.hear())["type"] == "ping":
-            first.say(type="ping")
-        assert (message["type"], message["rank"], message["died"]) == ("failed", 1, True)
-        assert "gave no sign of life for" in message["why"]
-        assert second.await_type("failed") == message
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
+    with serving(2, heartbeat_timeout=0.1) as job, bound(job) as (first, second):
+        while isinstance(message := first.hear(), (Ping, Present, Missing)):
+            first.say(Ping())
+        assert (message.task, message.died) == (1, True)
+        assert "gave no sign of life for" in message.why
+        assert second.wait_for(Lost) == message
 
 
 def test_a_job_that_is_stopped_as_a_whole_has_lost_nobody(monkeypatch):
     """Ctrl-Z: all are silent, for as long as it lasts."""
-    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.02)
-    with serving(2, heartbeat_timeout=0.1) as job, all_in(job) as (first, _):
-        assert [first.hear()["type"] for _ in range(20)] == ["ping"] * 20
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
+    with serving(2, heartbeat_timeout=0.1) as job, bound(job) as (first, _):
+        for _ in range(20):
+            first.wait_for(Ping)
+        assert not job.server.lost
 
 
 @pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "get"}\n', b'{"type": "stalled", "seconds": []}\n'])
-def test_a_task_that_says_what_no_task_says_is_lost(job, line):
-    with all_in(job) as (first, second):
+def test_a_task_that_sends_an_invalid_message_is_lost(job, line):
+    with bound(job) as (first, second):
         second.socket.sendall(line)
-        assert first.await_type("failed")["rank"] == 1
+        assert first.wait_for(Lost).task == 1
         while second.hear() is not None:
             pass
 
 
 def test_all_leave_in_good_order(job):
-    with all_in(job) as (first, second):
-        first.say(type="leave", counts={})
-        first.say(type="end")
-        second.await_type("left")
-        second.say(type="leave", counts={})
-        second.say(type="end")
+    with bound(job) as (first, second):
+        first.say(Leave(None, {}))
+        first.say(End())
+        second.wait_for(Left)
+        second.say(Leave(None, {}))
+        second.say(End())
         for task in (first, second):
-            task.await_type("all ended")
+            task.wait_for(AllEnded)
     assert job.ends_by_itself()
-    assert job.server.failure is None
+    assert not job.server.lost
 
 
 def test_a_task_that_fails_is_the_cause(job):
-    with all_in(job) as (first, second):
-        second.say(type="fails", why="ValueError: no", mismatch=False)
-        failed = first.await_type("failed")
-        assert failed["why"] == "rank 1, worker 1 (host1:2222), process 1001 on host1, failed: ValueError: no"
-        assert (failed["kind"], failed["died"]) == ("lost", False)
-        first.say(type="fails", why="because of the other", mismatch=False)
-        first.say(type="get", key="x", id=5)
-        first.await_answer(5)
-        assert job.server.failure["rank"] == 1, "the first cause counts"
+    with bound(job) as (first, second):
+        second.say(Fails("ValueError: no", mismatch=False))
+        assert first.wait_for(Lost) == Lost(1, f"{RANK_1} failed: ValueError: no", died=False, bound=True)
+        first.say(Fails("because of the other", mismatch=False))
+        still_serves(second)
 
 
 def test_a_script_that_ended_with_an_error(job):
-    with all_in(job) as (first, second):
-        second.say(type="leave", failed="ValueError: no", counts={})
-        failed = first.await_type("failed")
-        assert failed["why"].endswith("process 1001 on host1, failed: ValueError: no")
+    with bound(job) as (first, second):
+        second.say(Leave("ValueError: no", {}))
+        assert first.wait_for(Lost).why.endswith("process 1001 on host1, failed: ValueError: no")
 
 
-def test_different_data_are_told_as_such(job):
-    with all_in(job) as (first, second):
-        first.say(type="fails", why="ranks differ", mismatch=True)
-        failed = second.await_type("failed")
-        assert (failed["kind"], failed["why"]) == ("mismatch", "ranks differ")
+def test_a_rank_that_fails_before_the_start_is_not_waited_for(job):
+    with entered(job, 0, 1) as (first, second):
+        first.say(Gather(1, "bind", (0, 1), None, binds=True))
+        second.say(Leave("MPIUnavailableError: no MPI", {}))
+        assert first.reply(1).error == f"{RANK_1} failed: MPIUnavailableError: no MPI"
 
 
-# What tasks ask for.
+def test_different_data_are_told_to_the_members_of_the_group():
+    with serving(3) as job, bound(job, 3) as (first, second, third):
+        first.say(Fails("ranks differ", mismatch=True, members=(0, 1)))
+        for task in (first, second):
+            assert task.wait_for(Failed) == Failed("ranks differ", mismatch=True)
+        third.say(Get(1, "nothing", wait=False))
+        while not isinstance(message := third.hear(), messages.Reply):
+            assert not isinstance(message, Failed)
+
+
+# Other roles.
+
+
+def test_a_task_without_a_rank_dies_and_comes_back():
+    with with_roles() as job, enter(job.address, 3) as evaluator, bound(job) as (first, second):
+        evaluator.close()
+        for task in (first, second):
+            why = "evaluator 0 (d:1), process 1003 on host3, died (its connection closed before its script had ended)."
+            assert task.wait_for(Lost) == Lost(3, why, died=True, bound=False)
+        with enter(job.address, 3) as again:
+            assert first.wait_for(Present) == Present(3, "evaluator 0 (d:1)")
+            still_serves(again)
+        assert not job.server.lost
+
+
+def test_a_task_without_a_rank_may_leave_at_any_time():
+    with with_roles() as job, enter(job.address, 2) as ps, bound(job) as (first, _):
+        ps.say(Leave(None, {}))
+        first.wait_for(Left)
+        ps.close()
+        first.say(Gather(1, "alone", (0,), None))
+        while not isinstance(message := first.hear(), messages.Reply):
+            assert not isinstance(message, Lost)
+
+
+def test_the_job_is_over_without_training_tasks():
+    with with_roles() as job, entered(job, 2, 3) as (ps, evaluator):
+        with bound(job) as ranks:
+            for task in ranks:
+                task.say(Leave(None, {}))
+                task.say(End())
+            for task in ranks:
+                task.wait_for(AllEnded)
+        for task in (ps, evaluator):
+            task.wait_for(Over)
+            while task.hear() is not None:
+                pass
+        assert job.ends_by_itself()
+
+
+def test_other_roles_may_come_and_go_before_the_chief():
+    with with_roles() as job:
+        with enter(job.address, 3):
+            pass
+        with bound(job) as (first, _):
+            still_serves(first)
+
+
+def test_a_worker_of_an_elastic_job_dies_and_another_comes():
+    with with_roles(is_elastic=True) as job, entered(job, 0, 1, 2) as (chief, worker, ps):
+        worker.close()
+        lost = chief.wait_for(Lost)
+        assert (lost.task, lost.bound) == (1, False)
+        with enter(job.address, 1) as again, enter(job.address, None, name="worker 7") as new:
+            while ps.wait_for(Present).name != "worker 7":
+                pass
+            still_serves(again)
+            still_serves(new)
+        with Task(job.address) as same:
+            answer = same.knock(claims_of(None, name="worker 7"))
+            while isinstance(answer, Refused):  # until the server knows that it has gone
+                with Task(job.address) as same:
+                    answer = same.knock(claims_of(None, name="worker 7"))
+            assert answer.task == 4, "the number of its name"
+
+
+def test_an_elastic_job_waits_for_its_chief():
+    with with_roles(is_elastic=True) as job, enter(job.address, 2) as ps:
+        with enter(job.address, 0):
+            pass
+        job.chief_dies()
+        assert ps.wait_for(Lost).task == 0
+        with enter(job.address, 0) as again:
+            still_serves(again)
+            again.say(Leave(None, {}))
+        ps.wait_for(Over)
+    assert job.ends_by_itself()
+
+
+def test_an_elastic_job_whose_chief_has_ended_waits_for_nobody():
+    with with_roles(is_elastic=True) as job, entered(job, 0, 2) as (chief, ps):
+        with enter(job.address, 1):
+            pass
+        assert chief.wait_for(Lost).task == 1
+        chief.say(Leave(None, {}))
+        chief.close()
+        ps.wait_for(Over)
+    assert job.ends_by_itself()
+
+
+def test_an_elastic_job_does_not_wait_for_ever():
+    with with_roles(is_elastic=True, start_timeout=0.05) as job, enter(job.address, 2) as ps:
+        with enter(job.address, 0):
+            pass
+        ps.wait_for(Over)
+    assert job.ends_by_itself()
+
+
+# Requests.
 
 
 def test_values(job):
-    with all_in(job) as (first, second):
-        first.say(type="get", key="card", id=1)
-        assert first.await_answer(1)["value"] is None
-        first.say(type="put", key="card", value="ü")
-        first.say(type="get", key="card", id=2)
-        assert first.await_answer(2)["value"] == "ü"
-        second.say(type="get", key="card", id=1)
-        assert second.await_answer(1)["value"] == "ü"
+    with bound(job) as (first, second):
+        first.say(Get(1, "card", wait=False))
+        assert first.reply(1) is None
+        second.say(Get(1, "card", wait=True))
+        first.say(Put("card", "ü"))
+        assert second.reply(1) == "ü"
 
 
-def test_gathers_are_told_apart_by_their_names(job):
-    with all_in(job) as (first, second):
-        first.say(type="gather", name="a", value={"x": 1}, id=10)
-        first.say(type="gather", name="b", value=None, id=11)
-        second.say(type="gather", name="b", value=[2], id=20)
-        second.say(type="gather", name="a", value="s", id=21)
-        for task, a, b in ((first, 10, 11), (second, 21, 20)):
-            answers = {answer["re"]: answer["values"] for answer in (task.await_answer(), task.await_answer())}
-            assert answers == {a: [{"x": 1}, "s"], b: [None, [2]]}
-
-
-def test_a_barrier_has_no_answer_before_all_have_come(job):
-    with all_in(job) as (first, second):
-        first.say(type="barrier", name="b", id=1)
-        first.say(type="get", key="x", id=2)
-        assert first.await_answer()["re"] == 2, "the answer to the later question comes first"
-        for _ in range(2):  # a name can be used again
-            second.say(type="barrier", name="b", id=1)
-            first.await_answer(1)
-            second.await_answer(1)
-            first.say(type="barrier", name="b", id=1)
+def test_a_barrier_has_no_reply_before_all_have_come(job):
+    with bound(job) as (first, second):
+        first.say(Gather(1, "b", (0, 1), None))
+        first.say(Get(2, "x", wait=False))
+        assert first.wait_for(messages.Reply).id == 2, "the reply to the later request comes first"
+        second.say(Gather(1, "b", (0, 1), None))
+        for task in (first, second):
+            assert task.reply(1) == [None, None]
 
 
 def test_a_long_message_of_a_task(job):
-    """Longer than a stranger's may be, and than what is read at once."""
+    """Longer than before the handshake's end, and than what is read at once."""
     value = "x" * (1 << 20)
-    with all_in(job) as (first, second):
-        first.say(type="put", key="long", value=value)
-        first.say(type="get", key="long", id=1)
-        assert first.await_answer(1)["value"] == value
-        second.say(type="get", key="long", id=1)
-        assert second.await_answer(1)["value"] == value
+    with bound(job) as (first, second):
+        first.say(Put("long", value))
+        for task in (first, second):
+            task.say(Get(1, "long", wait=True))
+            assert task.reply(1) == value
 
 
 def test_a_stall_is_explained_to_all(job):
-    with all_in(job) as (first, second):
-        first.say(type="stalled", seconds=60)
-        under_way = {"key": "sum", "number": 0, "call": 2, "members": None, "contents": ""}
+    with bound(job) as (first, second):
+        first.say(Stalled(60))
         for task in (first, second):
-            task.await_type("report")
-        first.say(type="state", under_way=[under_way], counts={"0": 3})
-        second.say(type="state", under_way=[], counts={"0": 2})
+            task.wait_for(Report)
+        first.say(State((Call("sum", 0, 2, None),), {0: 3}))
+        second.say(State((), {0: 2}))
         for task in (first, second):
-            why = task.await_type("stall")["why"]
-            assert "rank 0 has posted sum (call 3); missing: rank 1." in why
+            assert "rank 0 has posted sum (call 3); missing: rank 1." in task.wait_for(Stall).why
+        second.say(Stalled(60))  # a moment later
+        for task in (first, second):
+            task.say(Get(1, "nothing", wait=False))
+            while not isinstance(message := task.hear(), messages.Reply):
+                assert not isinstance(message, Report), "it has just been explained"

@@ -33,12 +33,35 @@ def test_no_cluster(text):
     assert spec.from_tf_config(text) is None
 
 
-def test_evaluator_stands_outside():
-    cluster = spec.from_tf_config(config({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0))
-    assert cluster.outside
-    assert cluster.size == 1
-    # TensorFlow also lets an evaluator run without being listed.
-    assert spec.from_tf_config(config({"worker": ["a:1"]}, "evaluator", 0)).outside
+def test_parameter_servers_and_evaluators_have_no_rank():
+    jobs = {"evaluator": ["e:1"], "ps": ["c:1", "d:1"], "worker": ["b:1"], "chief": ["a:1"]}
+    for job, number, rank in (("chief", 0, 0), ("worker", 1, 1), ("ps", 2, None), ("evaluator", 4, None)):
+        cluster = spec.from_tf_config(config(jobs, job, 0))
+        assert (cluster.number, cluster.rank, cluster.size) == (number, rank, 2)
+        assert [task.address for task in cluster.tasks] == ["a:1", "b:1", "c:1", "d:1", "e:1"]
+
+
+def test_an_evaluator_need_not_be_listed():
+    """As in TensorFlow."""
+    listed = spec.from_tf_config(config({"worker": ["a:1"]}))
+    cluster = spec.from_tf_config(config({"worker": ["a:1"]}, "evaluator", 0))
+    assert (cluster.number, cluster.rank, cluster.size) == (None, None, 1)
+    assert cluster.digest() == listed.digest()
+    assert str(cluster.task) == "evaluator 0"
+
+
+def test_clusters_with_parameter_servers_take_additional_workers():
+    jobs = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    cluster = spec.from_tf_config(config(jobs, "worker", 7))
+    assert cluster.is_elastic
+    assert (cluster.number, cluster.rank, cluster.size) == (None, None, 2)
+    with pytest.raises(ClusterSpecError, match="this process is worker 7, but the cluster has 1 task"):
+        spec.from_tf_config(config({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 7))
+
+
+def test_somebody_has_to_train():
+    with pytest.raises(ClusterSpecError, match="nobody trains"):
+        spec.from_tf_config(config({"ps": ["a:1"]}, "ps", 0))
 
 
 def test_addresses_by_index():

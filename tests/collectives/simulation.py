@@ -4,7 +4,7 @@ from tfdist.comm.local import LocalWorld
 
 
 def simulate(size, plan_of, **world):
-    """Runs ``plan_of(rank)`` on every rank of a world of threads; returns the results and the communicators.
+    """Runs ``plan_of(rank)`` on every rank of a `LocalWorld`; returns the results and the communicators.
 
     Further arguments are those of `LocalWorld`.
     """

@@ -1,4 +1,4 @@
-"""What every all-reduce must do; `test_ring.py` holds what is the ring's own."""
+"""Tests that hold for every all-reduce algorithm; `test_ring.py` has those of the ring."""
 
 import math
 
@@ -96,7 +96,7 @@ def test_overflow_infinity_and_nan(all_reduce):
         assert buffer[3] == 3.0
 
 
-# The table of the field: messages and bytes sent per process, for P a power of two (the ring and the naive way: any P).
+# Messages and bytes sent per process, for P a power of two (ring and naive: any P).
 
 LENGTH = 16 * 15 * 14
 

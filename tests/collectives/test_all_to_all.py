@@ -6,7 +6,7 @@ from tfdist.collectives.all_to_all import all_to_all
 
 
 def parts(size, dtype=np.float32):
-    """What each rank gives, of lengths that depend on both ranks, and where it takes what the others give."""
+    """What each rank sends, of lengths that depend on both ranks, and the arrays that it receives into."""
     given = [
         [np.arange(source * target % 5).astype(dtype) + 10 * source + target for target in range(size)]
         for source in range(size)

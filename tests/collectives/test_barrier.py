@@ -5,7 +5,7 @@ from tfdist.comm.local import LocalWorld
 
 
 class Ranks:
-    """Ranks that come to a barrier one after the other."""
+    """Ranks that reach a barrier one after the other."""
 
     def __init__(self, size):
         world = LocalWorld(size)

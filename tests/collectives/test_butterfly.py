@@ -34,7 +34,7 @@ def test_vectors_are_combined_in_the_order_of_the_ranks(size, in_place):
 
 @pytest.mark.parametrize("size", POWERS)
 def test_no_operand_is_overwritten_by_its_combination(size):
-    """NumPy runs other instructions there, and the last bit may differ from rank to rank."""
+    """NumPy uses other instructions in place, and the last bit could differ between ranks."""
     calls = []
 
     def add(first, second, out):
@@ -73,7 +73,7 @@ def test_partners_are_twice_as_far_in_each_step(size):
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 13])
 def test_messages_of_other_sizes(size):
-    """Each of those beyond the power of two sends its vector once, and is sent the result once."""
+    """Each rank beyond the power of two sends its vector once and receives the result once."""
     buffers = [np.full(6, 1.0) for _ in range(size)]
     _, communicators = simulate(size, lambda rank: butterfly.all_reduce(buffers[rank]))
     power = 1 << (size.bit_length() - 1)

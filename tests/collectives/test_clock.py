@@ -11,8 +11,8 @@ class Clocks:
     """The ranks' clocks, some time apart, which advance when a rank is resumed and at no other time.
 
     Args:
-        offsets: by rank, what its clock shows at the true time 0.
-        delay: of the rank and how many times it was resumed before, how long it takes to resume it.
+        offsets: by rank, the value of its clock at the true time 0.
+        delay: the time to resume a rank, given the rank and the number of times it was resumed before.
     """
 
     def __init__(self, offsets, delay):

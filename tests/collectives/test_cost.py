@@ -34,7 +34,7 @@ def test_hierarchy_spares_the_slow_line():
     hosts = [0, 0, 0, 0, 1, 1, 1, 1]
     nbytes = 64 * MIB
     flat, levels = model(hosts).seconds("ring", nbytes), model(hosts).seconds("hierarchical", nbytes)
-    # On the line: 2(P-1)/P of the vector along the flat ring, 2(H-1)/H along the machines'.
+    # On the link: 2(P-1)/P of the vector in the flat ring, 2(H-1)/H in the ring of machines.
     assert flat / levels == pytest.approx((7 / 8) / (1 / 2), rel=0.1)
 
 

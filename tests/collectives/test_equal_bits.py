@@ -1,4 +1,4 @@
-"""Results are equal to the last bit on all ranks, also where the operands of a combination may not be swapped."""
+"""Results are bitwise equal on all ranks, also for ufuncs whose operands may not be swapped."""
 
 import ml_dtypes
 import numpy as np
@@ -79,7 +79,7 @@ def test_all_ranks_end_with_the_same_bits(name, ufunc, dtype):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_the_butterfly_combines_in_the_order_of_the_ranks(size):
-    """Of two zeros, and of two NaN, NumPy keeps one by its place; so does a butterfly, as if one rank had them all."""
+    """Of two zeros or two NaN, NumPy keeps one by its position; a butterfly keeps the same one as a single rank."""
     first, second = (np.array([0.0, -0.0], np.float32), np.array([-0.0, 0.0], np.float32))
     given = [first, *[second] * (size - 1)]
     expected = first

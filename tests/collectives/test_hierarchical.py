@@ -8,7 +8,7 @@ LENGTH = 16 * 15 * 14
 
 
 def worlds():
-    """By rank, the machine: equal ones, unequal ones, ranks dealt out in turn, one machine, one process on each."""
+    """By rank, the machine: equal and unequal machines, round-robin ranks, one machine, one process on each."""
     return [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 1, 1, 2), (0, 0, 0), (0, 1, 2), (0,) * 4 + (1,) * 4]
 
 

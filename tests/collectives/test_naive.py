@@ -12,7 +12,7 @@ rng = np.random.default_rng(0)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_every_rank_adds_in_the_order_of_the_ranks(size, dtype):
-    """To the last bit: any other order rounds in other places."""
+    """Bitwise: any other order rounds differently."""
     buffers = [rng.standard_normal(3000).astype(dtype) for _ in range(size)]
     expected = functools.reduce(np.add, [buffer.copy() for buffer in buffers])
     simulate(size, lambda rank: naive.all_reduce(buffers[rank]))
@@ -21,7 +21,7 @@ def test_every_rank_adds_in_the_order_of_the_ranks(size, dtype):
 
 
 def test_vectors_lie_in_the_communicators_memory():
-    """Which is quick to send from; the buffer itself may be any memory."""
+    """Pool memory is fast to send from; the buffer itself may be any memory."""
     taken = []
 
     def plan(rank):

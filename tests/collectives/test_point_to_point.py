@@ -7,7 +7,7 @@ from tfdist.collectives.point_to_point import DESTINATION, SOURCE, receive, send
 
 
 def transferred(array, take=None, **world):
-    """What arrives, and the source's communicator."""
+    """The received array, and the source's communicator."""
     take = take or (lambda nbytes: np.empty(nbytes, np.uint8))
 
     def plan(rank):
@@ -41,7 +41,7 @@ def test_array_lies_in_the_memory_that_is_taken():
 
 
 def test_messages_and_bytes():
-    """The shape, and then the elements; what is empty takes no message."""
+    """The shape, then the elements; an empty array takes no message for them."""
     for array, messages in ((np.ones((3, 4)), 2), (np.ones(()), 1), (np.ones((0, 4)), 1)):
         _, source = transferred(array)
         assert source.messages_sent == messages

@@ -8,7 +8,7 @@ SIZES = range(1, 18)
 
 
 def run(size, core, in_place=True):
-    """Folds vectors that hold 2 to the power of their rank; returns the buffers, what was given and the messages."""
+    """Folds vectors that hold 2 to the power of their rank; returns the buffers, the inputs and the messages."""
     given = [np.full(3, 2.0**rank) for rank in range(size)]
     buffers = given if in_place else [np.full(3, np.nan) for _ in range(size)]
 

@@ -32,7 +32,7 @@ def sent(size, length):
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_the_vector_is_halved_and_doubled(size):
-    """The farthest partner gets the half; then the same partners in the other order, with as much again."""
+    """The farthest partner gets half of the vector; then the same partners in reverse order, with as much again."""
     distances = [size >> step for step in range(1, size.bit_length())]
     halving = [(distance, 64 * distance) for distance in distances]
     for rank, messages in enumerate(sent(size, 64 * size)):

@@ -42,7 +42,7 @@ def test_what_arrives_is_combined(in_place):
 
 
 def test_so_many_segments_are_under_way():
-    """The next one while one is used, and not all of a large vector."""
+    """The next segment is in flight while one is used, but not all of a large vector."""
     world = LocalWorld(2, segment_bytes=10)
     source, target = world.communicator(0), world.communicator(1)
     data, landing = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)

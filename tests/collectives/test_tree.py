@@ -20,7 +20,7 @@ def test_reduce_to_rank_0(size, combine):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_each_rank_sends_to_its_parent(size):
-    """Whose number is its own without the lowest bit."""
+    """The parent's number is the rank's own without the lowest set bit."""
     sums = [np.array([float(rank)]) for rank in range(size)]
     simulate(size, lambda rank: tree.reduce(sums[rank]))
     for rank, found in enumerate(sums):
@@ -30,7 +30,7 @@ def test_each_rank_sends_to_its_parent(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_vectors_are_combined_in_the_order_of_the_ranks(size):
-    """Neighbours first: the result is that of any other bracketing, although operands may not be swapped."""
+    """Neighbours first: equal to any other bracketing, although operands may not be swapped."""
 
     def lower(own, other, out):
         np.copyto(out, own)

@@ -1,4 +1,4 @@
-"""What ranks tell each other before they have a rendezvous, and that no package of ours pickles."""
+"""Messages between ranks before the rendezvous; no module of tfdist pickles."""
 
 import ast
 from pathlib import Path

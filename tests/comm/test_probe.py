@@ -1,4 +1,4 @@
-"""What processes find of each other, and what is made of it."""
+"""Probes of shared memory between processes, and the decision based on them."""
 
 import os
 

@@ -65,7 +65,7 @@ def test_memory_is_used_again_when_its_last_view_is_gone():
 def test_a_process_that_is_another_one_is_not_taken_for_the_neighbour():
     arena = Arena()
     pid, fd, _ = arena.invitation()
-    with pytest.raises(OSError, match="another one"):
+    with pytest.raises(OSError, match="another process"):
         Neighbour(Invitation(pid, fd, b"x" * 16))
     with pytest.raises(OSError, match="No such file"):
         Neighbour(Invitation(pid, 10_000, b""))

@@ -33,7 +33,7 @@ def test_every_level_in_every_place(bits):
 
 
 def test_the_first_number_is_in_the_lowest_bits():
-    """As payloads of other processes, and of other versions, have them."""
+    """The layout is part of the payload format, which other processes and versions read."""
     assert pack_levels(np.array([-7, 7], np.int8), 4).tolist() == [0xF1]
     assert pack_levels(np.array([1, 0, -1, 1, -1], np.int8), 2).tolist() == [0b11_01_10_11, 0b01]
     assert pack_levels(np.array([-1, 127], np.int8), 8).tolist() == [0xFF, 0x7F]

@@ -1,4 +1,4 @@
-"""What a process keeps of its compressed tensors: which, and how it is saved."""
+"""The state of a process's compressed tensors, and how it is saved."""
 
 import io
 from types import SimpleNamespace
@@ -90,10 +90,10 @@ def test_what_was_loaded_and_not_yet_used_is_saved_again(tmp_path):
 
 def test_other_numbers_of_processes_and_other_places(tmp_path, caplog):
     made().save("gs://bucket/model.keras")
-    assert "local files only" in caplog.text
+    assert "only to local files" in caplog.text
     Compressor(c.TopK(0.1), rank=0, size=3).save(tmp_path / "x")
     assert Compressor(c.TopK(0.1), rank=0, size=2).load(tmp_path / "x") == 0
-    assert "of another number of processes" in caplog.text
+    assert "by another number of processes" in caplog.text
 
 
 def test_other_steps_give_another_number(tmp_path):
@@ -114,5 +114,5 @@ def test_no_file_and_a_damaged_one(tmp_path):
     np.save(stream, np.ones(3))
     for content in (b"PK nonsense", stream.getvalue(), b""):
         compressor.file(tmp_path / "x").write_bytes(content)
-        with pytest.raises(OSError, match="delete it to begin anew"):
+        with pytest.raises(OSError, match="delete it to start without residuals"):
             compressor.load(tmp_path / "x")

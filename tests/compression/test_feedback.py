@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost."""
+"""Error feedback loses nothing."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Several tensors that travel together."""
+"""Reductions of several tensors in one bucket."""
 
 import numpy as np
 import pytest

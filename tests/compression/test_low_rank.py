@@ -33,7 +33,7 @@ def test_the_product_of_the_factors(rows, rank, columns, dtype):
 
 
 def test_no_factors_are_zeros():
-    """What is sent of a matrix of zeros may have no columns."""
+    """The factors of a matrix of zeros may have no columns."""
     np.testing.assert_array_equal(product(np.zeros((3, 0), np.float32), np.zeros((0, 4), np.float32)), 0)
 
 

@@ -14,7 +14,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def vectors(kind, scale, size, dtype=np.float32):
-    """Gradients whose largest element is about so large, after they are summed."""
+    """Gradients whose sum has a largest element of about the given magnitude."""
     generator, elements = np.random.default_rng(3), ROWS * COLUMNS
     made = {
         "normal": lambda: scale * np.clip(generator.standard_normal(elements) / 4, -1, 1),
@@ -34,7 +34,7 @@ def steps(world, *given):
 @pytest.mark.parametrize("kind", ["normal", "equal", "spike"])
 @pytest.mark.parametrize("method", ALL, ids=str)
 def test_finite_gradients_are_never_nan(method, kind, size):
-    """What leaves the range is infinite or the largest number; at 1e37 nothing does."""
+    """Values that overflow become infinite or the largest number; at 1e37 none do."""
     for scale in (1e-45, 1e-38, 1e30, 1e37, 1e38, LARGEST):
         world = World(with_feedback(method), size, (ROWS, COLUMNS))
         for total in steps(world, *[vectors(kind, scale, size)] * 2):

@@ -1,4 +1,4 @@
-"""What is done so that temporaries are not fetched from the kernel in every step."""
+"""Temporary arrays are not fetched from the kernel in every step."""
 
 import platform
 import subprocess

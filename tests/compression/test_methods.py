@@ -1,4 +1,4 @@
-"""What holds for every method: round trips of odd vectors, dtypes, damage, sizes, bias and variance."""
+"""Tests that hold for every method: round trips of odd vectors, dtypes, damage, sizes, bias and variance."""
 
 import ml_dtypes
 import numpy as np
@@ -125,7 +125,7 @@ def test_method_numbers_are_different():
 def test_the_expected_ratio_is_what_comes_out(method):
     vector = np.random.default_rng(0).standard_normal(250_000).astype(np.float32)
     if isinstance(method, c.AtomoSVD):
-        pytest.skip("random; see test_families")
+        pytest.skip("random; see test_atomo")
     if isinstance(method, c.Threshold):
         method = c.Threshold(2.576)  # 1 %, as its estimate is of
     if method == c.Strom(tau=1e-3):
@@ -186,7 +186,7 @@ def test_who_gets_feedback(method):
 
 @pytest.mark.parametrize("method", [m for m in ALL if m.linear], ids=str)
 def test_linear_methods_add_up(method):
-    """Sums of what the rounds hand out decode to the sum of what each rank's decode to."""
+    """The sum of all ranks' rounds decodes to the sum of their decoded vectors."""
     vectors = [normal(2400) for _ in range(3)]
     states = [c.State("x", rank, 3, shape=(40, 60)) for rank in range(3)]
     running = [method.rounds(vector, state) for vector, state in zip(vectors, states, strict=True)]
@@ -220,7 +220,7 @@ def test_linear_methods_add_up(method):
         (lambda: c.Strom(), "needs tau, or density .*; got neither"),
         (lambda: c.Strom(tau=0.1, density=0.1), "got tau=0.1 and density=0.1"),
         (lambda: c.Strom(tau=-1.0), "tau must be above 0"),
-        (lambda: c.Strom(density=0.0), "density must be a share"),
+        (lambda: c.Strom(density=0.0), "density must be a fraction"),
         (lambda: c.QSGD(levels=0), "between 1 and 127; got 0"),
         (lambda: c.Int8(block=0), "block must be at least 1"),
         (lambda: c.TernGrad(clip=0.0), "clip must be above 0, or None; got 0.0"),
@@ -238,7 +238,7 @@ def test_arguments_out_of_range(make, words):
 
 
 class Halved(c.Method):
-    """A user's own: nothing but how it writes and reads."""
+    """A custom method, which only encodes and decodes."""
 
     def __init__(self, by=2):
         self.by = by

@@ -1,4 +1,4 @@
-"""Momentum that a method applies in the optimizer's place, and that the variables beside it get."""
+"""Momentum that a method applies in place of the optimizer, and that the optimizer's other variables get."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_what_is_not_compressed_gets_the_same_momentum(compression):
 
 
 def test_a_schedule_goes_on_with_the_velocity():
-    """Also that of the compressed: what is sent in full has the momentum that it would have had all along."""
+    """Also of compressed variables: a gradient sent in full has the momentum of uncompressed training."""
     method = c.DeepGradientCompression(1.0, 0.9)
     training = Training(c.Schedule({0: None, 5: method, 10: c.FewerWorkers(2), 15: method}), 2)
     sgd = Sgd(0.9)

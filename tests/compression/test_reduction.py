@@ -36,7 +36,7 @@ class World:
         return outs[0]
 
     def residuals(self):
-        """Of all ranks, those of the parts and of their sums among them, in place."""
+        """The residuals of all ranks, including those of parts and their sums, in their places."""
         total = np.zeros(self.states[0].shape).reshape(-1)
         for rank, state in enumerate(self.states):
             total += state.arrays.get("residual", 0)
@@ -73,7 +73,7 @@ def test_fewer_elements_than_ranks(method, elements):
 
 @pytest.mark.parametrize("method", [m for m in BIASED if not isinstance(m, c.SignSGD)], ids=str)
 def test_sums_and_residuals_make_up_all_gradients(method):
-    """Over all ranks, to rounding: what was summed, and what is kept on all ranks, are the gradients' sum."""
+    """The sums and the residuals of all ranks add up to the sum of the gradients, up to rounding."""
     world = World(with_feedback(method), 3, (40, 50))
     given, summed = np.zeros(2000), np.zeros(2000)
     for _ in range(12):
@@ -220,7 +220,7 @@ def test_fewer_workers():
 
 @pytest.mark.parametrize("method", ALL, ids=str)
 def test_bytes_are_counted(method):
-    """Payloads, that is; besides them go their lengths, 8 bytes each."""
+    """This counts payloads; their lengths, 8 bytes each, are sent separately."""
     world = World(with_feedback(method), 4, (100, 200))
     world.step(normals(4, 20_000))
     for traffic, communicator in zip(world.traffic, world.communicators, strict=True):

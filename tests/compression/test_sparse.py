@@ -65,7 +65,7 @@ def test_scatter():
 @pytest.mark.parametrize("elements", [0, 1, 1 << 14, (1 << 14) + 1, 50_000])
 @pytest.mark.parametrize("bound", [0.0, 0.5, 10.0])
 def test_at_least(elements, bound):
-    """Over segments that are looked at one by one."""
+    """Across the segments that are processed one by one."""
     vector = rng.standard_normal(elements).astype(np.float32)
     found = sparse.at_least(vector, bound)
     assert found.dtype == np.int64
@@ -89,7 +89,7 @@ def test_zeros_are_never_among_the_largest(dtype):
 
 
 def test_the_largest_of_a_vector_whose_sample_misleads():
-    """All large elements are where no sample is taken, or none is elsewhere."""
+    """All large elements are outside the sample, or all are in it."""
     elements, count = 1 << 17, 100
     stride = max(8, elements // sparse._SAMPLE) | 1
     for place in (0, 1):
@@ -100,3 +100,20 @@ def test_the_largest_of_a_vector_whose_sample_misleads():
         more = sparse.largest(vector, 2 * count)  # of which half are among those that a sample may not meet
         assert more.size == 2 * count
         assert set(expected) <= set(more.tolist())
+
+
+@pytest.mark.parametrize("elements", [10, 5000, 600_000])
+@pytest.mark.parametrize("values", ["normal", "equal", "few", "heavy"])
+def test_the_largest_are_exactly_the_largest(elements, values):
+    vector = {
+        "normal": lambda: rng.standard_normal(elements),
+        "equal": lambda: np.ones(elements),
+        "few": lambda: (rng.random(elements) < 0.001).astype(float),
+        "heavy": lambda: rng.standard_cauchy(elements),
+    }[values]().astype(np.float32)
+    for count in (1, elements // 100, elements // 3, elements):
+        found = sparse.largest(vector, count)
+        assert (np.diff(found) > 0).all()
+        magnitudes = np.sort(np.abs(vector))[::-1][:count]
+        magnitudes = magnitudes[magnitudes > 0]
+        np.testing.assert_array_equal(np.sort(np.abs(vector[found]))[::-1], magnitudes)

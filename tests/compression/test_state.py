@@ -54,7 +54,7 @@ def parts(*ends):
 
 
 def divided(rank=0):
-    """A tensor of 5 elements in two parts, each of which has left something unsent."""
+    """A tensor of 5 elements in two parts, each with a residual."""
     state = State(rank=rank, size=2)
     state.divide(parts(2, 5))
     state.part("for 0").array("residual", np.empty(2, np.float32))[...] = [1, 2]
@@ -78,7 +78,7 @@ def test_divided_in_the_same_way_all_stays():
 
 @pytest.mark.parametrize("others", [parts(4, 5), []])
 def test_what_other_parts_have_left_the_tensor_has(others):
-    """In place; what is left of the sum is of this rank's part."""
+    """Residuals keep their places; that of the sum belongs to this rank's part."""
     for rank, expected in enumerate([[11, 12, 3, 4, 5], [1, 2, 13, 14, 15]]):
         state = divided(rank)
         state.array("residual", np.empty(5, np.float32))[...] = 100

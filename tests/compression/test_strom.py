@@ -21,7 +21,7 @@ def test_body(dtype):
 
 @pytest.mark.parametrize("tau", [0.1, 1 / 3])
 def test_tau_of_a_vector_of_double_precision(tau):
-    """An element of exactly τ is sent, and every rank reads one τ."""
+    """An element of exactly τ is sent, and all ranks decode the same τ."""
     vector = np.array([tau, -tau, tau * (1 - 1e-12)])
     found = c.Strom(tau=tau).decode(c.Strom(tau=tau).encode(vector))
     np.testing.assert_array_equal(found, np.float32(tau) * np.array([1, -1, 0]))
@@ -44,7 +44,7 @@ def test_so_many_are_sent(density):
 
 
 def test_elements_of_one_size_are_not_all_sent():
-    """More of them reach τ than are wanted."""
+    """More elements reach τ than are wanted."""
     found = c.Strom(density=0.1).decode(c.Strom(density=0.1).encode(np.ones(100, np.float32)))
     assert np.count_nonzero(found) == 10
 
@@ -62,3 +62,44 @@ def test_damage_that_the_checksum_cannot_see(change):
     body = c.Strom(tau=1.0).pack(np.full(30, 2, np.float32), State())
     with pytest.raises(PayloadError, match="1 values of float32 were expected; got"):
         c.Strom(tau=1.0).unpack(change(body), np.empty(30, np.float32))
+
+
+def test_strom_sends_tau_and_keeps_the_rest():
+    method = c.ErrorFeedback(c.Strom(tau=1.0))
+    state = c.State()
+    found = method.decode(method.encode(np.array([2.5, -0.4, -1.0], np.float32), state))
+    np.testing.assert_array_equal(found, [1, 0, -1])
+    np.testing.assert_allclose(state.arrays["residual"], [1.5, -0.4, 0])
+    found = method.decode(method.encode(np.array([0, -0.7, 0], np.float32), state))
+    np.testing.assert_array_equal(found, [1, -1, 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("density", [1 / 20, 1 / 400])
+@pytest.mark.parametrize("scales", ["stationary", "shrinking", "growing", "jumping"])
+def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
+    """With its residual, which after some steps has far more large elements than any gradient."""
+    generator, elements, steps = np.random.default_rng(seed), 20_000, 300
+    factor = {
+        "stationary": lambda step: 1.0,
+        "shrinking": lambda step: 0.99**step,
+        "growing": lambda step: 1.02**step,
+        "jumping": lambda step: 100.0 if step // 50 % 2 else 1.0,
+    }[scales]
+    method, state = c.ErrorFeedback(c.Strom(density=density)), c.State()
+    drift, densities, norms = 0.1 * generator.standard_normal(elements), [], []
+    for step in range(steps):
+        gradient = factor(step) * (drift + generator.standard_normal(elements))
+        found = method.decode(method.encode(gradient.astype(np.float32), state))
+        densities.append(np.count_nonzero(found) / elements)
+        norms.append(np.linalg.norm(state.arrays["residual"]))
+    assert density / 1.3 <= min(densities) <= max(densities) <= 1.3 * density
+    if scales == "stationary" and density == 1 / 20:  # the residual has an end, too
+        assert max(norms[200:]) < 1.2 * max(norms[100:200])
+
+
+def test_strom_sends_nothing_of_zeros_and_all_there_is_of_few():
+    method = c.Strom(density=0.5)
+    for vector in (np.zeros(10, np.float32), np.array([0, 3, 0, -1] + [0] * 10, np.float32)):
+        found = method.decode(method.encode(vector))
+        np.testing.assert_array_equal(found, np.sign(vector))

@@ -1,9 +1,14 @@
+import dataclasses
 import json
 
 import pytest
 
+from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.cost import TYPICAL
+from tfdist.comm.local import LocalWorld
 from tfdist.engine import calibration
+from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
 from tfdist.errors import CalibrationError
 
 
@@ -43,3 +48,16 @@ def test_a_file_that_is_named_and_not_there(cache, monkeypatch):
     monkeypatch.setenv(calibration.VARIABLE, str(cache / "none.json"))
     with pytest.raises(CalibrationError, match="No such file"):
         calibration.load(calibration.machine((0, 0)))
+
+
+def test_groups_use_the_calibration_of_their_job(cache, monkeypatch):
+    monkeypatch.setenv(calibration.VARIABLE, str(cache / "mine.json"))
+    hosts = (0, 0, 1, 1)
+    faster = dataclasses.replace(TYPICAL, call_seconds=1e-9)
+    calibration.store(faster, calibration.machine(hosts))
+    engine = Engine(LocalWorld(4, hosts).communicator(2), None, Timeouts())
+    for members in (None, (2, 0), (3, 1, 2)):
+        assert calibration.read(calibration.written(Group(engine, members))) == faster
+    calibration.store(faster, {**calibration.machine(hosts), "processor": "Abacus"})
+    with pytest.raises(CalibrationError, match="was not made where rank 2 runs"):
+        calibration.written(Group(engine, (2, 0)))

@@ -26,17 +26,17 @@ class Agreeing:
     def attend(self, listener):
         pass
 
-    def tell_failure(self, error):
+    def tell_failure(self, error, members=None):
         self.told.append(error)
 
     def send(self, message):
         pass
 
-    def ask(self, then, kind, key, members, **fields):
-        assert kind == "agree"
+    def ask(self, make, then):
+        message = make(0)
         with self.lock:
-            number = self.numbers.setdefault((key, members), len(self.numbers))
-        then({"number": number})
+            number = self.numbers.setdefault((message.key, message.members), len(self.numbers))
+        then(number)
 
 
 @pytest.fixture
@@ -171,14 +171,14 @@ def test_counts():
     for _ in range(3):
         engine.run("a", ring.all_reduce(np.ones(3)))
     engine.run("b", ring.all_reduce(np.ones(3)))
-    assert engine.counts() == {"0": 3, "1": 1}
+    assert engine.counts() == {0: 3, 1: 1}
 
 
 def test_key_that_two_threads_use_first_is_asked_for_once(engines):
     made, control = engines
     asked = []
     answer = control.ask
-    control.ask = lambda then, kind, key, **fields: (asked.append(key), answer(then, kind, key, **fields))[1]
+    control.ask = lambda make, then: (asked.append(make(0).key), answer(make, then))[1]
     gate = threading.Barrier(4)
 
     def sums(rank, engine):
@@ -205,15 +205,17 @@ class Late(Agreeing):
         super().__init__()
         self.waiting = {}
 
-    def ask(self, then, kind, key, members, **fields):
+    def ask(self, make, then):
+        message = make(0)
+        site = (message.key, message.members)
         with self.lock:
-            waiting = self.waiting.setdefault((key, members), [])
+            waiting = self.waiting.setdefault(site, [])
             waiting.append(then)
-            if len(waiting) < len(members or range(2)):
+            if len(waiting) < len(message.members or range(2)):
                 return
-            number = self.numbers.setdefault((key, members), len(self.numbers))
+            number = self.numbers.setdefault(site, len(self.numbers))
         for one in waiting:
-            one({"number": number})
+            one(number)
 
 
 def test_a_hundred_new_keys_posted_in_opposite_orders():
@@ -272,25 +274,56 @@ def test_groups_of_other_members_may_use_one_key(engines):
     ]
 
 
-def test_a_lost_rank_ends_those_that_share_a_group_with_it():
-    world, control = LocalWorld(3), Agreeing()
-    engine = Engine(world.communicator(0), control, Timeouts(), tags=1 << 20)
-    error = PeerLostError("rank 2 died")
-    assert not engine.survives(2, error), "no group is used yet: the world counts"
-    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
-    assert not engine.survives(0, error)
-    assert engine.survives(2, error)
+@pytest.fixture
+def one_of_three():
+    """The engine of rank 0; the others take no part."""
+    return Engine(LocalWorld(3).communicator(0), Agreeing(), Timeouts(), tags=1 << 20)
+
+
+def posted(engine, *members):
+    return Group(engine, members).post("x", ring.all_reduce(np.ones(3)), overlaps=False)
+
+
+DIED = PeerLostError("rank 2 died")
+
+
+def test_a_rank_that_shares_no_group_with_a_lost_one_goes_on(one_of_three):
+    pair = posted(one_of_three, 0, 1)
+    assert one_of_three.survives(2, DIED)
+    assert one_of_three.unnoticed is None
+    assert one_of_three.failure_of((0, 1)) is None
+    assert not pair.error
     with pytest.raises(PeerLostError, match="rank 2 died"):
-        Group(engine).run("x", ring.all_reduce(np.ones(3)))
-    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
-    pair = Group(engine, (0, 1)).post("y", ring.all_reduce(np.ones(3)), overlaps=False)
-    assert not engine.survives(1, error)
-    assert not pair.done
+        posted(one_of_three, 0, 1, 2)
+    posted(one_of_three, 0, 1)
+
+
+def test_a_rank_without_another_group_fails(one_of_three):
+    assert not one_of_three.survives(2, DIED), "no group is used yet: the world counts"
+    Group(one_of_three, (0,)).run("x", ring.all_reduce(np.ones(3)))
+    assert not one_of_three.survives(2, DIED), "a group of one is no reason to go on"
+    posted(one_of_three, 0, 2)
+    assert not one_of_three.survives(2, DIED)
+
+
+def test_only_the_groups_of_a_lost_rank_fail(one_of_three):
+    lasting, first, second = (posted(one_of_three, *members) for members in ((0, 1), (0, 2), (2, 0)))
+    assert one_of_three.survives(2, DIED)
+    assert one_of_three.unnoticed is DIED, "until a call has raised it"
+    for pending in (first, second):
+        with pytest.raises(PeerLostError) as caught:
+            one_of_three.wait(pending)
+        assert caught.value is DIED
+    assert one_of_three.unnoticed is None
+    assert one_of_three.under_way() == [lasting]
+    assert one_of_three.failure is None
+    assert Group(one_of_three, (2, 0)).failure is DIED
+    assert Group(one_of_three, (0, 1)).failure is None
 
 
 def test_where_no_transfer_outlives_a_death_all_end():
     communicator = LocalWorld(3).communicator(0)
     communicator.outlives_others = False
     engine = Engine(communicator, Agreeing(), Timeouts(), tags=1 << 20)
-    Group(engine, (0,)).run("x", ring.all_reduce(np.ones(3)))
-    assert not engine.survives(2, PeerLostError("rank 2 died"))
+    posted(engine, 0, 1)
+    assert not engine.survives(2, DIED)

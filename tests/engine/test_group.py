@@ -97,7 +97,7 @@ def test_the_librarys_own_is_no_step_of_a_collective():
 
 
 def test_a_group_of_one_needs_nobody():
-    """Not even the server: nothing has to be agreed on."""
+    """Not even the server is asked, because there is nothing to agree on."""
     group = Group(engine(), (2,))
     buffer = np.full(3, 5.0)
     assert group.run("sum", ring.all_reduce(buffer)) is None

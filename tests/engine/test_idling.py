@@ -7,7 +7,7 @@ from tfdist.engine.idling import Contention, Idling
 
 
 class Clock:
-    """A thread's clocks, which advance by hand; it sleeps exactly as long as it wants to."""
+    """A thread's clocks, advanced by the test; sleeps take exactly the requested time."""
 
     def __init__(self):
         self.now = self.computed = 50.0

@@ -22,7 +22,7 @@ def summed(vectors):
 
 
 def mean(arrays):
-    """The mean, and how many sums it took."""
+    """The mean, and the number of sums it needed."""
     made = [Mean(array, len(arrays)) for array in arrays]
     sums = []
 
@@ -64,7 +64,7 @@ def test_complex_means(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_does_not_overflow_is_the_sum_divided(dtype):
-    """To the last bit, also of the smallest numbers; and in one sum."""
+    """Bitwise, also for the smallest numbers; and in one sum."""
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     arrays = [np.append(rng.standard_normal(40_000), [smallest, 3 * smallest, -0.0]).astype(dtype) for _ in range(4)]
     found, sums = mean(arrays)
@@ -73,7 +73,7 @@ def test_what_does_not_overflow_is_the_sum_divided(dtype):
 
 
 def test_what_overflows_on_the_way_and_not_at_the_end():
-    """The sum of some processes is beyond the range, that of all is not; what others gave has not changed."""
+    """The sum of some processes overflows, that of all does not; other elements do not change."""
     arrays = [np.array([value, 1.0], np.float32) for value in (3e38, 3e38, -3e38, -3e38)]
     np.testing.assert_array_equal(mean(arrays)[0], [0, 1])
 
@@ -100,7 +100,7 @@ def test_integers_are_rounded_towards_zero(size, dtype):
 
 
 def test_part_of_a_sum():
-    """As of a reduce-scatter: one process's part overflows, and so all sum once more."""
+    """As in a reduce-scatter: one process's part overflows, so all processes sum again."""
     arrays = [np.array([60_000, 1.0], np.float16), np.array([50_000, 3.0], np.float16)]
     made = [Mean(array, 2) for array in arrays]
     with np.errstate(all="ignore"):

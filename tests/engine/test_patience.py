@@ -1,15 +1,17 @@
-"""What a long wait tells the server and when it ends; time passes by being told."""
+"""Reports of a long wait to the server, and its end; tests pass the elapsed time."""
 
 import pytest
 
+from tfdist.cluster.messages import Call, Moving, Stalled, StandIn, Standing
 from tfdist.cluster.settings import Timeouts
+from tfdist.engine.operations import Operation
 from tfdist.engine.patience import STANDING_SECONDS, Patience
 from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 
 class Connection:
-    """What a wait reads of the control connection, and what it sends there."""
+    """The parts of the control connection that a wait reads, and the messages that it sends."""
 
     def __init__(self):
         self.failure, self.departed, self.joined, self.names, self.sent = None, {}, {}, {}, []
@@ -18,7 +20,7 @@ class Connection:
         self.sent.append(message)
 
     def kinds(self):
-        return [message["type"] for message in self.sent]
+        return [type(message) for message in self.sent]
 
 
 @pytest.fixture
@@ -27,9 +29,9 @@ def control():
 
 
 def patience(control, number=4, call=2, members=None, stand_in=None, blocking=True, **timeouts):
-    pending = Pending("sum", members, stand_in=stand_in)
-    pending.number, pending.call = number, call
-    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: {"4": 3})
+    pending = Pending("sum", members)
+    pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
+    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: {4: 3})
 
 
 def test_a_rank_that_does_nothing_else_says_so_once(control):
@@ -38,10 +40,9 @@ def test_a_rank_that_does_nothing_else_says_so_once(control):
     assert control.sent == []
     wait.check(STANDING_SECONDS * 1.5)
     wait.check(STANDING_SECONDS * 3)
-    described = {"key": "sum", "number": 4, "call": 2, "members": None, "contents": ""}
-    assert control.sent == [{"type": "standing", "counts": {"4": 3}, **described}]
+    assert control.sent == [Standing(Call("sum", 4, 2, None), {4: 3})]
     wait.over()
-    assert control.kinds() == ["standing", "moving"]
+    assert control.kinds() == [Standing, Moving]
 
 
 def test_a_rank_that_goes_on_computing_does_not_stand_still(control):
@@ -62,7 +63,7 @@ def test_a_stall_is_told_in_every_such_time(control):
     wait = patience(control, blocking=False, stall=10)
     for seconds in (5, 11, 12, 19, 21, 29, 31):
         wait.check(seconds)
-    assert control.sent == [{"type": "stalled", "seconds": seconds} for seconds in (10, 20, 30)]
+    assert control.sent == [Stalled(seconds) for seconds in (10, 20, 30)]
 
 
 def test_deadline(control):
@@ -84,13 +85,13 @@ def test_the_jobs_failure_counts_before_all_else(control):
 @pytest.mark.parametrize(
     ("number", "members", "counts", "missing"),
     [
-        (4, None, {"4": 2}, True),  # it made the calls 0 and 1, and is waited for in call 2
-        (4, None, {"4": 3}, False),
-        (4, None, {"5": 9}, True),
+        (4, None, {4: 2}, True),  # it made calls 0 and 1, and is missing from call 2
+        (4, None, {4: 3}, False),
+        (4, None, {5: 9}, True),
         (4, None, {}, True),
         (4, (0, 2), {}, False),
         (4, (0, 1), {}, True),
-        (None, None, {"4": 9}, True),  # it has not agreed on the key, and will not
+        (None, None, {4: 9}, True),  # it has not agreed on the key, and will not
         (None, (0, 2), {}, False),
     ],
 )
@@ -108,10 +109,10 @@ def test_who_has_ended_is_not_waited_for_in_vain(control, number, members, count
 @pytest.mark.parametrize(
     ("number", "members", "counts", "stand_in", "missing"),
     [
-        (4, None, {"4": 2}, None, True),
-        (4, None, {"4": 3}, None, False),
-        (4, (0, 2), {"4": 2}, None, False),
-        (4, None, {"4": 2}, {"what": "barrier"}, False),  # it is invited, and stands in
+        (4, None, {4: 2}, None, True),
+        (4, None, {4: 3}, None, False),
+        (4, (0, 2), {4: 2}, None, False),
+        (4, None, {4: 2}, StandIn("barrier"), False),  # it is invited, and stands in
         (None, None, {}, None, False),  # the server agrees without it, and then it is known what it lacks
     ],
 )
@@ -121,16 +122,16 @@ def test_who_has_joined_is_waited_for_where_it_can_stand_in(control, number, mem
     if not missing:
         wait.check(0.1)
         return
-    with pytest.raises(PeerLostError, match="rank 0 waits in sum, but rank 1 has joined"):
+    with pytest.raises(PeerLostError, match="rank 0 waits in sum, but rank 1 has called join"):
         wait.check(0.1)
 
 
 def test_a_wait_that_fails_has_an_end_for_the_server_too(control):
-    """A rank whose script catches the error moves again."""
+    """A rank whose script catches the error is no longer reported as waiting."""
     wait = patience(control)
     wait.check(2.0)
     control.failure = TfdistError("interrupted (Ctrl-C)")
     with pytest.raises(TfdistError):
         wait.check(2.1)
     wait.over()
-    assert control.kinds() == ["standing", "moving"]
+    assert control.kinds() == [Standing, Moving]

@@ -1,5 +1,4 @@
-import json
-
+from tfdist.cluster.messages import Call
 from tfdist.engine.pending import Pending
 
 
@@ -8,17 +7,11 @@ def test_name_tells_whose_key_it_is():
     assert Pending("sum", (2, 0)).name == "sum in group [2, 0]"
 
 
-def test_description_travels_as_json():
-    pending = Pending("sum", (2, 0), contents="kernel, bias", stand_in={"what": "barrier"})
-    assert pending.describe()["number"] is None, "the members have not agreed yet"
+def test_description():
+    pending = Pending("sum", (2, 0), contents="kernel, bias")
+    assert pending.describe().number is None, "the members have not agreed yet"
     pending.number, pending.call = 4, 17
-    assert json.loads(json.dumps(pending.describe())) == {
-        "key": "sum",
-        "number": 4,
-        "call": 17,
-        "members": [2, 0],
-        "contents": "kernel, bias",
-    }
+    assert pending.describe() == Call("sum", 4, 17, (2, 0), "kernel, bias")
 
 
 def test_ready_is_when_it_is_made_unless_it_is_told():

@@ -8,7 +8,7 @@ from tfdist.engine.statistics import Statistics
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Advances by hand."""
+    """A clock that the test advances."""
     clock = types.SimpleNamespace(now=100.0)
     monkeypatch.setattr(statistics, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
     return clock

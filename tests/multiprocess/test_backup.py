@@ -1,4 +1,4 @@
-"""A process that is killed while it writes a backup goes on from a whole one."""
+"""Training that was killed, also in the middle of a backup, resumes from a whole one."""
 
 import signal
 
@@ -7,6 +7,7 @@ import pytest
 from tests.multiprocess import harness
 
 PROGRAM = harness.PROGRAMS / "backup_killed.py"
+OWN_STEPS = harness.PROGRAMS / "backup_own_steps.py"
 
 # What is renamed: the weights (1), their backup (2), the epoch for Keras (3); in the second epoch the weights (4), the
 # backup before (5), the backup (6), the epoch (7).
@@ -21,3 +22,16 @@ def test_killed_in_a_backup(kill, tmp_path):
         assert processes.wait()[0].code == -signal.SIGKILL, processes.outputs()
     (ended,) = harness.run([str(PROGRAM), backup], 1)
     assert GOES_ON[kill] in ended.output
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("model", "kill"), [("OwnStep", "1"), ("GAN", "0")])
+def test_optimizers_of_a_models_own_step(model, kill, tmp_path):
+    """All ranks resume with the chief's weights and optimizers, whichever rank was killed."""
+    command = [str(OWN_STEPS), model, str(tmp_path)]
+    with harness.started(command, 2, {"TEST_KILL": kill}) as processes:
+        ended = processes.wait()
+        assert ended[int(kill)].code == -signal.SIGKILL, processes.outputs()
+        assert ended[1 - int(kill)].code != 0, processes.outputs()
+    for end in harness.run(command, 2):
+        assert "EPOCHS 2 3\n" in end.output

@@ -80,6 +80,6 @@ def test_a_rank_is_killed_in_the_finalization_of_mpi(rank):
 def test_the_server_sends_a_broken_line():
     outputs = outputs_of("broken_line", [0, 0])
     assert "GOT PeerLostError the rendezvous server at 127.0.0.1" in outputs[1]
-    assert "sent what this task does not understand (JSONDecodeError" in outputs[1]
+    assert "sent an invalid message (DecodeError" in outputs[1]
     assert "GOT PeerLostError rank 1" in outputs[0]
     assert "failed: the rendezvous server at 127.0.0.1" in outputs[0]

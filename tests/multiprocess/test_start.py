@@ -131,8 +131,16 @@ BAD = {
         "the address a:1 is given to both worker 0 and worker 1",
     ),
     "unknown job": (
-        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
-        "unknown job 'ps'",
+        '{"cluster": {"worker": ["a:1"], "server": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
+        "unknown job 'server'",
+    ),
+    "a parameter server": (
+        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}',
+        "this process is ps 0 (b:1), a parameter server. Start the script without this task.",
+    ),
+    "an additional worker": (
+        '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 4}}',
+        "this process is worker 4, which the cluster does not list.",
     ),
     "no port": ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "host:port"),
 }
@@ -351,7 +359,7 @@ def test_something_else_answers_at_the_chiefs_port():
             (end,) = processes.wait(30)
             connection.close()
     assert end.code == 1
-    assert "is no rendezvous server of tfdist" in end.output
+    assert "is not a rendezvous server of tfdist" in end.output
 
 
 def test_death_of_a_waiting_task_is_no_end():

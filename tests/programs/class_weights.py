@@ -1,4 +1,4 @@
-"""Imbalanced classes as keras.io's fraud example: class weights, then sample weights, weighted metrics."""
+"""Imbalanced classes as in keras.io's fraud example: class weights, then sample weights, weighted metrics."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""`compute_loss` of one's own with ``ops.mean``, as in the docstring of Keras, plus a penalty from a layer."""
+"""A custom `compute_loss` with ``ops.mean``, as in the docstring of Keras, plus a penalty from a layer."""
 
 import keras
 from common import Logs, digits, strategy, weights

@@ -1,4 +1,4 @@
-"""Own `train_step` and `test_step`, in three ways that Keras's guides teach.
+"""Custom `train_step` and `test_step`, in three ways from Keras's guides.
 
 A loop over ``self.metrics`` with ``update_state(loss)``, own trackers, and `sample_weight`; a `test_step` returns a
 part of the metrics only. Callbacks decide by those logs.
@@ -46,7 +46,7 @@ class Guided(keras.Model):
 
 
 class Tracked(keras.Model):
-    """Nothing compiled but the optimizer."""
+    """Only the optimizer is compiled."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A `PyDataset`, a generator and `from_generator` that yield views of the user's arrays, which stay as they are."""
+"""A `PyDataset`, a generator and `from_generator` that yield views of the user's arrays, which must not change."""
 
 import keras
 import numpy as np

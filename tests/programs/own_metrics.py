@@ -1,7 +1,7 @@
 """Metrics of the user's own: a confusion matrix, a function, a running mean; their variables say how they merge.
 
-Keras's `add_variable` says "sum" unless told otherwise. A maximum is none of what it can say: tfdist sees from the step
-that it is one. What it cannot see, with ``aggregation="none"``, it must refuse, with the metric's name.
+Keras's `add_variable` sets "sum" by default. It has no aggregation for a maximum: tfdist detects it from the step. An
+update with ``aggregation="none"`` that it cannot detect must raise an error with the metric's name.
 """
 
 import keras
@@ -56,7 +56,7 @@ class Worst(keras.metrics.Metric):
 
 
 class Least(keras.metrics.Metric):
-    """A minimum that begins at 1, which is no sum of parts."""
+    """A minimum that begins at 1, which is not a sum of parts."""
 
     def __init__(self, name="least", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -73,7 +73,7 @@ class Least(keras.metrics.Metric):
 
 
 class Last(Worst):
-    """Keeps something of the last batch, which is not to be merged."""
+    """Keeps a value of the last batch, which cannot be merged."""
 
     def __init__(self, name="last", **kwargs):
         super().__init__(name=name, **kwargs)

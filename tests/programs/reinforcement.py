@@ -1,6 +1,6 @@
-"""Policy gradients by a hand-written loop: every process plays its own episodes, gradients are summed by the strategy.
+"""Policy gradients in a custom loop: every process plays its own episodes, gradients are summed by the strategy.
 
-What is compared with one process is the same set of episodes, dealt out.
+The same set of episodes, divided among the processes, is compared with one process.
 """
 
 import keras

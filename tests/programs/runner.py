@@ -1,11 +1,11 @@
-"""Runs programs one after the other in this process, and writes what each of them found as JSON.
+"""Runs programs one after the other in this process, and writes their results as JSON.
 
     tfdist run -n 2 tests/programs/runner.py vae unet       # two processes
     TEST_PLAIN=1 python tests/programs/runner.py vae unet   # plain Keras
 
-A program is a script that sets ``results``, a dict of numbers, and may set ``TOLERANCE``. Where one fails, its
-traceback is written and the process ends, so that the other ranks end, too: they would wait for this one.
-`test_programs.py` starts the programs that are left anew.
+A program is a script that sets ``results``, a dict of numbers, and may set ``TOLERANCE``. If one fails, its
+traceback is written and the process ends, so that the other ranks, which would wait for it, end too.
+`test_programs.py` starts the remaining programs again.
 """
 
 import faulthandler
@@ -39,7 +39,7 @@ def as_json(value):
 
 
 def run(name):
-    """Runs one program and returns what is to be compared."""
+    """Runs one program and returns the results to compare."""
     found = runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
     return {"results": as_json(found["results"]), "tolerance": found.get("TOLERANCE", 1e-9)}
 

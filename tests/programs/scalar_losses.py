@@ -1,7 +1,7 @@
 """Loss functions that return one number for the batch: sqrt(mean), Dice, Tversky.
 
-Each is a statistic of the batch, so that of a share is another one, and so is its gradient: only close. What the
-program shows is that the gradient has the right length, whatever the number of shares.
+Each is a statistic of the batch; that of a share and its gradient differ from it, and are only close. The program
+shows that the gradient has the right length for any number of shares.
 """
 
 import keras

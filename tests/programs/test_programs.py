@@ -1,15 +1,15 @@
-"""Programs as users write them end alike on 1, 2 and 3 processes and in plain Keras.
+"""Programs as users write them give the same results on 1, 2 and 3 processes and in plain Keras.
 
 Each script beside this file is one program. It ends with a dict ``results``, of which every leaf must be equal on
 all ranks to the last bit, and equal to plain Keras's within the program's ``TOLERANCE``, relative to the leaf's
 largest value. Two keys have a meaning:
 
-- ``ranks_only``: what cannot be compared with one process (random masks, a batch's own statistics); it must be
-  equal on all ranks and finite. The program's docstring says why.
-- ``close``: what the mathematics of shares changes a little; it must lie within a fifth.
+- ``ranks_only``: results that cannot be compared with one process (random masks, a batch's own statistics); they must
+  be equal on all ranks and finite. The program's docstring says why.
+- ``close``: results that the mathematics of shares changes slightly; they must agree within a fifth.
 
-One launch runs many programs, as TensorFlow takes seconds to import: only those that were asked for
-(``pytest tests/programs -k vae``, or ``-k 2-vae``). A program that fails ends its launch; the rest is launched anew.
+One launch runs many programs, as TensorFlow takes seconds to import, but only the selected ones
+(``pytest tests/programs -k vae``, or ``-k 2-vae``). A program that fails ends its launch; the rest is launched again.
 """
 
 import json
@@ -43,7 +43,7 @@ def read(folder, name, size):
 
 
 def launch(size, names, folder):
-    """Runs the programs on ``size`` processes (0: plain Keras); returns what each found, or why not."""
+    """Runs the programs on ``size`` processes (0: plain Keras); returns the results of each, or its error."""
     found, left = {}, list(names)
     ranks = max(size, 1)
     settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder), "PYTHONPATH": str(HERE.parents[1])}
@@ -68,7 +68,7 @@ def launch(size, names, folder):
 
 
 def why(said, outputs, otherwise):
-    """All ranks' errors, the first one first, as the others may only tell that this one is gone."""
+    """All ranks' errors, the earliest first, as the others may only report that this rank was lost."""
     errors = sorted((one["time"], rank, one["error"]) for rank, one in enumerate(said) if one and "error" in one)
     told = [f"--- rank {rank} ---\n{error}" for _, rank, error in errors]
     silent = [rank for rank, one in enumerate(said) if one is None]
@@ -78,7 +78,7 @@ def why(said, outputs, otherwise):
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory, request):
-    """What the programs that were asked for found, by the number of processes."""
+    """The results of the selected programs, by the number of processes."""
     root = tmp_path_factory.mktemp("worlds")
     asked = {
         (item.callspec.params["name"], item.callspec.params["size"])
@@ -117,7 +117,7 @@ def leaves(value, path=()):
 
 
 def compare(ranks, plain):
-    """What differs, as lines, the worst first; nothing if all is well."""
+    """The differences as lines, the largest first; empty if there are none."""
     complaints = []
     results = [rank["results"] for rank in ranks]
     for rank, found in enumerate(results[1:], start=1):

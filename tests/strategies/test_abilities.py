@@ -1,4 +1,4 @@
-"""Seams ask for abilities: a strategy gets those whose ability it has, and Keras's own ways for the rest."""
+"""Seams require abilities: a strategy without an ability gets Keras's own behaviour."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ ALL = (
 
 
 class Plain(tf.distribute.MirroredStrategy):
-    """TensorFlow's strategy; those below have an inner half of their own."""
+    """TensorFlow's strategy; the subclasses below have their own `extended`."""
 
     extended_type = None
 
@@ -52,7 +52,7 @@ class Writer(OtherWriter):
 
 
 class Twice:
-    """Stands for two processes that have the same."""
+    """Simulates two processes with equal values."""
 
     def __init__(self):
         self.names = []
@@ -159,7 +159,7 @@ def test_weights_are_loaded_by_each_where_nobody_loads_for_all(tmp_path):
 
 
 def test_only_metrics_are_merged():
-    """Their state passes the bridge, and nothing else does: no gradients, counts or agreements."""
+    """Only their state passes the bridge: no gradients, counts or agreements."""
     strategy = of(Merger)
     made = model(strategy, [keras.metrics.MeanAbsoluteError(name="mae"), Samples(name="samples")])
     plain = model(Plain(), [keras.metrics.MeanAbsoluteError(name="mae"), Samples(name="samples")])

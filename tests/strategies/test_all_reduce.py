@@ -1,4 +1,4 @@
-"""What can be said of the strategy on one process."""
+"""The strategy on one process."""
 
 import pytest
 import tensorflow as tf
@@ -63,7 +63,7 @@ def test_models_of_other_strategies_are_left_alone():
 
 
 def test_datasets_are_not_tuned_unless_the_user_asks_for_it():
-    """A dropped iterator would wait for its tuner's next turn, which may take as long as the epoch has."""
+    """Deleting an iterator would wait for its autotuner's next run, which may take as long as the epoch."""
     strategy = tfdist.AllReduceStrategy()
     tuned = tf.data.Options()
     tuned.autotune.enabled = True

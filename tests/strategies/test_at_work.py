@@ -23,7 +23,7 @@ def other(request):
 
 
 class Another(Ability):
-    """That no strategy has."""
+    """An ability that no strategy has."""
 
 
 def test_an_ability_that_it_lacks(strategy):

@@ -1,4 +1,4 @@
-"""An import changes nothing of TensorFlow and Keras, and what a strategy of ours changes, others do not notice."""
+"""Importing tfdist does not change TensorFlow or Keras, and the patches of its strategies do not affect others."""
 
 import json
 import subprocess

@@ -86,27 +86,27 @@ def execute(options: argparse.Namespace) -> int:
     if options.processes:
         return _start(options)
     try:
-        joined = world.join(discovery.discover(None), Timeouts.from_environment())
+        entered = world.enter(discovery.discover(None), Timeouts.from_environment())
     except TfdistError as error:
         print(f"tfdist bench: {error}", file=sys.stderr)
         return 1
-    if joined.size == 1:
+    if entered.size == 1:
         print(
             "tfdist bench: this process is alone. Start it as the job is started (TF_CONFIG, mpiexec, srun), or with "
             "`tfdist bench -n 2`.",
             file=sys.stderr,
         )
         return 2
-    found = calibration.measure(joined.group)
-    model = Model(joined.group.hosts, found)
+    found = calibration.measure(entered.group)
+    model = Model(entered.group.hosts, found)
     rows = [
-        _row(joined.engine, model, name, int(mib * 2**20) // 4 * 4)
+        _row(entered.engine, model, name, int(mib * 2**20) // 4 * 4)
         for mib in options.mib
         for name in options.algorithms
     ]
-    if joined.group.is_writer:
+    if entered.group.is_writer:
         _show(model, rows)
-        described = calibration.machine(joined.group.hosts)
+        described = calibration.machine(entered.group.hosts)
         if options.json:
             _write(options.json, described, found, rows)
         if options.plot:

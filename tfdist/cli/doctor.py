@@ -104,10 +104,10 @@ def examine(timeout: float) -> Iterator[Finding]:
         yield Finding(Level.PROBLEM, "cluster", str(error))
         return
     yield from _cluster(cluster)
-    if cluster is not None and cluster.size > 1 and not cluster.outside:
-        for task in cluster.tasks:
+    if cluster is not None and cluster.size > 1 and cluster.rank is not None:
+        for task in cluster.tasks[: cluster.size]:
             yield _own_address(task) if task == cluster.task else _peer_address(task, task == cluster.tasks[0])
-    if launcher.size() > 1 or (cluster is not None and cluster.size > 1 and not cluster.outside):
+    if launcher.size() > 1 or (cluster is not None and cluster.size > 1 and cluster.rank is not None):
         yield from _measure(cluster, timeout)
 
 
@@ -175,15 +175,15 @@ def _cluster(cluster: Cluster | None) -> Iterator[Finding]:
     if cluster is None:
         yield Finding(Level.OK, "cluster", "no TF_CONFIG and no launcher: a script started like this runs alone")
         return
-    if cluster.outside:
-        yield Finding(Level.OK, "cluster", f"this is {cluster.task.job} {cluster.task.index}: it runs alone")
+    if cluster.rank is None:
+        yield Finding(Level.OK, "cluster", f"this is {cluster.task}: it takes no part in collectives")
         return
     yield Finding(Level.OK, "cluster", f"{cluster.size} task(s); this is {cluster.task}, rank {cluster.rank}")
     if cluster.size > 1 and not read_secret():
         yield Finding(
             Level.NOTE,
             "secret",
-            "none is set: whoever can reach the chief's address can join",
+            "none is set: every process that can reach the chief's address can enter the job",
             "set TFDIST_SECRET to the same value on every task",
         )
 
@@ -255,7 +255,7 @@ def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
 
     print(f"{'':>7}  {'all-reduce':<12} waiting up to {timeout:g} s for the other tasks …", file=sys.stderr, flush=True)
     try:
-        joined = world.join(cluster, Timeouts(start=timeout, heartbeat=timeout, collective=timeout))
+        entered = world.enter(cluster, Timeouts(start=timeout, heartbeat=timeout, collective=timeout))
     except TfdistError as error:
         yield Finding(
             Level.PROBLEM,
@@ -269,10 +269,10 @@ def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
         seconds = []
         for _ in range(repeats + 1):
             begun = time.perf_counter()
-            joined.group.run(f"doctor {name}", ring.all_reduce(buffer))
+            entered.group.run(f"doctor {name}", ring.all_reduce(buffer))
             seconds.append(time.perf_counter() - begun)
         median = sorted(seconds[1:])[repeats // 2]
         what = f"{median * 1e6:.0f} µs for 4 KiB" if name == "small" else f"{size / median / 1e9:.2f} GB/s for 32 MiB"
         yield Finding(
-            Level.OK, "all-reduce", f"{what} over {joined.size} processes, {joined.local_size} on this machine"
+            Level.OK, "all-reduce", f"{what} over {entered.size} processes, {entered.local_size} on this machine"
         )

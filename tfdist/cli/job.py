@@ -1,4 +1,4 @@
-"""The processes of one `tfdist run`: how they start, what they tell, who is to blame, and how they end."""
+"""The processes of one `tfdist run`: how they start, which of them is to blame for a failure, and how they end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cli import resources
+from tfdist.cli.blame import Blame
 from tfdist.cli.outputs import Outputs
+from tfdist.cli.process import Process
 from tfdist.cluster import launcher
+from tfdist.cluster.spec import Task
 from tfdist.comm import segments
 
 GRACE_SECONDS = 5.0
@@ -34,62 +37,54 @@ TERM_SECONDS = 3.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@dataclass
-class Process:
-    """One rank.
+@dataclass(frozen=True)
+class Roles:
+    """How many processes a job has.
 
     Attributes:
-        rank: its rank.
-        popen: the process, the leader of a group of its own.
-        report: where it says how it came to fail; see `tfdist.cluster.launcher.tell`.
-        is_victim: whether it said that another one's failure was the cause.
-        ended_by_us: whether it had to be ended.
+        workers: those with a rank.
+        servers: parameter servers.
+        evaluators: evaluators.
     """
 
-    rank: int
-    popen: subprocess.Popen[bytes]
-    report: int
-    is_victim: bool = False
-    ended_by_us: bool = False
+    workers: int
+    servers: int = 0
+    evaluators: int = 0
 
-    def said(self) -> set[str]:
-        """What it has said since the last time."""
-        try:
-            return set(os.read(self.report, 4096).decode(errors="replace").splitlines())
-        except BlockingIOError:
-            return set()
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the process and its children."""
-        try:
-            os.killpg(self.popen.pid, number)
-        except ProcessLookupError:
-            pass
+    def tasks(self) -> list[Task]:
+        """The tasks, with addresses on ports of the loopback interface that are free now."""
+        jobs = {"worker": self.workers, "ps": self.servers, "evaluator": self.evaluators}
+        places = [(job, index) for job, count in jobs.items() for index in range(count)]
+        ports = _free_ports(len(places))
+        return [Task(job, index, f"127.0.0.1:{port}") for (job, index), port in zip(places, ports, strict=True)]
 
 
 class Job:
     """The processes of one run.
 
+    Training processes depend on each other: when one fails, the others are ended. Parameter servers and evaluators may
+    fail without them; servers are ended when no training process is left, evaluators are waited for.
+
     Args:
         command: what each of them executes.
-        size: how many there are.
+        roles: how many there are.
         share_cores: whether each gets cores of its own.
-        show_all: whether every rank's output is shown.
-        log_folder: where the whole output of ranks that are not shown is written.
-        keep_going: whether the other processes are left to themselves when one fails.
+        show_all: whether every process's output is shown.
+        log_folder: where the whole output of processes that are not shown is written.
+        keep_going: whether the other training processes are left to themselves when one fails.
     """
 
     def __init__(
         self,
         command: list[str],
-        size: int,
+        roles: Roles,
         share_cores: bool,
         show_all: bool,
         log_folder: str | None = None,
         keep_going: bool = False,
     ) -> None:
         self._command = command
-        self._size = size
+        self._roles = roles
         self._share_cores = share_cores
         self._show_all = show_all
         self._log_folder = log_folder
@@ -104,37 +99,34 @@ class Job:
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGTSTP, self._stop)
-        ports, secret = _free_ports(self._size), secrets.token_hex(16)
+        tasks, secret = self._roles.tasks(), secrets.token_hex(16)
         try:
-            for rank in range(self._size):
-                self._processes.append(self._start(rank, ports, secret))
+            for task in tasks:
+                self._processes.append(self._start(task, tasks, secret))
             self._outputs.start()
             blamed = self._wait()
         finally:
             for process in self._processes:
-                process.signal(signal.SIGKILL)  # whatever a script left behind in its group
+                process.signal(signal.SIGKILL)  # also processes that a script has left in its group
                 process.popen.wait()
             self._outputs.finish()
             segments.sweep(begun)
         return self._report(blamed) if blamed else 0
 
-    def _start(self, rank: int, ports: list[int], secret: str) -> Process:
+    def _start(self, task: Task, tasks: list[Task], secret: str) -> Process:
+        place, trains = tasks.index(task), task.job == "worker"
+        name = f"rank {task.index}" if trains else f"{task.job} {task.index}"
         environment = dict(os.environ)
-        environment["TF_CONFIG"] = json.dumps(
-            {
-                "cluster": {"worker": [f"127.0.0.1:{port}" for port in ports]},
-                "task": {"type": "worker", "index": rank},
-            }
-        )
+        environment["TF_CONFIG"] = _tf_config(task, tasks)
         environment["TFDIST_SECRET"] = secret
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        cores = resources.cores_of(rank, self._size) if self._share_cores else None
-        environment.update(resources.thread_pools(self._size if self._share_cores else 1, cores))
-        environment.update(resources.gpu_of(rank))
+        cores = resources.cores_of(place, len(tasks)) if self._share_cores else None
+        environment.update(resources.thread_pools(len(tasks) if self._share_cores else 1, cores))
+        environment.update({"CUDA_VISIBLE_DEVICES": "-1"} if task.job == "ps" else resources.gpu_of(place))
         report, tell = os.pipe()
         os.set_blocking(report, False)
         environment[launcher.REPORT] = str(tell)
-        with self._pipes(rank) as (stdout, stderr):
+        with self._pipes(name, place) as (stdout, stderr):
             popen = subprocess.Popen(
                 self._command,
                 env=environment,
@@ -146,33 +138,33 @@ class Job:
                 preexec_fn=resources.at_start(cores),
             )
         os.close(tell)
-        threading.Thread(target=self._watch, args=(rank, popen), daemon=True).start()
-        return Process(rank, popen, report)
+        threading.Thread(target=self._watch, args=(place, popen), daemon=True).start()
+        return Process(name, popen, report, trains)
 
     @contextlib.contextmanager
-    def _pipes(self, rank: int) -> Iterator[tuple[int | None, int | None]]:
+    def _pipes(self, name: str, place: int) -> Iterator[tuple[int | None, int | None]]:
         """What a process writes to: the launcher's own outputs, a pipe for each of them, or one for both."""
-        if rank == 0 and not self._show_all:
+        if place == 0 and not self._show_all:
             yield None, None
             return
         ends = [os.pipe() for _ in range(2 if self._show_all else 1)]
         if self._show_all:
-            self._outputs.show(rank, ends[0][0], sys.stdout.buffer)
-            self._outputs.show(rank, ends[1][0], sys.stderr.buffer)
+            self._outputs.show(name, ends[0][0], sys.stdout.buffer)
+            self._outputs.show(name, ends[1][0], sys.stderr.buffer)
         else:
-            self._outputs.keep(rank, ends[0][0])
+            self._outputs.keep(name, ends[0][0])
         try:
             yield ends[0][1], ends[-1][1]
         finally:
             for _, writing in ends:
                 os.close(writing)
 
-    def _watch(self, rank: int, popen: subprocess.Popen[bytes]) -> None:
+    def _watch(self, place: int, popen: subprocess.Popen[bytes]) -> None:
         popen.wait()
-        os.write(self._ending, rank.to_bytes(4, "little"))
+        os.write(self._ending, place.to_bytes(4, "little"))
 
     def _wait(self) -> list[Process]:
-        """Waits for all; ends what is left soon after one has failed, unless it is to keep going.
+        """Waits for all; ends what is left soon after a training process has failed, unless it is to keep going.
 
         Returns:
             The process to be blamed first, then others whose output helps; none if all succeeded.
@@ -181,81 +173,75 @@ class Job:
         selector.register(self._ended, selectors.EVENT_READ)
         for process in self._processes:
             selector.register(process.report, selectors.EVENT_READ, process)
-        running = set(range(self._size))
-        failed: list[Process] = []  # in the order in which it became known
-        causes: list[Process] = []
+        blame = Blame()
+        running = self._processes.copy()
         deadline: float | None = None
+        is_over = False
         while running:
             timeout = None if deadline is None else deadline - time.monotonic()
             if timeout is not None and timeout <= 0:
-                self._end(running)
+                has_failed = blame.is_known and not self._keep_going
+                self._end(running if has_failed else [one for one in running if one.name.startswith("ps ")])
                 deadline = timeout = None
             for key, _ in selector.select(timeout):
                 if key.data is None:
                     process = self._processes[int.from_bytes(os.read(self._ended, 4), "little")]
-                    running.discard(process.rank)
-                    _hear(process, causes)
-                    if process.popen.returncode == 0:
-                        continue
-                    failed.append(process)
-                    if not process.is_victim and not process.ended_by_us and process not in causes:
-                        causes.append(process)
-                elif not _hear(process := key.data, causes):
+                    running.remove(process)
+                    blame.hear(process)
+                    blame.ended(process)
+                    if not process.trains and process in blame.others:
+                        _say(f"tfdist run: {_how_it_ended(process)}; the training goes on without it.")
+                elif not blame.hear(process := key.data):
                     selector.unregister(process.report)
-                is_ending = any(p.ended_by_us for p in self._processes)
-                if (failed or causes) and not is_ending and not self._keep_going:
-                    latest = time.monotonic() + (GRACE_SECONDS if failed else END_SECONDS)
+                is_ending = any(one.ended_by_us for one in self._processes)
+                if blame.is_known and not is_ending and not self._keep_going:
+                    latest = time.monotonic() + (GRACE_SECONDS if blame.failed else END_SECONDS)
                     deadline = latest if deadline is None else min(deadline, latest)
+            if running and not is_over and not any(process.trains for process in running):
+                is_over = True
+                deadline = time.monotonic() + GRACE_SECONDS  # for servers, which may have no end of their own
+                if evaluators := [one.name for one in running if one.name.startswith("evaluator ")]:
+                    _say(f"tfdist run: the training has ended; waiting for {', '.join(evaluators)} (Ctrl-C ends it).")
         selector.close()
-        if causes or not failed:
-            return causes[:1]
-        # All that ended by themselves say that another was the cause: one that never said anything, if there is one.
-        silent = [process for process in failed if not process.is_victim]
-        victims = [process for process in failed if process.is_victim]
-        return [*silent[:1], *victims[:1]]
+        return blame.processes()
 
-    def _end(self, running: set[int]) -> None:
-        for rank in running:
-            self._processes[rank].ended_by_us = True
-            self._processes[rank].signal(signal.SIGTERM)
+    def _end(self, processes: list[Process]) -> None:
+        for process in processes:
+            process.ended_by_us = True
+            process.signal(signal.SIGTERM)
         end = time.monotonic() + TERM_SECONDS
-        for rank in running:
+        for process in processes:
             try:
-                self._processes[rank].popen.wait(max(0.0, end - time.monotonic()))
+                process.popen.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._processes[rank].signal(signal.SIGKILL)
+                process.signal(signal.SIGKILL)
 
     def _report(self, blamed: list[Process]) -> int:
-        """Says who failed; returns the exit code of the job."""
+        """Reports who failed; returns the exit code of the job."""
         for process in reversed(blamed):
-            self._show_kept(process.rank)
-        process = blamed[0]
+            self._show_kept(process.name)
+        process, last = blamed[0], blamed[-1]
         code = process.popen.returncode
         if process.ended_by_us:
-            how = "stood still, or failed and did not end by itself"
-            code = 1 if blamed[-1].ended_by_us else blamed[-1].popen.returncode
-        else:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        others = "left to themselves" if self._keep_going else "ended"
-        rest = "" if self._size == 1 else f"; the other processes were {others}"
-        _say(f"tfdist run: rank {process.rank} (process {process.popen.pid}) {how}{rest}.")
+            code = 1 if last.ended_by_us else last.popen.returncode
+        others = "left to themselves" if self._keep_going or not process.trains else "ended"
+        rest = "" if len(self._processes) == 1 else f"; the other processes were {others}"
+        _say(f"tfdist run: {_how_it_ended(process)}{rest}.")
         return 128 - code if code < 0 else code
 
-    def _show_kept(self, rank: int) -> None:
-        kept = self._outputs.kept.get(rank)
+    def _show_kept(self, name: str) -> None:
+        kept = self._outputs.kept.get(name)
         if kept is None:
             return
         if earlier := kept.count - len(kept.lines):
             where = (
-                f"all of them are in {self._outputs.log_path(rank)}"
+                f"all of them are in {self._outputs.log_path(name)}"
                 if self._log_folder
                 else "--logs FOLDER keeps all of them, --output all shows them"
             )
-            _say(
-                f"tfdist run: the last {len(kept.lines)} lines of rank {rank}, without {earlier} earlier ones; {where}:"
-            )
+            _say(f"tfdist run: the last {len(kept.lines)} lines of {name}, without {earlier} earlier ones; {where}:")
         for line in kept.lines:
-            sys.stderr.buffer.write(b"[rank %d] %b" % (rank, line))
+            sys.stderr.buffer.write(b"[%b] %b" % (name.encode(), line))
         sys.stderr.buffer.flush()
 
     def _pass_on(self, number: int, frame: Any) -> None:
@@ -271,17 +257,23 @@ class Job:
         self._pass_on(signal.SIGCONT, frame)
 
 
-def _hear(process: Process, causes: list[Process]) -> bool:
-    """Reads what a process reports of its failure; False when it reported nothing."""
-    said = process.said()
-    process.is_victim = process.is_victim or launcher.VICTIM in said
-    if launcher.CAUSE in said and process not in causes:
-        causes.append(process)
-    return bool(said)
+def _how_it_ended(process: Process) -> str:
+    code = process.popen.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    if process.ended_by_us:
+        how = "stood still, or failed and did not end by itself"
+    return f"{process.name} (process {process.popen.pid}) {how}"
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _tf_config(task: Task, tasks: list[Task]) -> str:
+    cluster: dict[str, list[str]] = {}
+    for other in tasks:
+        cluster.setdefault(other.job, []).append(other.address)
+    return json.dumps({"cluster": cluster, "task": {"type": task.job, "index": task.index}})
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What processes write: shown at once with the rank before each line, or kept for the case that a rank fails."""
+"""What processes write: shown at once with the process's name before each line, or kept in case it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 KEPT_LINES = 400
-"""Of a rank whose output is not shown."""
+"""Of a process whose output is not shown."""
 
 _LONGEST_LINE = 1 << 16
 _LEFT_IN_A_PIPE = 1 << 20
@@ -22,7 +22,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 @dataclass
 class Kept:
-    """The end of what a rank wrote, and where the whole is, if anywhere.
+    """The end of what a process wrote, and the file with all of it, if there is one.
 
     Attributes:
         lines: the last ones.
@@ -40,12 +40,12 @@ class _Pipe:
     """The reading end of one process's output.
 
     Attributes:
-        rank: the process's.
+        name: of the process.
         target: where its lines are shown; None where they are kept.
         pending: the beginning of a line whose end has not been read.
     """
 
-    rank: int
+    name: str
     target: BinaryIO | None
     pending: bytes = b""
 
@@ -58,26 +58,26 @@ class Outputs:
     """
 
     def __init__(self, log_folder: str | None = None) -> None:
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[str, Kept] = {}
         self._log_folder = log_folder
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._read, name="tfdist-outputs", daemon=True)
 
-    def show(self, rank: int, fd: int, target: BinaryIO) -> None:
-        """Copies lines from a pipe, with the rank before each. To be called before `start`."""
-        self._add(fd, _Pipe(rank, target))
+    def show(self, name: str, fd: int, target: BinaryIO) -> None:
+        """Copies lines from a pipe, with the name before each. To be called before `start`."""
+        self._add(fd, _Pipe(name, target))
 
-    def keep(self, rank: int, fd: int) -> None:
+    def keep(self, name: str, fd: int) -> None:
         """Keeps the last lines from a pipe. To be called before `start`."""
-        log = open(self.log_path(rank), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
-        self.kept[rank] = Kept(log=log)
-        self._add(fd, _Pipe(rank, None))
+        log = open(self.log_path(name), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
+        self.kept[name] = Kept(log=log)
+        self._add(fd, _Pipe(name, None))
 
-    def log_path(self, rank: int) -> str:
-        """Where all that a rank wrote is, if a folder was given."""
-        return os.path.join(self._log_folder or "", f"rank-{rank}.log")
+    def log_path(self, name: str) -> str:
+        """The file with all that a process wrote, if a folder was given."""
+        return os.path.join(self._log_folder or "", f"{name.replace(' ', '-')}.log")
 
     def start(self) -> None:
         """Begins to read."""
@@ -131,7 +131,7 @@ class Outputs:
 
     def _take(self, pipe: _Pipe, chunk: bytes) -> None:
         """Splits into lines; an empty chunk ends the last one."""
-        if pipe.target is None and (log := self.kept[pipe.rank].log):
+        if pipe.target is None and (log := self.kept[pipe.name].log):
             log.write(chunk)
             log.flush()
         text = pipe.pending + chunk
@@ -146,12 +146,12 @@ class Outputs:
 
     def _pass_on(self, pipe: _Pipe, lines: list[bytes]) -> None:
         if pipe.target is None:
-            kept = self.kept[pipe.rank]
+            kept = self.kept[pipe.name]
             kept.lines.extend(lines)
             kept.count += len(lines)
             return
         try:
-            pipe.target.write(b"".join(b"[rank %d] %b" % (pipe.rank, line) for line in lines))
+            pipe.target.write(b"".join(b"[%b] %b" % (pipe.name.encode(), line) for line in lines))
             pipe.target.flush()
         except OSError:  # nobody reads it any more; the processes learn that as they would without us
             for key in list(self._selector.get_map().values()):

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from tfdist.cli.job import Job
+from tfdist.cli.job import Job, Roles
 from tfdist.cli.outputs import KEPT_LINES
 from tfdist.engine import timeline
 
@@ -18,14 +18,17 @@ def add_parser(commands: Any) -> None:
         "run",
         help="start a script as several processes of this machine",
         description="Starts a script as N processes of this machine, each with its TF_CONFIG, its cores and its GPU. "
-        "When one of them fails, the others are ended (but for --keep-going), and its exit code is passed on.",
+        "When one of them fails, the others are ended (but for --keep-going), and its exit code is passed on. A "
+        "parameter server or an evaluator that fails ends no other process.",
     )
-    parser.add_argument("-n", "--processes", type=positive, required=True, help="how many processes")
+    parser.add_argument("-n", "--processes", type=positive, required=True, help="how many training processes")
+    parser.add_argument("--ps", type=count, default=0, metavar="N", help="how many parameter servers beside them")
+    parser.add_argument("--evaluators", type=count, default=0, metavar="N", help="how many evaluators beside them")
     parser.add_argument(
         "--output",
         choices=("chief", "all"),
         default="chief",
-        help="whose output is shown: rank 0's, and another's only if it fails (default); or all, with the rank before "
+        help="whose output is shown: rank 0's, and another's only if it fails (default); or all, with a name before "
         "each line, stdout on stdout and stderr on stderr",
     )
     parser.add_argument(
@@ -64,6 +67,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """An argument that must be a whole number."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
 def execute(options: argparse.Namespace) -> int:
     """Runs the script; returns the exit code of the process that failed first, or 0."""
     if not options.module and not os.path.exists(options.script):
@@ -84,7 +94,8 @@ def execute(options: argparse.Namespace) -> int:
             print(f"tfdist run: cannot make the folder {options.logs}: {error.strerror}", file=sys.stderr)
             return 2
     share_cores, show_all = options.cores == "share", options.output == "all"
-    code = Job(command, options.processes, share_cores, show_all, options.logs, options.keep_going).run()
+    roles = Roles(options.processes, options.ps, options.evaluators)
+    code = Job(command, roles, share_cores, show_all, options.logs, options.keep_going).run()
     if path:
         _tell_of_timeline(path, options.processes)
     return code

@@ -49,11 +49,8 @@ def resolver_of(cluster: Cluster | None) -> Any:
 
     jobs: dict[str, dict[int, str]] = {}
     own = (None, None) if cluster is None else (cluster.task.job, cluster.task.index)
-    tasks = cluster.tasks if cluster is not None else ()
-    for task in tasks:
+    for task in () if cluster is None else cluster.tasks:
         jobs.setdefault(task.job, {})[task.index] = task.address
-    if cluster is not None and cluster.outside and cluster.task.address:
-        jobs[cluster.task.job] = {cluster.task.index: cluster.task.address}
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), task_type=own[0], task_id=own[1], rpc_layer="grpc"
     )

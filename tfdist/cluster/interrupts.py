@@ -1,4 +1,4 @@
-"""Ctrl-C: noticed while the main thread sits in C++, and raised where it does no harm."""
+"""Ctrl-C: noticed while the main thread is in C++, and raised where it cannot be lost."""
 
 from __future__ import annotations
 

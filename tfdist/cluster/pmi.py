@@ -1,9 +1,8 @@
-"""MPICH's process manager, in this very process: what `mpiexec` would answer to `MPI_Init`.
+"""MPICH's process manager, in the same process: gives `MPI_Init` the answers that `mpiexec` would.
 
-MPICH speaks the PMI-1 text protocol over the connected socket in ``PMI_FD``. The other end is served here by a
-thread that passes what must be shared (business cards, barriers) on over the task's connection to the
-rendezvous server. So MPI never sees that connection, nor its end: when the server or a peer is gone, it is
-this process that says so, and not MPICH that crashes.
+MPICH speaks the PMI-1 text protocol over the connected socket in ``PMI_FD``. A thread serves the other end. It passes
+on what is shared (business cards, barriers) over the task's connection to the rendezvous server. So MPI never sees that
+connection, nor its end: when the server or a peer is gone, this process reports it, and MPICH does not crash.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from tfdist.cluster import messages
 from tfdist.cluster.control import Control
 from tfdist.errors import MPIUnavailableError, TfdistError
 
@@ -64,17 +64,17 @@ class ProcessManager:
         if command == "get_universe_size":
             return f"cmd=universe_size rc=0 size={self._size}"
         if command == "put":
-            self._control.send({"type": "put", "key": message["key"], "value": message["value"]})
+            self._control.publish(message["key"], message["value"])
             return "cmd=put_result rc=0 msg=success"
         if command == "get" and message["key"] == "PMI_process_mapping" and self._mapping:
             return f"cmd=get_result rc=0 msg=success value={self._mapping}"
         if command == "get":
-            value = self._control.request("get", key=message["key"])["value"]
+            value = self._control.request(lambda number: messages.Get(number, message["key"], wait=False))
             if value is None:
                 return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
             return f"cmd=get_result rc=0 msg=success value={value}"
         if command == "barrier_in":
-            self._control.request("barrier", name=f"pmi {next(self._barriers)}")
+            self._control.barrier(f"pmi {next(self._barriers)}", range(self._size))
             return "cmd=barrier_out rc=0"
         if command == "finalize":
             return "cmd=finalize_ack rc=0"

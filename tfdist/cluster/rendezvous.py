@@ -1,15 +1,16 @@
-"""The chief's part in the rendezvous: the listening socket, and the server process behind it."""
+"""The chief's part of the rendezvous: the listening socket, and the server process that serves it."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import subprocess
 import sys
 import uuid
-from dataclasses import asdict
+from collections.abc import Sequence
+
+import msgspec
 
 from tfdist._version import __version__
 from tfdist.cluster.server import Job
@@ -61,18 +62,29 @@ class ServerProcess:
 
     Args:
         listener: where it serves; closed here.
-        tasks: what each rank is called.
+        tasks: the name of each task, by number.
+        size: the number of tasks with a rank.
         digest: fingerprint of the cluster.
         secret: the job's secret, or empty bytes.
         timeouts: of the job.
+        is_elastic: whether tasks may come again, and come anew.
     """
 
     def __init__(
-        self, listener: socket.socket, tasks: list[str], digest: str, secret: bytes, timeouts: Timeouts
+        self,
+        listener: socket.socket,
+        tasks: Sequence[str],
+        size: int,
+        digest: str,
+        secret: bytes,
+        timeouts: Timeouts,
+        is_elastic: bool = False,
     ) -> None:
         job = Job(
             name=f"tfdist_{uuid.uuid4().hex}",
-            tasks=tasks,
+            tasks=tuple(tasks),
+            size=size,
+            is_elastic=is_elastic,
             digest=digest,
             version=__version__,
             secret=secret.decode("utf-8", "surrogateescape"),
@@ -91,12 +103,12 @@ class ServerProcess:
         )
         listener.close()
         assert self._process.stdin
-        # Left open on purpose: its end tells the server that the chief has died.
-        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
+        # Stays open: its end tells the server that the chief has died.
+        self._process.stdin.write(msgspec.json.encode(job).decode() + "\n")
         self._process.stdin.flush()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Waits until the server has ended, as it does when all tasks have left; ends it if it does not."""
+        """Waits until the server has ended, as it does when all training tasks have left; ends it if it does not."""
         assert self._process.stdin
         self._process.stdin.close()
         try:
@@ -104,3 +116,8 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def release(self) -> None:
+        """Lets the server serve the tasks that are left; it ends by itself when no training task is."""
+        assert self._process.stdin
+        self._process.stdin.close()

@@ -1,52 +1,58 @@
-"""The rendezvous server: one process per job, started by the chief, that outlives no task.
+"""The rendezvous server: one process per job, started by the chief.
 
-It lets tasks in, tells all of them to start once all are there, and then keeps watch: a connection that the
-kernel closes is a task that died, a silent one a task that is stopped or cut off. Beside that it holds the few
-small things that tasks must agree on (MPI's business cards; `tfdist.cluster.coordination`). It is a process of its
-own because MPI can hold a whole Python process still while it starts.
+It admits tasks and keeps watch: a connection that the kernel closes is a task that died, a silent one is a task that
+is stopped or cut off. It tells all tasks who is there and who is lost; what that means is for them to decide. Tasks
+exchange small values over it (`tfdist.cluster.meetings`), and ranks agree on their collectives
+(`tfdist.cluster.coordination`). It is a separate process because MPI can block a whole Python process while it starts.
 
-Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket, the job's description comes as one
-line of JSON on standard input, which the chief keeps open as long as it lives.
+Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket. The job's description comes as one line of
+JSON on standard input, which the chief keeps open as long as it lives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from tfdist.cluster import wire
+import msgspec
+
+from tfdist.cluster import messages, proof
+from tfdist.cluster.admission import Admission
 from tfdist.cluster.coordination import Coordination
-from tfdist.cluster.doors import Doors
+from tfdist.cluster.meetings import Meetings
+from tfdist.cluster.messages import Claims, FromTask, Message
 from tfdist.comm import segments
 
 ANSWER_SECONDS = 2.0
-"""For the ranks to tell what they have under way, when one has waited long."""
+"""For the ranks to report what they have under way, when one has waited long."""
 LINGER_SECONDS = 10.0
+"""For the others to end, after the job has failed."""
 
 
-@dataclass
-class Job:
-    """What the server knows of its job before anyone comes.
+class Job(msgspec.Struct, frozen=True):
+    """What the server knows about its job before any task comes.
 
     Attributes:
         name: unique among all jobs, at any time, of a machine.
-        tasks: what each rank's task is called in messages.
+        tasks: the name of each task in messages, by number.
+        size: the number of tasks with a rank; these come first.
+        is_elastic: whether tasks may come again, and come anew, after the start.
         digest: fingerprint of the cluster that every task must have been given.
         version: of tfdist, the same on every task.
         secret: what a task must prove to know; empty when the job has none.
-        start_timeout: seconds for all tasks to come.
+        start_timeout: seconds for all training tasks to come.
         heartbeat_timeout: seconds of silence after which a task counts as lost.
     """
 
     name: str
-    tasks: list[str]
+    tasks: tuple[str, ...]
+    size: int
+    is_elastic: bool
     digest: str
     version: str
     secret: str
@@ -56,57 +62,66 @@ class Job:
 
 @dataclass
 class Member:
-    """A task that was let in.
+    """A task that was admitted.
 
     Attributes:
-        rank: its rank.
-        claims: what it says of itself.
+        task: its number.
+        claims: its statement about itself.
         writer: its connection.
         heard: whether it gave a sign of life since the last look.
         silence: seconds without one in which other tasks gave some. Where all are silent the whole job is stopped
-            (Ctrl-Z), and there is nobody to be told.
-        left: its script has ended, and it waits for the others' to end.
-        ended: it needs the others no more; or the job knows that it is lost.
+            (Ctrl-Z), and there is nobody to be notified.
+        left: its script has ended.
+        ended: it needs the others no more, or is known to be lost.
     """
 
-    rank: int
-    claims: dict[str, Any]
+    task: int
+    claims: Claims
     writer: asyncio.StreamWriter
     heard: bool = True
     silence: float = 0.0
     left: bool = False
     ended: bool = False
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message, if the task is still there."""
         if not self.writer.is_closing():
-            self.writer.write(wire.encode(message))
+            self.writer.write(messages.encode(message))
 
 
 class Server:
-    """One job's rendezvous."""
+    """The rendezvous of one job.
+
+    Attributes:
+        members: the tasks that are there, by number.
+        bound: the tasks that have started MPI with each other. None of them can be replaced.
+        lost: those of them that are lost.
+        failure: why the job cannot start, or ended.
+        over: set when the server may end.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.size = len(job.tasks)
         self.members: dict[int, Member] = {}
-        self.refused: list[str] = []
-        self.started = False
-        self.failure: dict[str, Any] | None = None
+        self.bound: frozenset[int] = frozenset()
         self.lost: set[int] = set()
+        self.failure: Message | None = None
         self.over = asyncio.Event()
-        self._values: dict[str, str] = {}
-        self._barriers: dict[str, dict[int, int]] = {}
-        self._gathered: dict[str, dict[int, tuple[int, Any]]] = {}
-        self._coordination = Coordination(
-            self.size, self._name_of, self._answer, lambda why: self._fail(None, why, kind="mismatch")
-        )
+        self._names = list(job.tasks)
+        self._refused: list[str] = []
+        self._binding_since: float | None = None
+        self._chief_has_come = False
+        self._awaited: set[int] = set()
+        self._closing: asyncio.TimerHandle | None = None
+        self._meetings = Meetings(self._tell)
+        self._coordination = Coordination(job.size, self._name_of, self._tell, self._mismatch)
         self._explaining: tuple[float, asyncio.TimerHandle] | None = None
+        self._explained = -ANSWER_SECONDS
 
     async def run(self, listener: socket.socket) -> None:
         """Serves until the job is over."""
-        doors = Doors(self._admit, self._serve, self.size, wire.MAX_HANDSHAKE_LINE)
-        receiving = asyncio.create_task(doors.open(listener))
+        admission = Admission(self._admit, self._serve, len(self.job.tasks), messages.MAX_HANDSHAKE_LINE)
+        receiving = asyncio.create_task(admission.open(listener))
         watch = asyncio.create_task(self._watch())
         chief = asyncio.create_task(self._chief_lives())
         await self.over.wait()
@@ -115,252 +130,309 @@ class Server:
         listener.close()
         for member in self.members.values():
             member.writer.close()
-        doors.close()
-        if self.failure:
-            segments.unlink_of(self.job.name)
+        admission.close()
+        segments.unlink_of(self.job.name)
 
-    # Letting tasks in.
+    # Admitting tasks.
 
     async def _serve(self, member: Member, reader: asyncio.StreamReader) -> None:
         try:
             async for line in _lines(reader):
                 member.heard = True
-                self._heard(member, wire.decode(line))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # a message that no task of this version sends; without its connection the task counts as lost
+                self._heard(member, messages.from_task(line))
+        except (OSError, ValueError):
+            pass  # an invalid message; without its connection the task counts as lost
         finally:
             self._gone(member)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member | None:
-        challenge = wire.nonce()
-        writer.write(wire.encode({"tfdist": wire.PROTOCOL, "nonce": challenge}))
-        hello = wire.decode(await reader.readline())
-        claims, nonces = hello.get("claims"), (challenge, str(hello.get("nonce")))
-        if not isinstance(claims, dict):
-            return None
-        rank = claims.get("rank")
-        if why := self._objection(hello, claims, nonces):
+        challenge = proof.nonce()
+        writer.write(messages.encode(messages.Challenge(messages.PROTOCOL, challenge)))
+        hello = messages.hello(await reader.readline())
+        claims, nonces = hello.claims, (challenge, hello.nonce)
+        secret = self.job.secret.encode("utf-8", "surrogateescape")
+        if why := self._objection(hello, proof.prove(secret, "task", nonces, claims)):
             peer = writer.get_extra_info("peername")
-            name = self.job.tasks[rank] if isinstance(rank, int) and 0 <= rank < self.size else "a task"
-            self._note_refusal(f"{name} from {peer[0]} ({why.split(':')[0]})")
-            writer.write(wire.encode({"refused": why}))
+            self._note_refusal(f"{self._claimed_name(claims)} from {peer[0]} ({why.split(':')[0]})")
+            writer.write(messages.encode(messages.Refused(why)))
             await writer.drain()
             return None
-        assert isinstance(rank, int)
-        member = Member(rank, claims, writer)
-        self.members[rank] = member
-        answer = {"welcome": rank, "job": self.job.name}
-        proof = wire.prove(self.job.secret.encode("utf-8", "surrogateescape"), "server", nonces, answer)
-        member.send({**answer, "proof": proof})
+        member = Member(self._number(claims), claims, writer)
+        welcome = messages.Welcome(member.task, self.job.name)
+        proven = proof.prove(secret, "server", nonces, [welcome.task, welcome.job])
+        member.send(msgspec.structs.replace(welcome, proof=proven))
+        for other in self.members.values():
+            member.send(messages.Present(other.task, self._names[other.task]))
+        self.members[member.task] = member
+        self._chief_has_come |= member.task == 0
+        self._awaited.discard(member.task)
+        if self._trains(member.task) and self._closing:
+            self._closing.cancel()
+            self._closing = None
+        self._meetings.returned(member.task)
+        self._tell_all(messages.Present(member.task, self._names[member.task]))
         if self.failure:
             member.send(self.failure)
-        if len(self.members) == self.size:
-            self._start()
-        else:
+        elif not self.bound:
             self._report_missing()
         return member
 
-    def _objection(self, hello: dict[str, Any], claims: dict[str, Any], nonces: tuple[str, str]) -> str | None:
-        """Why a task may not come in, or None. The proof comes first: nobody else learns anything."""
-        expected = wire.prove(self.job.secret.encode("utf-8", "surrogateescape"), "task", nonces, claims)
-        if not wire.proven(hello.get("proof"), expected):
+    def _objection(self, hello: messages.Hello, expected: str) -> str | None:
+        """Why a task is not admitted, or None. The proof comes first: nobody else learns anything."""
+        claims, job = hello.claims, self.job
+        if not proof.is_proven(hello.proof, expected):
             return (
                 "wrong or missing secret: this task could not prove that it knows the job's secret. "
                 "Set TFDIST_SECRET (or TFDIST_SECRET_FILE) to the same value on every task, or on none."
             )
-        if claims.get("version") != self.job.version:
+        if claims.version != job.version:
             return (
-                f"another tfdist version: the chief runs {self.job.version}, this task {claims.get('version')}. "
+                f"another tfdist version: the chief runs {job.version}, this task {claims.version}. "
                 "Install the same version on every task."
             )
-        if claims.get("digest") != self.job.digest:
-            tasks = textwrap.shorten(", ".join(self.job.tasks), 1000, placeholder=" …")
+        if claims.digest != job.digest:
+            tasks = textwrap.shorten(", ".join(job.tasks), 1000, placeholder=" …")
             return (
                 "another cluster spec: this task's list of tasks differs from the chief's, which is: "
                 f"{tasks}. Give every task the same `cluster` in TF_CONFIG."
             )
-        rank = claims.get("rank")
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            return f"no such rank: expected 0 to {self.size - 1}, got {rank}"
-        if rank in self.members:
-            other = self.members[rank].claims
+        task = claims.task
+        if task is not None and not 0 <= task < len(job.tasks):
+            return f"no such task: expected a number from 0 to {len(job.tasks) - 1}, got {task}"
+        if task is None and not (job.is_elastic or claims.name.startswith("evaluator ")):
             return (
-                f"two tasks claim one index: {self.job.tasks[rank]} is already taken by process {other.get('pid')} "
-                f"on {other.get('hostname')}. Give every task its own `task.index` in TF_CONFIG."
+                f"not in the cluster: the chief's cluster does not list {claims.name}. Only clusters with parameter "
+                "servers take additional workers."
             )
-        if self.started:
-            return f"too late: the job has started, and {self.job.tasks[rank]} has left it already."
+        number = self._number(claims)
+        if number in self.members:
+            other = self.members[number].claims
+            return (
+                f"two tasks claim one index: {self._names[number]} is already taken by process {other.pid} "
+                f"on {other.hostname}. Give every task its own `task.index` in TF_CONFIG."
+            )
+        if number in self.bound:
+            return (
+                f"too late: the job has started, and {self._names[number]} has left it already. Processes that train "
+                "with collectives cannot be replaced: start the whole job again."
+            )
         return None
 
-    def _start(self) -> None:
-        self.started = True
-        claims = [self.members[rank].claims for rank in range(self.size)]
-        self._tell_all({"type": "start", "claims": claims})
+    def _number(self, claims: Claims) -> int:
+        """The number of a task; a new one for a name that the cluster does not list."""
+        if claims.task is not None:
+            return claims.task
+        if claims.name not in self._names[len(self.job.tasks) :]:
+            self._names.append(claims.name)
+        return self._names.index(claims.name, len(self.job.tasks))
+
+    def _claimed_name(self, claims: Claims) -> str:
+        listed = claims.task is not None and 0 <= claims.task < len(self.job.tasks)
+        return self.job.tasks[claims.task or 0] if listed else "a task"
 
     def _report_missing(self) -> None:
-        self._tell_all({"type": "missing", "tasks": self._missing(), "refused": self.refused})
+        self._tell_all(messages.Missing(self._missing(), tuple(self._refused)))
 
-    def _missing(self) -> list[str]:
-        return [name for rank, name in enumerate(self.job.tasks) if rank not in self.members]
+    def _missing(self) -> tuple[str, ...]:
+        return tuple(self.job.tasks[rank] for rank in range(self.job.size) if rank not in self.members)
 
     def _note_refusal(self, who: str) -> None:
-        if who not in self.refused and len(self.refused) < 100:
-            self.refused.append(who)
-            self._report_missing()
+        if who not in self._refused and len(self._refused) < 100:
+            self._refused.append(who)
+            if not self.bound:
+                self._report_missing()
 
     # Keeping watch.
 
     async def _watch(self) -> None:
-        begin = looked = time.monotonic()
+        looked = time.monotonic()
         while True:
-            await asyncio.sleep(wire.HEARTBEAT_SECONDS)
+            await asyncio.sleep(messages.HEARTBEAT_SECONDS)
             now = time.monotonic()
-            passed, looked = min(now - looked, 2 * wire.HEARTBEAT_SECONDS), now
+            passed, looked = min(now - looked, 2 * messages.HEARTBEAT_SECONDS), now
             someone = any(member.heard for member in self.members.values())
-            if not self.started and not self.failure and now - begin > self.job.start_timeout:
-                self._fail(None, self._too_late())
+            if self._binding_since is not None and now - self._binding_since > self.job.start_timeout:
+                self._binding_since = None
+                self._fail(self._too_late())
             for member in list(self.members.values()):
                 if member.heard:
                     member.heard, member.silence = False, 0.0
                 elif someone:
                     member.silence += passed
                 if not member.ended and member.silence > self.job.heartbeat_timeout:
-                    member.ended = True
-                    self._fail(
-                        member.rank,
+                    self._lose(
+                        member,
                         f"{self._name(member)} gave no sign of life for {member.silence:.0f} s: "
                         "it is stopped, its machine is down, or its link is cut.",
-                        died=True,
                     )
-            self._tell_all({"type": "ping"})
+                    if member.task not in self.bound:
+                        member.writer.close()  # it may come again, over a new connection
+            self._tell_all(messages.Ping())
 
     def _too_late(self) -> str:
-        refused = f" Refused: {'; '.join(self.refused)}." if self.refused else ""
+        refused = f" Refused: {'; '.join(self._refused)}." if self._refused else ""
+        came = sum(task < self.job.size for task in self.members)
+        if not self._missing():
+            return (
+                f"not all of the {came} tasks started MPI within {self.job.start_timeout:g} s. Every training task "
+                "must make its strategy, or call tfdist.init(). If they may take that long, raise TFDIST_START_TIMEOUT."
+            )
         return (
-            f"{len(self.members)} of {self.size} tasks came within {self.job.start_timeout:g} s. "
+            f"{came} of {self.job.size} tasks came within {self.job.start_timeout:g} s. "
             f"Missing: {', '.join(self._missing())}.{refused} Start the missing tasks with the same TF_CONFIG "
             "cluster, see that they can reach the chief's address, or raise TFDIST_START_TIMEOUT."
         )
 
     async def _chief_lives(self) -> None:
-        """Ends the job when the chief's process goes before the start; later its connection tells."""
+        """Ends the job when the chief's process dies before the start; later its connection shows it."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while await reader.read(1024):
             pass
-        if not self.started:
-            self._fail(0, f"{self.job.tasks[0]}, the chief, died before the job started.")
-            self._end_if_deserted()
+        self._chief_has_come = True
+        if not self.bound and not self.job.is_elastic:
+            self._fail(f"{self.job.tasks[0]}, the chief, died before the job started.")
+        self._end_if_deserted()
 
     def _gone(self, member: Member) -> None:
         member.writer.close()
-        if self.members.get(member.rank) is not member:
+        if self.members.get(member.task) is not member:
             return
-        if not self.started and not self.failure:
-            # Its scheduler may start it again; the deadline still runs.
-            del self.members[member.rank]
-            self._report_missing()
-            return
-        if not member.ended:
-            member.ended = True
+        is_bound = member.task in self.bound
+        if not member.ended and (is_bound or not member.left):
             when = "after its script had ended, before MPI had" if member.left else "before its script had ended"
-            self._fail(member.rank, f"{self._name(member)} died (its connection closed {when}).", died=True)
-        del self.members[member.rank]
+            self._lose(member, f"{self._name(member)} died (its connection closed {when}).")
+        del self.members[member.task]
+        if not is_bound:
+            self._meetings.lost(member.task, None)
+            if not self.bound and member.task < self.job.size:
+                self._report_missing()
         self._end_if_deserted()
 
+    def _lose(self, member: Member, why: str, reported: bool = False) -> None:
+        """Tells everyone that a task is lost.
+
+        Args:
+            member: the task.
+            why: as a sentence.
+            reported: whether it reported an error itself; otherwise it died or cannot be reached.
+        """
+        is_bound = member.task in self.bound
+        if is_bound:
+            if member.task in self.lost:
+                return
+            self.lost.add(member.task)
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._end_if_deserted)
+        else:
+            if self.job.is_elastic and self._trains(member.task):
+                self._awaited.add(member.task)
+            self._meetings.lost(member.task, why if reported else None)
+        member.ended = True
+        self._tell_all(messages.Lost(member.task, why, not reported, is_bound))
+
     def _end_if_deserted(self) -> None:
-        """Ends the server when no task is left, or none but lost ones, which may be stopped and never go."""
-        if all(member.rank in self.lost for member in self.members.values()):
-            self.over.set()
+        """Ends the server when no training task is left, or none but lost ones, which may be stopped and never end.
+
+        An elastic job in which one was lost waits for it to come again, as long as other tasks are there, unless the
+        chief has left in good order.
+        """
+        trains = [task for task in self.members if self._trains(task) and task not in self.lost]
+        if trains or not self._chief_has_come:
+            return
+        if self._awaited and self.members.keys() - self.lost:
+            if self._closing is None:
+                self._closing = asyncio.get_running_loop().call_later(self.job.start_timeout, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._tell_all(messages.Over())
+        self.over.set()
+
+    def _trains(self, task: int) -> bool:
+        return task < self.job.size or self._names[task].startswith("worker ")
+
+    def _fail(self, why: str) -> None:
+        """The job cannot start."""
+        if self.failure is None:
+            self.failure = messages.Failed(why, mismatch=False)
+            self._tell_all(self.failure)
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
+
+    def _mismatch(self, why: str, members: tuple[int, ...] | None) -> None:
+        """Ranks of a group do different things."""
+        for rank in range(self.job.size) if members is None else members:
+            self._tell(rank, messages.Failed(why, mismatch=True))
+
+    # Names.
 
     def _name(self, member: Member) -> str:
-        claims = member.claims
-        return (
-            f"rank {member.rank}, {self.job.tasks[member.rank]}, "
-            f"process {claims.get('pid')} on {claims.get('hostname')},"
-        )
+        rank = f"rank {member.task}, " if member.task < self.job.size else ""
+        return f"{rank}{self._names[member.task]}, process {member.claims.pid} on {member.claims.hostname},"
 
     def _name_of(self, rank: int) -> str:
         member = self.members.get(rank)
         return self._name(member) if member else f"rank {rank}, {self.job.tasks[rank]},"
 
-    def _fail(self, rank: int | None, why: str, kind: str = "lost", died: bool = False) -> None:
-        """Tells everyone that a task is lost, or that the job cannot go on. Tasks take the first cause that they hear.
+    # Messages.
 
-        Those that share no group with a lost task go on, and this server with them.
-        """
-        loop = asyncio.get_running_loop()
-        if kind == "lost" and rank is not None and self.started:
-            if rank in self.lost:
-                return
-            self.lost.add(rank)
-            loop.call_later(LINGER_SECONDS, self._end_if_deserted)
-        elif self.failure is not None:
-            return
-        else:
-            loop.call_later(LINGER_SECONDS, self.over.set)
-        message = {"type": "failed", "kind": kind, "rank": rank, "why": why, "died": died}
-        self.failure = self.failure or message
-        self._tell_all(message)
-
-    def _tell_all(self, message: dict[str, Any]) -> None:
+    def _tell_all(self, message: Message) -> None:
         for member in self.members.values():
             member.send(message)
 
-    # What tasks ask for.
+    def _tell(self, task: int, message: Message) -> None:
+        if member := self.members.get(task):
+            member.send(message)
 
-    def _heard(self, member: Member, message: dict[str, Any]) -> None:
-        kind = message.get("type")
-        if kind == "put":
-            self._put(message["key"], message["value"])
-        elif kind == "get":
-            self._get(member, message["key"], message["id"])
-        elif kind == "barrier":
-            self._barrier(member, message["name"], message["id"])
-        elif kind == "gather":
-            self._gather(member, message["name"], message["value"], message["id"])
-        elif kind == "stalled":
-            self._explain(float(message["seconds"]))
-        elif kind == "leave":
-            self._leave(member, message)
-        elif kind == "end":
-            member.ended = True
-            if len(self.members) == self.size and all(one.ended for one in self.members.values()):
-                self._tell_all({"type": "all ended"})
-        elif kind == "fails":
-            mismatch, why = message["mismatch"], str(message["why"])
-            told = why if mismatch else f"{self._name(member)} failed: {why}"
-            self._fail(member.rank, told, "mismatch" if mismatch else "lost")
+    def _heard(self, member: Member, message: FromTask) -> None:
+        match message:
+            case messages.Ping():
+                pass
+            case messages.Put():
+                self._meetings.put(member.task, message)
+            case messages.Get():
+                self._meetings.get(member.task, message)
+            case messages.Gather():
+                self._gather(member, message)
+            case messages.Stalled():
+                self._explain(message.seconds)
+            case messages.Leave():
+                self._leave(member, message)
+            case messages.End():
+                member.ended = True
+                if all(task in self.members and self.members[task].ended for task in self.bound):
+                    self._tell_all(messages.AllEnded())
+            case messages.Fails(why, mismatch=True):
+                self._mismatch(why, message.members)
+            case messages.Fails(why):
+                self._lose(member, f"{self._name(member)} failed: {why}", reported=True)
+            case _:
+                self._coordination.heard(member.task, message)
+                if isinstance(message, messages.State) and self._coordination.all_have_answered():
+                    self._tell_explanation()
+
+    def _gather(self, member: Member, message: messages.Gather) -> None:
+        if message.binds and self._binding_since is None:
+            self._binding_since = time.monotonic()
+        if self._meetings.gather(member.task, message) and message.binds:
+            self._binding_since = None
+            self.bound = frozenset(message.tasks)
+
+    def _leave(self, member: Member, message: messages.Leave) -> None:
+        member.left = True
+        if message.failed:
+            self._lose(member, f"{self._name(member)} failed: {message.failed}", reported=True)
         else:
-            self._coordination.heard(member.rank, message)
-            if kind == "state" and self._coordination.all_have_answered():
-                self._tell_explanation()
+            if member.task == 0:
+                self._awaited.clear()  # the job has ended in good order
+            self._tell_all(messages.Left(member.task, self._name(member), message.counts))
 
-    def _put(self, key: str, value: str) -> None:
-        self._values[key] = value
-
-    def _get(self, member: Member, key: str, request: int) -> None:
-        member.send({"re": request, "value": self._values.get(key)})
-
-    def _barrier(self, member: Member, name: str, request: int) -> None:
-        arrived = self._barriers.setdefault(name, {})
-        arrived[member.rank] = request
-        if len(arrived) == self.size:
-            for rank, number in self._barriers.pop(name).items():
-                self._answer(rank, {"re": number})
-
-    def _gather(self, member: Member, name: str, value: Any, request: int) -> None:
-        given = self._gathered.setdefault(name, {})
-        given[member.rank] = request, value
-        if len(given) == self.size:
-            values = [given[rank][1] for rank in range(self.size)]
-            for rank, (number, _) in self._gathered.pop(name).items():
-                self._answer(rank, {"re": number, "values": values})
+    # Explaining a stall.
 
     def _explain(self, seconds: float) -> None:
-        """Finds out, and tells everyone, why ranks wait; once for all who ask at about the same time."""
-        if self._explaining is None:
+        """Finds out why ranks wait, and tells those concerned; once for all that ask at about the same time."""
+        if self._explaining is None and time.monotonic() - self._explained > ANSWER_SECONDS:
             self._coordination.ask()
             loop = asyncio.get_running_loop()
             self._explaining = seconds, loop.call_later(ANSWER_SECONDS, self._tell_explanation)
@@ -370,29 +442,19 @@ class Server:
             seconds, timer = self._explaining
             timer.cancel()
             self._explaining = None
-            self._tell_all({"type": "stall", "why": self._coordination.explanation(seconds)})
-
-    def _answer(self, rank: int, message: dict[str, Any]) -> None:
-        if member := self.members.get(rank):
-            member.send(message)
-
-    def _leave(self, member: Member, message: dict[str, Any]) -> None:
-        member.left = True
-        if reason := message.get("failed"):
-            self._fail(member.rank, f"{self._name(member)} failed: {reason}")
-        else:
-            counts = message.get("counts", {})
-            self._tell_all({"type": "left", "rank": member.rank, "name": self._name(member), "counts": counts})
+            self._explained = time.monotonic()
+            for rank in self._coordination.concerned():
+                self._tell(rank, messages.Stall(self._coordination.explanation(seconds)))
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a task that was let in, which may be longer than those of a stranger."""
+    """The lines of an admitted task, which may be longer than those of an unknown process."""
     pending = b""
     while chunk := await reader.read(1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
             yield line
-        if len(pending) > wire.MAX_LINE:
+        if len(pending) > messages.MAX_LINE:
             raise ValueError("a line without an end")
 
 
@@ -400,7 +462,7 @@ def main() -> None:
     """Serves the job that standard input describes on the listening socket given by number."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.setblocking(False)
-    job = Job(**json.loads(sys.stdin.readline()))
+    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
     asyncio.run(_serve(job, listener))
 
 

@@ -1,4 +1,4 @@
-"""The cluster as its tasks describe it: TF_CONFIG or a `ClusterResolver`, checked."""
+"""The cluster as TF_CONFIG or a `ClusterResolver` describes it, checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfdist.errors import ClusterSpecError
 CHIEF_JOBS = ("chief", "master")
 """What the job of the task that is rank 0 may be called; ``master`` by SageMaker and older TFJobs."""
 
-WORLD_JOBS = (*CHIEF_JOBS, "worker")
-"""Jobs whose tasks train together, in the order of their ranks."""
+TRAINING_JOBS = (*CHIEF_JOBS, "worker")
+"""Jobs whose tasks have ranks, in the order of the ranks."""
 
-OUTSIDE_JOBS = ("evaluator",)
-"""Jobs that stand outside the world: each task of them runs alone, with the same API."""
+OTHER_JOBS = ("ps", "evaluator")
+"""Jobs whose tasks are members of the cluster without a rank: parameter servers, and evaluators, which run alone."""
 
 _EXAMPLE = 'for example {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -31,16 +31,19 @@ class Task:
     address: str
 
     def __str__(self) -> str:
-        return f"{self.job} {self.index} ({self.address})"
+        return f"{self.job} {self.index} ({self.address})" if self.address else f"{self.job} {self.index}"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tasks that train together, in the order of their ranks, and which of them this process is.
+    """All tasks of a cluster, and which of them this process is.
+
+    A task's number is its place in ``tasks``. Those that train come first, so that their numbers are their ranks.
 
     Attributes:
-        tasks: chief first, then the workers.
-        task: this process's own job and index; an evaluator's is not among ``tasks``.
+        tasks: the chief, the workers, the parameter servers, the evaluators.
+        task: this process's own job and index. It is not among ``tasks`` when it is an evaluator that the cluster does
+            not list, or a worker that comes in addition to a cluster with parameter servers.
     """
 
     tasks: tuple[Task, ...]
@@ -48,18 +51,23 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many tasks train together."""
-        return len(self.tasks)
+        """Number of tasks with a rank."""
+        return sum(task.job in TRAINING_JOBS for task in self.tasks)
 
     @property
-    def rank(self) -> int:
-        """This task's rank among ``tasks``."""
-        return self.tasks.index(self.task)
+    def number(self) -> int | None:
+        """This task's number; None if the cluster does not list it."""
+        return self.tasks.index(self.task) if self.task in self.tasks else None
 
     @property
-    def outside(self) -> bool:
-        """Whether this task stands outside the world (an evaluator)."""
-        return self.task.job in OUTSIDE_JOBS
+    def rank(self) -> int | None:
+        """This task's rank; None if it has none."""
+        return self.number if self.number is not None and self.number < self.size else None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether tasks may come again, and come anew, after the start: those of a cluster with parameter servers."""
+        return any(task.job == "ps" for task in self.tasks)
 
     def digest(self) -> str:
         """A fingerprint that tasks compare to learn whether they were given the same cluster."""
@@ -148,7 +156,7 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     Raises:
         ClusterSpecError: an unknown job, a missing or duplicate address, an index out of range.
     """
-    known = (*WORLD_JOBS, *OUTSIDE_JOBS)
+    known = (*TRAINING_JOBS, *OTHER_JOBS)
     jobs = {name: addresses for name, addresses in jobs.items() if addresses not in ([], (), {}, None)}
     for name in (*jobs, job):
         if name not in known:
@@ -165,18 +173,19 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     chiefs = [task for name in CHIEF_JOBS for task in tasks.get(name, ())]
     if len(chiefs) > 1:
         raise ClusterSpecError(f"{source}: there can be one chief; got {len(chiefs)}: {', '.join(map(str, chiefs))}.")
-    if job in OUTSIDE_JOBS and not tasks.get(job):
-        own = Task(job, index, "")
-    else:
-        own = _own(source, tasks.get(job, []), job, index)
-    world = tuple(task for name in WORLD_JOBS for task in tasks.get(name, ()))
-    if len(world) == 1 and own in world and index > 0:
+    listed = tuple(task for name in known for task in tasks.get(name, ()))
+    extra = job == "evaluator" and not tasks.get(job)
+    extra |= job == "worker" and "ps" in tasks and all(task.index != index for task in tasks.get(job, ()))
+    own = Task(job, index, "") if extra else _own(source, tasks.get(job, []), job, index)
+    if job != "evaluator" and not any(task.job in TRAINING_JOBS for task in listed):
+        raise ClusterSpecError(f"{source}: nobody trains: the cluster names neither a chief nor a worker; got {jobs}.")
+    if own.index > 0 and listed == (own,):
         raise ClusterSpecError(
             f"{source}: this process is {own}, but the cluster names no other task. What some schedulers give to the "
             "workers of parameter servers (a TFJob with enableDynamicWorker) is not enough to train together: list "
             "all tasks."
         )
-    return Cluster(world, own)
+    return Cluster(listed, own)
 
 
 def _own(source: str, tasks: list[Task], job: str, index: int) -> Task:

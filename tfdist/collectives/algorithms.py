@@ -1,4 +1,4 @@
-"""The all-reduce algorithms by the names that users choose them by."""
+"""The all-reduce algorithms by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AllReduce(Protocol):
     """An all-reduce; see `tfdist.collectives.ring.all_reduce`."""
 
     def __call__(self, buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-        """Plans to combine the buffers of all ranks, into every one of them."""
+        """Plans to combine the buffers of all ranks; every rank gets the result."""
         ...
 
 
@@ -34,31 +34,31 @@ AUTO = "auto"
 
 
 def check(name: str, group: bool = False) -> None:
-    """Sees that there is an algorithm of that name.
+    """Checks the name of an algorithm.
 
     Args:
-        name: of an algorithm, or ``"auto"``.
-        group: whether it is for some of the processes only.
+        name: an algorithm's name, or ``"auto"``.
+        group: whether it will run in a group of only some of the processes.
 
     Raises:
-        ValueError: there is none, or none that runs in a group.
+        ValueError: there is no such algorithm, or it cannot run in a group.
     """
     if name != AUTO and name not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)} or {AUTO}; got {name!r}")
     if group and name == "mpi":
         raise ValueError(
-            "the algorithm 'mpi' runs among all processes of a job, not in a group of them; choose another one, "
+            "the algorithm 'mpi' runs among all processes of a job, not in a group of them; choose another algorithm, "
             "such as 'auto'"
         )
 
 
 def choose(name: str, hosts: tuple[int, ...], nbytes: int, calibration: Calibration | None = None) -> str:
-    """The algorithm that a name stands for.
+    """Resolves ``"auto"`` to an algorithm.
 
     Args:
-        name: of an algorithm, or ``"auto"``.
+        name: an algorithm's name, or ``"auto"``.
         hosts: by rank, the number of its machine.
-        nbytes: of the vector.
-        calibration: by which ``"auto"`` chooses, the same on all ranks; typical figures by default.
+        nbytes: the vector's size in bytes.
+        calibration: the figures for ``"auto"``, the same on all ranks; typical figures by default.
     """
     return cheapest(hosts, nbytes, calibration or TYPICAL) if name == AUTO else name

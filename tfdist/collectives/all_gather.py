@@ -1,4 +1,4 @@
-"""All-gather along a ring, also of unequal lengths."""
+"""All-gather along a ring; lengths may be unequal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_gather(parts: Sequence[np.ndarray]) -> Plan:
-    """Fills in, on every rank, the parts of all the others.
+    """Copies every rank's part to all ranks.
 
     Args:
-        parts: one one-dimensional contiguous array per rank, of any lengths, the same on all ranks. This rank's
-            own holds what it gives; the others are overwritten.
+        parts: one one-dimensional contiguous array per rank, of any lengths, which are the same on all ranks. This
+            rank's own is sent; the others are overwritten.
 
     Returns:
         A plan for the engine. Its result is None.
@@ -29,14 +29,14 @@ def all_gather(parts: Sequence[np.ndarray]) -> Plan:
 
 
 def all_gather_rows(rows: np.ndarray) -> Plan:
-    """Concatenates every rank's rows, in the order of the ranks, when the ranks do not know each other's counts.
+    """Concatenates every rank's rows, in the order of the ranks, if the ranks do not know each other's counts.
 
     Args:
         rows: contiguous; all dimensions but the first are the same on all ranks.
 
     Returns:
-        A plan for the engine. Its result is the pair of the concatenation, a new array, and the number of rows
-        that each rank gave, an int64 array.
+        A plan for the engine. Its result is a pair: the concatenation, a new array; and the number of rows of each
+        rank, an int64 array.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:

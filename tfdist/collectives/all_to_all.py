@@ -1,4 +1,4 @@
-"""All-to-all: every rank has something for every other."""
+"""All-to-all: every rank sends an array to every other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_to_all(given: Sequence[np.ndarray], taken: Sequence[np.ndarray]) -> Plan:
-    """Sends ``given[k]`` to rank k and fills ``taken[k]`` with what rank k gives, in P-1 pairwise exchanges.
+    """Sends ``given[k]`` to rank k and receives ``taken[k]`` from it, in P-1 pairwise exchanges.
 
     Args:
         given: one contiguous one-dimensional array per rank; only read.
-        taken: one per rank, of the sizes that the others give; overwritten.
+        taken: one per rank, of the sizes that the others send; overwritten.
 
     Returns:
         A plan for the engine. Its result is None.

@@ -1,4 +1,4 @@
-"""Barrier by dissemination: nobody leaves before all have come.
+"""Barrier by dissemination.
 
 References:
     Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988.
@@ -20,11 +20,11 @@ def barrier() -> Plan:
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        told, heard = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+        sent, received = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
         reach = 1
         while reach < comm.size:
             target, source = (comm.rank + reach) % comm.size, (comm.rank - reach) % comm.size
-            yield (comm.receive(heard, source, tag), comm.send(told, target, tag))
+            yield (comm.receive(received, source, tag), comm.send(sent, target, tag))
             reach *= 2
 
     return schedule

@@ -15,7 +15,7 @@ def broadcast(buffer: np.ndarray, root: int = 0) -> Plan:
     Args:
         buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten on all but the
             root.
-        root: the rank whose buffer counts.
+        root: the rank whose buffer is sent.
 
     Returns:
         A plan for the engine. Its result is None.

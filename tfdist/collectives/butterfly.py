@@ -1,10 +1,10 @@
 """All-reduce by recursive doubling: in every step, exchange whole vectors with a partner twice as far away.
 
-log₂ P steps and γm log₂ P bytes per process where P is a power of two: the fewest steps, for small vectors.
+log₂ P steps and γm log₂ P bytes per process if P is a power of two: the fewest steps, for small vectors.
 
-Every rank combines by itself, so all must do it in one way. Partners combine the lower ranks' vector with the upper
-ranks', in this order: swapped, the smaller of 0.0 and -0.0, the sum of two NaN or the last bit of a complex product
-would be another. And the result goes to memory of its own, as NumPy runs other instructions where it overwrites an
+Every rank combines by itself, so all ranks must do it in the same way. Partners combine the lower ranks' vector with
+the upper ranks', in this order: otherwise the minimum of 0.0 and -0.0, the sum of two NaN or the last bit of a complex
+product could differ. And the result goes to separate memory, because NumPy uses other instructions if it overwrites an
 operand.
 
 References:
@@ -24,7 +24,7 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
+    """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:

@@ -1,7 +1,7 @@
-"""How far the ranks' clocks are apart, measured by messages to and from rank 0.
+"""Offsets between the ranks' clocks, measured by messages to and from rank 0.
 
 References:
-    Cristian, Probabilistic clock synchronization, 1989: of many round trips the shortest tells most.
+    Cristian, Probabilistic clock synchronization, 1989: the shortest of many round trips is the most accurate.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ ROUNDS = 20
 
 
 def clock_offset() -> Plan:
-    """Finds what this rank must add to `time.monotonic` for rank 0's.
+    """Measures the offset to add to this rank's `time.monotonic` to get rank 0's.
 
     Returns:
-        A plan for the engine. Its result is in seconds; wrong by less than half of the shortest round trip.
+        A plan for the engine. Its result is in seconds, with an error below half of the shortest round trip.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        told, heard = np.zeros(1), np.zeros(1)
+        sent, received = np.zeros(1), np.zeros(1)
         if comm.rank:
             for _ in range(ROUNDS):
-                yield (comm.receive(heard, 0, tag),)
-                told[0] = time.monotonic()
-                yield (comm.send(told, 0, tag),)
-            yield (comm.receive(heard, 0, tag),)
-            return float(heard[0])
+                yield (comm.receive(received, 0, tag),)
+                sent[0] = time.monotonic()
+                yield (comm.send(sent, 0, tag),)
+            yield (comm.receive(received, 0, tag),)
+            return float(received[0])
         for rank in range(1, comm.size):
             shortest, offset = float("inf"), 0.0
             for _ in range(ROUNDS):
                 begin = time.monotonic()
-                yield (comm.send(told, rank, tag), comm.receive(heard, rank, tag))
+                yield (comm.send(sent, rank, tag), comm.receive(received, rank, tag))
                 end = time.monotonic()
                 if end - begin < shortest:
-                    shortest, offset = end - begin, (begin + end) / 2 - float(heard[0])
-            told[0] = offset
-            yield (comm.send(told, rank, tag),)
+                    shortest, offset = end - begin, (begin + end) / 2 - float(received[0])
+            sent[0] = offset
+            yield (comm.send(sent, rank, tag),)
         return 0.0
 
     return schedule

@@ -1,7 +1,7 @@
-"""What an all-reduce costs: the α-β-γ model of every algorithm, on two levels, and the choice of the cheapest.
+"""The cost of all-reduces: the α-β-γ model of every algorithm, on two levels, and the choice of the cheapest.
 
 A message of n bytes takes α + nβ, combining n bytes takes nγ; α and β are those of the machine or those of the
-network between machines. Processes of one machine that send to other machines at the same time share its line.
+network between machines. Processes of one machine that send to other machines at the same time share its link.
 
 References:
     Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
@@ -23,10 +23,10 @@ Pairs = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Level:
-    """What a message costs.
+    """The cost of messages on one level.
 
     Attributes:
-        latency: α, seconds a message.
+        latency: α, seconds per message.
         seconds_per_byte: β.
     """
 
@@ -36,13 +36,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the machines at hand can do.
+    """The measured speed of a job's machines.
 
     Attributes:
         host: messages between processes of one machine.
         network: messages between machines.
-        combine_seconds_per_byte: γ, with all processes at it.
-        call_seconds: what each collective costs a process before its first message.
+        combine_seconds_per_byte: γ, while all processes combine.
+        call_seconds: the overhead of each collective before its first message, in seconds.
     """
 
     host: Level
@@ -52,27 +52,27 @@ class Calibration:
 
 
 TYPICAL = Calibration(Level(10e-6, 1 / 5e9), Level(60e-6, 1 / 1.2e9), 1 / 8e9, 20e-6)
-"""Shared memory and 10 Gbit/s Ethernet: what ``"auto"`` supposes until `tfdist bench` has measured."""
+"""Shared memory and 10 Gbit/s Ethernet: the figures of ``"auto"`` without a calibration by `tfdist bench`."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The costs in one world.
+    """The cost model of a set of ranks.
 
     Attributes:
         hosts: by rank, the number of its machine.
-        calibration: what messages and additions cost there.
+        calibration: the costs of messages and additions.
     """
 
     hosts: tuple[int, ...]
     calibration: Calibration
 
     def seconds(self, algorithm: str, nbytes: int) -> float:
-        """How long an all-reduce of so many bytes takes."""
+        """The seconds that an all-reduce of ``nbytes`` bytes takes."""
         return self.calibration.call_seconds + _MODELS[algorithm](self, nbytes)
 
     def bound(self, nbytes: int) -> float:
-        """No all-reduce can be faster: every machine's line, or every process, moves its least number of bytes."""
+        """A lower bound in seconds for all algorithms: every link, or every process, moves its least bytes."""
         size, machines = len(self.hosts), len(set(self.hosts))
         local = min(map(self.hosts.count, self.hosts))
         inside = 2 * nbytes * (size - 1) / size * self.calibration.host.seconds_per_byte
@@ -82,7 +82,7 @@ class Model:
         return max(inside, between) + latency
 
     def step(self, pairs: Pairs, nbytes: float, combined: bool = False) -> float:
-        """How long it takes that all these pairs transfer so many bytes each, and the receivers combine them."""
+        """The seconds for all pairs to transfer ``nbytes`` bytes each, and, if ``combined``, to combine them."""
         pairs = list(pairs)
         crossing = [self.hosts[source] for source, target in pairs if self.hosts[source] != self.hosts[target]]
         adding = nbytes * self.calibration.combine_seconds_per_byte if combined else 0.0
@@ -99,12 +99,12 @@ class Model:
 
 
 def cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
-    """The algorithm that should take the shortest time.
+    """The algorithm with the shortest predicted time.
 
     Args:
         hosts: by rank, the number of its machine.
-        nbytes: of the vector.
-        calibration: what the machines can do.
+        nbytes: the vector's size in bytes.
+        calibration: the speed of the machines.
     """
     return _cheapest(hosts, 1 << max(0, nbytes - 1).bit_length(), calibration)
 
@@ -146,7 +146,7 @@ def _butterfly(model: Model, nbytes: int) -> float:
 
 def _reduce_scatter_gather(model: Model, nbytes: int) -> float:
     def step(pairs: Pairs, distance: int) -> float:
-        # Among 2^k places, partners at a distance of d exchange d / 2^k of the vector, there and back.
+        # Among 2^k ranks, partners at a distance of d exchange d / 2^k of the vector, in both phases.
         part = nbytes * distance / (1 << (len(model.hosts).bit_length() - 1))
         return model.step(pairs, part, combined=True) + model.step(pairs, part)
 
@@ -182,7 +182,7 @@ def _neighbours(machines: list[list[int]]) -> Iterable[tuple[list[int], list[int
     return zip(machines, machines[1:] + machines[:1], strict=True)
 
 
-_MODELS: dict[str, Callable[[Model, int], float]] = {  # among equals the first is chosen
+_MODELS: dict[str, Callable[[Model, int], float]] = {  # the first of equally fast ones is chosen
     "ring": _ring,
     "butterfly": _butterfly,
     "reduce_scatter_gather": _reduce_scatter_gather,

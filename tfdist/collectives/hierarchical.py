@@ -1,10 +1,10 @@
-"""All-reduce in two levels: inside each machine, where processes read each other's memory, and between machines.
+"""All-reduce on two levels: inside each machine, where processes read each other's memory, and between machines.
 
 Inside a machine with L processes the vector is reduce-scattered into L parts; the i-th processes of all H machines
 all-reduce the i-th part along a ring; then each machine gathers. Between machines every process sends
-2γm(H-1)/(HL) bytes, and inside 2γm(L-1)/L: the slow line carries 2(H-1)/H of the vector per machine instead of the
-flat ring's 2(P-1)/P, in 2(H-1) steps instead of 2(P-1). Where machines have different numbers of processes, as many
-parts are made as the smallest has.
+2γm(H-1)/(HL) bytes, and inside 2γm(L-1)/L: the slow link carries 2(H-1)/H of the vector per machine instead of the
+flat ring's 2(P-1)/P, in 2(H-1) steps instead of 2(P-1). If machines have different numbers of processes, the number of
+parts is that of the smallest.
 
 References:
     Jia et al., Highly scalable deep learning training system with mixed-precision, 2018 (hierarchical all-reduce).
@@ -21,7 +21,7 @@ from tfdist.comm.group import GroupCommunicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
+    """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         machines = by_machine(comm.hosts)

@@ -1,7 +1,7 @@
-"""All-reduce by passing every whole vector on to everyone.
+"""All-reduce by gathering all vectors on every rank.
 
-P-1 steps and γm(P-1) bytes per process, and room for P-1 vectors: for comparison, and for very few processes. Each
-rank adds in the order of the ranks, so the result is the same to the last bit on all of them.
+P-1 steps and γm(P-1) bytes per process, and memory for P vectors: for comparison, and for very few processes. Each
+rank adds in the order of the ranks, so the result is bitwise equal on all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
+    """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         vectors = [comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(comm.size)]

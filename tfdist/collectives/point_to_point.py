@@ -1,4 +1,4 @@
-"""From one rank to one other, with the shape ahead of the elements."""
+"""Point-to-point transfers; the shape is sent before the elements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 SOURCE, DESTINATION = 0, 1
-"""The ranks of the two among themselves."""
+"""The ranks of the sender and the receiver in their communicator."""
 
 
 def send(array: np.ndarray) -> Plan:
     """Sends an array.
 
     Args:
-        array: contiguous; stays as it is until the plan is done.
+        array: contiguous; must not change until the plan is done.
 
     Returns:
         A plan for the engine, on the source. Its result is None.
@@ -37,9 +37,9 @@ def receive(dimensions: int, dtype: np.dtype, take: Callable[[int], np.ndarray])
     """Receives an array.
 
     Args:
-        dimensions: how many it has.
-        dtype: of its elements.
-        take: gives so many bytes of memory.
+        dimensions: the number of its dimensions.
+        dtype: its dtype.
+        take: allocates a number of bytes.
 
     Returns:
         A plan for the engine, on the destination. Its result is the array.

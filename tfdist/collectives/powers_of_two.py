@@ -1,7 +1,7 @@
-"""How algorithms that need a power of two run on any number of processes.
+"""Runs algorithms that need a power of two on any number of processes.
 
-With P = 2^k + r processes, the first 2r fold into r: each even one gives its vector to its odd neighbour, sits out,
-and gets the result back.
+With P = 2^k + r processes, the first 2r fold into r: each even rank sends its vector to its odd neighbour, takes no
+part, and gets the result back.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 Core = Callable[[np.ndarray, int, int, Callable[[int], int]], Schedule]
-"""The algorithm among 2^k, which leaves its result in the buffer: called with what this rank gives, its place, 2^k, and
-what finds the rank of a place."""
+"""The algorithm among 2^k processes, which leaves its result in the buffer. Called with this rank's vector, its place
+among them, 2^k, and a function that maps a place to a rank."""
 
 
 def folded(
     comm: Communicator, tag: int, given: np.ndarray, buffer: np.ndarray, combine: np.ufunc, core: Core
 ) -> Schedule:
-    """Runs ``core`` on the largest power of two, with all ranks' vectors in it.
+    """Runs ``core`` on the largest power of two, with the vectors of all ranks.
 
     Args:
-        comm: moves the bytes.
-        tag: of the collective.
-        given: what this rank gives; only read, and may be ``buffer``.
+        comm: the communicator.
+        tag: the collective's tag.
+        given: this rank's vector; only read, and may be ``buffer``.
         buffer: receives the result.
         combine: a commutative and associative NumPy ufunc of two arguments.
         core: the algorithm.

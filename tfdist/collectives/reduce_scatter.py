@@ -15,7 +15,7 @@ from tfdist.comm.communicator import Communicator
 
 
 def reduce_scatter(parts: Sequence[np.ndarray], combine: np.ufunc = np.add) -> Plan:
-    """Combines the parts of all ranks, and leaves on each one of them.
+    """Combines the parts of all ranks, and leaves one combined part on each rank.
 
     Args:
         parts: one one-dimensional contiguous array per rank, of any lengths, the same on all ranks; overwritten.
@@ -26,7 +26,7 @@ def reduce_scatter(parts: Sequence[np.ndarray], combine: np.ufunc = np.add) -> P
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        # The ring leaves rank r with the part that it is handed last; shifted by one, that is part r.
+        # The ring leaves rank r with the part that it receives last; shifted by one, that is part r.
         yield from ring.reduce_scatter_steps(comm, tag, parts, parts, combine, shift=-1)
         return parts[comm.rank]
 

@@ -1,6 +1,6 @@
 """All-reduce by recursive halving, then recursive doubling (Rabenseifner).
 
-2 log₂ P steps and 2γm(P-1)/P bytes per process where P is a power of two: as few bytes as the ring, in fewer steps.
+2 log₂ P steps and 2γm(P-1)/P bytes per process if P is a power of two: as few bytes as the ring, in fewer steps.
 
 References:
     Rabenseifner, Optimization of collective reduction operations, ICCS 2004.
@@ -19,7 +19,7 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
+    """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         if source is not None:

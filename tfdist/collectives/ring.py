@@ -1,8 +1,8 @@
 """All-reduce along a ring: reduce-scatter, then all-gather.
 
-Every rank sends 2(P-1)/P of the buffer, the least that is possible, in 2(P-1) steps; each passes on to its right
-neighbour what it received from its left one. A chunk is summed by one rank and copied to the others, so the
-result is the same to the last bit on all of them.
+Every rank sends 2(P-1)/P of the buffer, the least possible, in 2(P-1) steps; each passes on to its right neighbour
+what it received from its left one. Each chunk's final sum is computed on one rank and copied to the others, so the
+result is bitwise equal on all of them.
 
 References:
     Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
@@ -20,12 +20,12 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them.
+    """Combines the buffers of all ranks; every rank gets the result.
 
     Args:
         buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten by the result.
         combine: a commutative and associative NumPy ufunc of two arguments.
-        source: what this rank gives, like ``buffer``, and only read; by default what the buffer holds.
+        source: this rank's vector, like ``buffer``; only read. By default the contents of ``buffer``.
 
     Returns:
         A plan for the engine. Its result is None.
@@ -54,12 +54,12 @@ def reduce_scatter_steps(
     """The first half of the ring: leaves rank r with the combination of chunk r + 1 + ``shift``.
 
     Args:
-        comm: moves the bytes.
-        tag: of the collective.
-        own: what this rank gives, cut into a chunk per rank; only read.
+        comm: the communicator.
+        tag: the collective's tag.
+        own: this rank's vector, cut into a chunk per rank; only read.
         chunks: receive the combinations, cut in the same way; may be ``own``.
         combine: a commutative and associative NumPy ufunc of two arguments.
-        shift: which chunk is left.
+        shift: selects the chunk that is left on each rank.
     """
     for step in range(comm.size - 1):
         outgoing = (chunks if step else own)[(comm.rank + shift - step) % comm.size]
@@ -68,12 +68,12 @@ def reduce_scatter_steps(
 
 
 def all_gather_steps(comm: Communicator, tag: int, chunks: Sequence[np.ndarray], shift: int = 0) -> Schedule:
-    """The second half of the ring: fills in, on every rank, the chunks of all the others.
+    """The second half of the ring: copies every rank's chunk to all ranks.
 
     Args:
-        comm: moves the bytes.
-        tag: of the collective.
-        chunks: one a rank, of any lengths, the same on all ranks.
+        comm: the communicator.
+        tag: the collective's tag.
+        chunks: one per rank, of any lengths, which are the same on all ranks.
         shift: rank r begins with chunk r + ``shift``.
     """
     for step in range(comm.size - 1):
@@ -89,7 +89,7 @@ def _pass_on(
     own: np.ndarray | None = None,
     combine: np.ufunc = np.add,
 ) -> Schedule:
-    """One step: to the right neighbour, and from the left one; combined with ``own`` where given."""
+    """One step: sends to the right neighbour and receives from the left one; combines with ``own`` if given."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     return exchange(
         comm, tag, outgoing=outgoing, destination=right, target=target, source=left, own=own, combine=combine

@@ -1,8 +1,8 @@
-"""How a collective is written down: as a generator that the engine resumes.
+"""Collectives as generators that the engine resumes.
 
-A schedule starts transfers on a `Communicator` and yields them; it is resumed when all that it yielded have
-completed, and returns (by ``StopIteration``) when the collective is done on this rank. It never waits, so the
-engine can drive many at once.
+A schedule starts transfers on a `Communicator` and yields them. It is resumed when all of them have completed, and
+returns (by ``StopIteration``) when the collective is done on this rank. It never waits, so the engine can run many at
+once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from tfdist.comm.communicator import Communicator, Request
 
 Schedule = Generator[Sequence[Request], None, Any]
-"""Yields transfers under way; returns the collective's result."""
+"""Yields running transfers; returns the collective's result."""
 
 Plan = Callable[[Communicator, int], Schedule]
-"""Begins a collective on a communicator with a tag of its own."""
+"""Starts a collective on a communicator, with its own tag."""
 
 
 def partition(length: int, parts: int) -> list[slice]:
-    """Cuts ``length`` elements into contiguous parts whose sizes differ by one at most."""
+    """Cuts ``length`` elements into contiguous parts whose sizes differ by at most one."""
     base, extra = divmod(length, parts)
     bounds = [part * base + min(part, extra) for part in range(parts + 1)]
     return [slice(bounds[part], bounds[part + 1]) for part in range(parts)]
@@ -35,5 +35,5 @@ def flat(array: np.ndarray) -> np.ndarray:
         ValueError: the array is not contiguous.
     """
     if not array.flags.c_contiguous:
-        raise ValueError(f"a buffer must be contiguous; got an array of shape {array.shape} with gaps")
+        raise ValueError(f"a buffer must be contiguous; got a non-contiguous array of shape {array.shape}")
     return array.reshape(-1)

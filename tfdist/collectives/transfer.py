@@ -1,4 +1,4 @@
-"""One step of a collective: a vector to one rank, and one from another, in segments."""
+"""One step of a collective: sends a vector to one rank and receives one from another, in segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdist.collectives.schedule import Schedule
 from tfdist.comm.communicator import Communicator, Request
 
 IN_FLIGHT = 2
-"""Segments of a step under way at once: one is used while the next is on its way."""
+"""Segments of a step in flight at once: one is used while the next is being transferred."""
 
 _NOTHING = np.zeros(0, np.uint8)
 
@@ -26,20 +26,21 @@ def exchange(
     own: np.ndarray | None = None,
     combine: np.ufunc = np.add,
 ) -> Schedule:
-    """Sends and receives at once.
+    """Sends and receives at the same time.
 
     Args:
-        comm: moves the bytes.
-        tag: of the collective.
-        outgoing: what is sent; nothing by default.
-        destination: the rank that it goes to.
-        target: receives what arrives; one-dimensional and of its size. Nothing by default.
-        source: the rank that it comes from.
-        own: what is combined with what arrives, into ``target``, which may be it; by default what arrives is kept.
+        comm: the communicator.
+        tag: the collective's tag.
+        outgoing: the vector to send; nothing by default.
+        destination: the rank to send to.
+        target: receives the incoming vector; one-dimensional and of its size. Nothing by default.
+        source: the rank to receive from.
+        own: combined with the incoming vector into ``target``, and may be ``target`` itself; by default the incoming
+            vector is stored as it is.
         combine: a commutative and associative NumPy ufunc of two arguments.
     """
     length = max(1, comm.segment_bytes // max(outgoing.itemsize, target.itemsize))
-    under_way: deque[list[Request]] = deque()
+    in_flight: deque[list[Request]] = deque()
     for start in range(0, max(outgoing.size, target.size), length):
         segment = slice(start, start + length)
         transfers = []
@@ -50,8 +51,8 @@ def exchange(
                 transfers.append(comm.receive_combined(own[segment], target[segment], combine, source, tag))
         if start < outgoing.size:
             transfers.append(comm.send(outgoing[segment], destination, tag))
-        under_way.append(transfers)
-        if len(under_way) == IN_FLIGHT:
-            yield under_way.popleft()
-    while under_way:
-        yield under_way.popleft()
+        in_flight.append(transfers)
+        if len(in_flight) == IN_FLIGHT:
+            yield in_flight.popleft()
+    while in_flight:
+        yield in_flight.popleft()

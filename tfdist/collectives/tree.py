@@ -17,7 +17,7 @@ from tfdist.comm.communicator import Communicator
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
-    """Combines the buffers of all ranks, into every one of them; see `tfdist.collectives.ring.all_reduce`."""
+    """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         if source is not None:
@@ -29,7 +29,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 
 
 def reduce(buffer: np.ndarray, combine: np.ufunc = np.add) -> Plan:
-    """Combines the buffers of all ranks into rank 0's, in ⌈log₂ P⌉ steps; the others' are left half combined."""
+    """Combines the buffers of all ranks into rank 0's, in ⌈log₂ P⌉ steps; the others are left partly combined."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         reach = 1

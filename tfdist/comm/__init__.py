@@ -1,1 +1,1 @@
-"""Moving bytes between processes."""
+"""Transport of bytes between processes."""

@@ -1,4 +1,4 @@
-"""Aligned buffers that are used again when nobody looks at them any more."""
+"""Pool of aligned buffers that are reused once nothing refers to them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections import deque
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes. What TensorFlow asks of memory that it takes over without a copy."""
+"""In bytes; TensorFlow requires it of memory that it uses without a copy."""
 
 _SMALLEST = 1 << 12
 
 
 class BufferPool:
-    """Hands out memory, and takes it back when the last view of it is gone.
+    """Allocates memory, and reuses it when its last view is deleted.
 
-    TensorFlow keeps a buffer as long as a tensor stands on it; so a result that the user holds stays intact, and
-    one that is consumed returns here and saves the next step from page faults.
+    TensorFlow keeps a buffer alive as long as a tensor uses it. So a result that the user holds stays intact, and the
+    memory of a released one returns to the pool, which saves page faults in the next step.
     """
 
     def __init__(self) -> None:
-        # No lock: memory may come back while the garbage collector runs in the middle of `take`.
+        # No lock: memory may be returned by the garbage collector in the middle of `take`.
         self._free: dict[int, deque[np.ndarray]] = {}
 
     def take(self, nbytes: int) -> np.ndarray:
-        """An aligned array of ``nbytes`` bytes, uninitialized, whose views keep it from being used again."""
-        # Eight sizes between powers of two: vectors of ever other sizes do not each keep memory of their own.
+        """An aligned, uninitialized array of ``nbytes`` bytes; it is not reused while views of it exist."""
+        # Eight size classes per power of two, so that vectors of slightly different sizes share memory.
         step = max(_SMALLEST, 1 << max(0, nbytes.bit_length() - 4))
         room = max(step, -(-nbytes // step) * step)
         try:
@@ -34,8 +34,8 @@ class BufferPool:
         except IndexError:
             raw = self._allocate(room + ALIGNMENT)
         start = -raw.ctypes.data % ALIGNMENT
-        # NumPy lets every slice refer to the array made here, because its own base is no array; so this one
-        # lives as long as the last view.
+        # The base of every slice is the array made here, because its own base is not an array. So it lives as long
+        # as the last view.
         lease = np.frombuffer(memoryview(raw.data)[start : start + nbytes], np.uint8)
         weakref.finalize(lease, self._give_back, room, raw).atexit = False
         return lease

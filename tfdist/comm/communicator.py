@@ -1,4 +1,4 @@
-"""What algorithms need of whatever moves bytes."""
+"""The interface through which algorithms transfer bytes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Protocol
 import numpy as np
 
 Request = Any
-"""A transfer under way, as the Communicator that started it knows it."""
+"""A running transfer; opaque except to the `Communicator` that started it."""
 
 
 class Communicator(Protocol):
-    """Point-to-point transfers among ranks 0 to ``size`` - 1, all of them non-blocking.
+    """Non-blocking point-to-point transfers among ranks 0 to ``size`` - 1.
 
-    Buffers are contiguous one-dimensional arrays of any dtype and must stay as they are until the transfer has
-    completed. Transfers between two ranks with one tag arrive in the order in which they were started.
+    Buffers are contiguous one-dimensional arrays of any dtype and must not change until the transfer has completed.
+    Transfers between two ranks with the same tag arrive in the order in which they were started.
 
     Attributes:
-        rank: of this process.
-        size: number of processes.
+        rank: this process's rank.
+        size: the number of processes.
         hosts: by rank, a number for the machine that it runs on.
-        segment_bytes: into how large pieces transfers should be cut, the same on all ranks: few enough bytes that
-            what arrives is still in the cache when it is used, and that others get their turn on a slow line;
-            enough that processes which share cores need not take turns too often.
+        segment_bytes: the size of the pieces that transfers should be cut into, the same on all ranks. Small enough
+            that received data is still in the cache when it is used, and that other transfers get their turn on a slow
+            link; large enough that processes that share cores do not switch too often.
     """
 
     rank: int
@@ -33,17 +33,17 @@ class Communicator(Protocol):
 
     @property
     def outlives_others(self) -> bool:
-        """Whether transfers between other ranks go on when one dies."""
+        """Whether transfers between the other ranks still work after a rank has died."""
         ...
 
     @property
     def messages_sent(self) -> int:
-        """Transfers started by ``send`` so far."""
+        """The number of transfers started by ``send``."""
         ...
 
     @property
     def bytes_sent(self) -> int:
-        """Their bytes."""
+        """The bytes of the transfers started by ``send``."""
         ...
 
     def send(self, buffer: np.ndarray, destination: int, tag: int) -> Request:
@@ -57,25 +57,25 @@ class Communicator(Protocol):
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
     ) -> Request:
-        """Starts to fill ``target`` with ``combine(own, what arrives)``.
+        """Starts to fill ``target`` with ``combine(own, received)``.
 
         Args:
-            own: of the size and dtype of what arrives; only read.
-            target: like ``own``, and may be it.
+            own: an array of the size and dtype of the received data; only read.
+            target: an array like ``own``, or ``own`` itself.
             combine: a NumPy ufunc of two arguments.
             source: the rank that sends.
-            tag: of the transfer.
+            tag: the transfer's tag.
         """
         ...
 
     def completed(self, requests: Sequence[Request]) -> bool:
-        """Whether all of these transfers have completed. Drives them on; never waits."""
+        """Whether all of these transfers have completed. Progresses them; never waits."""
         ...
 
     def progress(self) -> None:
-        """Drives on what has completed here but may still be on its way out."""
+        """Progresses transfers that have completed here but whose data may not have left yet."""
         ...
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Uninitialized aligned memory that is quick to send from; it is used again when its last view is gone."""
+        """Uninitialized aligned memory that is fast to send from; it is reused when its last view is deleted."""
         ...

@@ -1,4 +1,4 @@
-"""Some of the ranks, as a Communicator of their own."""
+"""A `Communicator` among some of the ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfdist.comm.communicator import Communicator, Request
 
 
 class GroupCommunicator:
-    """A `Communicator` among some ranks of another, which keeps the counts of both.
+    """A `Communicator` among some ranks of another one, which counts the messages and bytes of both.
 
     Args:
-        whole: that other one; its rank is among ``members``.
-        members: ranks of ``whole``; this communicator's ranks are their places.
+        whole: the other communicator; its rank is among ``members``.
+        members: ranks of ``whole``; this communicator's ranks are their positions.
     """
 
     def __init__(self, whole: Communicator, members: Sequence[int]) -> None:
@@ -28,17 +28,17 @@ class GroupCommunicator:
 
     @property
     def outlives_others(self) -> bool:
-        """As the whole communicator."""
+        """As in the whole communicator."""
         return self._whole.outlives_others
 
     @property
     def messages_sent(self) -> int:
-        """Of the whole communicator."""
+        """The whole communicator's count."""
         return self._whole.messages_sent
 
     @property
     def bytes_sent(self) -> int:
-        """Of the whole communicator."""
+        """The whole communicator's count."""
         return self._whole.bytes_sent
 
     def send(self, buffer: np.ndarray, destination: int, tag: int) -> Request:
@@ -52,7 +52,7 @@ class GroupCommunicator:
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
     ) -> Request:
-        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        """Starts to fill ``target`` with ``combine(own, received)``."""
         return self._whole.receive_combined(own, target, combine, self._members[source], tag)
 
     def completed(self, requests: Sequence[Any]) -> bool:
@@ -60,9 +60,9 @@ class GroupCommunicator:
         return self._whole.completed(requests)
 
     def progress(self) -> None:
-        """Drives on what may still be on its way out."""
+        """Progresses transfers whose data may not have left yet."""
         self._whole.progress()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Memory that is quick to send from."""
+        """Memory that is fast to send from."""
         return self._whole.take(nbytes)

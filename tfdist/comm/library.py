@@ -1,7 +1,7 @@
-"""Running an MPI library's own collectives, which it matches by their order, from ranks that have no order.
+"""Runs an MPI library's own collectives, which MPI matches by order, on ranks that post them in different orders.
 
-Rank 0 begins a collective as soon as it is posted there, and tells everyone, by a message with the call's own tag,
-which place in the order it took. The others begin theirs in that order.
+Rank 0 starts a collective as soon as it is posted there, and sends the others its position in the order, in a message
+with the call's tag. The other ranks start theirs in that order.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class LibraryCollectives:
-    """The collectives of one MPI communicator. Making one is collective.
+    """The collectives of an MPI communicator. The constructor is collective.
 
     Args:
-        comm: an mpi4py communicator; this takes a duplicate of its own.
+        comm: an mpi4py communicator, which is duplicated.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -35,29 +35,29 @@ class LibraryCollectives:
         return _AllReduce(self, buffer, combine, tag)
 
     def announce(self, tag: int) -> None:
-        """Tells the other ranks the place of the call that this rank, the first, begins now."""
+        """Sends the other ranks the position of the call that this rank, rank 0, starts now."""
         place = np.array([next(self._taken)], np.int64)
         for rank in range(1, self._comm.size):
             self._turns.Send(place, rank, tag)
 
     def awaited(self, place: np.ndarray, tag: int) -> Any:
-        """Starts to receive the place of a call."""
+        """Starts to receive the position of a call."""
         return self._turns.Irecv(place, 0, tag)
 
     def arrived(self, place: int, call: _AllReduce) -> None:
-        """A call knows its place; begins all whose turn has come."""
+        """Registers a call whose position is known, and starts all calls whose turn has come."""
         self._ready[place] = call
         while self._next in self._ready:
             self._ready.pop(self._next).begin()
             self._next += 1
 
     def start(self, buffer: np.ndarray, combine: np.ufunc) -> Any:
-        """Begins the library's own all-reduce."""
+        """Starts the library's own all-reduce."""
         datatype, operator = self._operator(combine, buffer.dtype)
         return self._comm.Iallreduce(self._mpi.IN_PLACE, [buffer.view(np.uint8), buffer.size, datatype], operator)
 
     def _operator(self, combine: np.ufunc, dtype: np.dtype) -> tuple[Any, Any]:
-        """MPI's datatype and operator; made of the ufunc where MPI has none that treats these numbers as NumPy does."""
+        """MPI's datatype and operator; made from the ufunc if MPI has none that computes as NumPy does."""
         if (combine, dtype) not in self._operators:
             mpi = self._mpi
             native = mpi.SUM if combine is np.add else mpi.PROD if combine is np.multiply else None
@@ -83,7 +83,7 @@ def _operate(combine: np.ufunc, dtype: np.dtype) -> Any:
 
 
 class _AllReduce:
-    """One call, from before its turn to its end."""
+    """One call, including the wait for its turn."""
 
     def __init__(self, collectives: LibraryCollectives, buffer: np.ndarray, combine: np.ufunc, tag: int) -> None:
         self._collectives = collectives
@@ -99,11 +99,11 @@ class _AllReduce:
             self._turn = collectives.awaited(self._place, tag)
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Starts the collective, when its turn has come."""
         self._request = self._collectives.start(self._buffer, self._combine)
 
     def completed(self) -> bool:
-        """Whether it is done; drives it on."""
+        """Whether the call is complete; progresses it."""
         if self._turn is not None and self._turn.Test():
             self._turn = None
             self._collectives.arrived(int(self._place[0]), self)

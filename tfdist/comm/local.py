@@ -1,4 +1,4 @@
-"""Moving bytes between threads of one process: for tests and simulation of many ranks."""
+"""Transfers between threads of one process, for tests and for simulating many ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _Transfer:
 
 
 class LocalWorld:
-    """The mailboxes that the communicators of one simulated world share.
+    """The mailboxes shared by the communicators of a simulated world.
 
     Args:
-        size: number of ranks.
-        hosts: by rank, the number of the machine that it is to be on; one for all by default.
-        segment_bytes: as of `tfdist.comm.communicator.Communicator`.
+        size: the number of ranks.
+        hosts: by rank, the number of its simulated machine; by default all are on the same one.
+        segment_bytes: as in `tfdist.comm.communicator.Communicator`.
     """
 
     def __init__(self, size: int, hosts: Sequence[int] | None = None, segment_bytes: int = 1 << 20) -> None:
@@ -38,7 +38,7 @@ class LocalWorld:
         self._awaited: dict[Channel, deque[_Transfer]] = defaultdict(deque)
 
     def communicator(self, rank: int) -> LocalCommunicator:
-        """The view of one rank."""
+        """The communicator of one rank."""
         return LocalCommunicator(self, rank)
 
     def _match(self, channel: Channel, transfer: _Transfer, sending: bool) -> None:
@@ -59,8 +59,8 @@ class LocalCommunicator:
     """A `Communicator` between threads.
 
     Args:
-        world: shared by all ranks.
-        rank: of this one.
+        world: the world shared by all ranks.
+        rank: this communicator's rank.
     """
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
@@ -91,7 +91,7 @@ class LocalCommunicator:
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
     ) -> _Transfer:
-        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        """Starts to fill ``target`` with ``combine(own, received)``."""
         landing = np.empty_like(own)
         transfer = _Transfer(landing, lambda: combine(own, landing, out=target))
         self._world._match((source, self.rank, tag), transfer, sending=False)
@@ -102,8 +102,8 @@ class LocalCommunicator:
         return all(request.done for request in requests)
 
     def progress(self) -> None:
-        """Nothing is ever buffered."""
+        """Does nothing, as nothing is buffered."""
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Memory like any other."""
+        """Ordinary memory."""
         return np.empty(nbytes, np.uint8)

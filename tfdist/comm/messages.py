@@ -1,6 +1,6 @@
-"""The few small things that ranks of MPI tell each other before they have a rendezvous, as JSON.
+"""Small JSON messages between MPI ranks before the rendezvous.
 
-mpi4py's methods for objects unpickle what arrives, and a pickle runs code; so they are not used anywhere.
+mpi4py's methods for objects are not used: they unpickle what they receive, and unpickling can run code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def broadcast(comm: Any, message: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         comm: an mpi4py communicator.
-        message: for JSON, of less than 4 KiB; of rank 0.
+        message: a JSON object of less than 4 KiB; only rank 0's is used.
     """
     buffer = np.zeros(_BYTES, np.uint8)
     if comm.Get_rank() == 0:

@@ -1,7 +1,7 @@
-"""Moving bytes with MPI, through mpi4py; large ones within a machine by reading each other's memory.
+"""Transfers by MPI, through mpi4py; large ones within a machine by reading the sender's memory.
 
-A large transfer between two processes of a machine is a message that tells where the bytes lie, one copy (or one
-addition) by the receiver, and a message back that they may be overwritten. MPI itself copies them twice.
+A large transfer between two processes of a machine is a message with the location of the bytes, one copy (or one
+addition) by the receiver, and a message back that the memory may be overwritten. MPI itself would copy them twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TAGS = 1 << 15
 """Tags that every MPI library provides (MPI_TAG_UB is at least 32767); most provide far more."""
 
 LENT_BYTES = 128 << 10
-"""From this size on, bytes within a machine are read where they lie. Below, MPI's two copies cost less than the
-messages about them."""
+"""Transfers within a machine of at least this size read the sender's memory. Below it, MPI's two copies cost less than
+the two messages."""
 
 _SEGMENT_BYTES = 4 << 20
 _SEGMENT_BYTES_ON_A_LINE = 1 << 20
@@ -34,13 +34,13 @@ _NOTHING = np.zeros(0, np.uint8)
 class MPICommunicator:
     """A `Communicator` over an MPI communicator.
 
-    Making one is collective: every rank makes its own at the same time.
+    The constructor is collective: all ranks call it at the same time.
 
     Args:
-        comm: an mpi4py communicator, used by nobody else.
-        arena: memory for what is sent, which the neighbours can read; None if they cannot.
-        neighbours: by rank, the memory of those that read each other's.
-        arenas: by rank, the number of the group of those.
+        comm: an mpi4py communicator, not used elsewhere.
+        arena: memory to send from, which the neighbours can read; None if they cannot.
+        neighbours: by rank, the readable memory of the neighbours.
+        arenas: by rank, the number of the group whose members read each other's memory.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MPICommunicator:
         self.messages_sent = 0
         self.bytes_sent = 0
         self.nodes = _nodes(comm, MPI.COMM_TYPE_SHARED)
-        # MPICH's shared memory goes on when a process is killed; over TCP, UCX crashes survivors and OFI's sends stick.
+        # MPICH's shared memory survives a killed process; over TCP, UCX crashes the survivors and sends of OFI hang.
         self.outlives_others = len(set(self.nodes)) == 1
         self.hosts = self.nodes if simulates_hosts() else _joined(self.nodes, arenas)
         self.segment_bytes = _SEGMENT_BYTES if len(set(self.hosts)) == 1 else _SEGMENT_BYTES_ON_A_LINE
@@ -93,7 +93,7 @@ class MPICommunicator:
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
     ) -> _Transfer:
-        """Starts to fill ``target`` with ``combine(own, what arrives)``."""
+        """Starts to fill ``target`` with ``combine(own, received)``."""
         if own.nbytes >= LENT_BYTES and source in self._neighbours:
             return self._borrow(own.nbytes, source, tag, lambda lent: combine(own, lent.view(own.dtype), out=target))
         landing = _scratch.take(own.nbytes).view(own.dtype)
@@ -106,12 +106,12 @@ class MPICommunicator:
     def completed(self, requests: Sequence[Any]) -> bool:
         """Whether all of these transfers have completed."""
         done = True
-        for request in requests:  # each of them: what one waits for may be that another is driven on
+        for request in requests:  # no early exit: a request may depend on the progress of another
             done = request.completed() and done
         return done
 
     def progress(self) -> None:
-        """Lets MPI push out what it has buffered."""
+        """Lets MPI send the data that it has buffered."""
         self._comm.Iprobe()
 
     def _receive(self, buffer: np.ndarray, source: int, tag: int, then: Callable[[], Any] | None = None) -> _Transfer:
@@ -145,23 +145,23 @@ class MPICommunicator:
         return self._receive(notice.view(np.uint8), source, tag, arrived)
 
     def differs(self, source: int, expected: int, came: int | None) -> MismatchError:
-        """What to say when a rank sends another number of bytes than this one expects."""
+        """The error for a message of another size than expected; ``came`` is None if it was larger."""
         return MismatchError(
             f"rank {self.rank} expected {expected} bytes from rank {source}, which sent "
             f"{'more' if came is None else came}: the ranks passed data of different shapes or dtypes. "
-            "Pass the same on every rank."
+            "Pass the same shapes and dtypes on every rank."
         )
 
 
 class _Transfer:
-    """A message under way, and what is to be done when it has arrived.
+    """A running transfer, and the action on its completion.
 
     Args:
-        communicator: whose it is.
-        request: mpi4py's.
-        buffer: what must live until then.
-        expected: the source and the number of bytes that must come; None where the other side checks.
-        then: done on arrival, once.
+        communicator: the communicator that started it.
+        request: mpi4py's request.
+        buffer: objects to keep alive until completion.
+        expected: the source and the expected number of bytes; None if the other side checks.
+        then: called once on completion.
     """
 
     __slots__ = ("_buffer", "_communicator", "_expected", "_request", "_then")
@@ -189,7 +189,7 @@ class _Transfer:
         elif not self._arrived(*self._expected):
             return False
         if self._then is not None:
-            self._then()  # where this raises, the transfer has not completed
+            self._then()  # if this raises, the transfer has not completed
         self._request = self._buffer = self._then = None
         return True
 
@@ -212,13 +212,13 @@ _scratch = BufferPool()
 
 
 def simulates_hosts() -> bool:
-    """Whether MPICH was told to see several machines in one, as tests and benchmarks of networks do."""
+    """Whether MPICH is set to treat one machine as several, as tests and benchmarks of networks do."""
     values = (os.environ.get(f"MPIR_CVAR_{name}", "") for name in ("NOLOCAL", "NUM_CLIQUES", "ODD_EVEN_CLIQUES"))
     return any(value.lower() not in ("", "0", "no", "false") for value in values)
 
 
 def _nodes(comm: Any, shared: int) -> tuple[int, ...]:
-    """By rank, the number of its machine, as MPI sees machines."""
+    """By rank, the number of its machine, as MPI groups ranks."""
     neighbours = comm.Split_type(shared)
     first = np.array([comm.Get_rank()], np.int64)
     neighbours.Bcast(first)
@@ -229,7 +229,7 @@ def _nodes(comm: Any, shared: int) -> tuple[int, ...]:
 
 
 def _joined(nodes: Sequence[int], arenas: Sequence[int]) -> tuple[int, ...]:
-    """Groups of ranks that share memory in the one way or the other, by rank."""
+    """By rank, the number of its group of ranks that share memory by MPI or by arenas."""
     groups = list(nodes)
     leaders: dict[int, int] = {}
     for rank, arena in enumerate(arenas):

@@ -1,4 +1,4 @@
-"""Bringing an MPI library up, with or without a launcher, and taking it down."""
+"""Initializes and finalizes an MPI library, with or without a launcher."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def load() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MPIUnavailableError(
-            f"no MPI library could be loaded ({_first_line(error)}). `pip install mpich` brings one; to use the "
-            "cluster's own, load its module first or point MPI4PY_MPIABI / LD_LIBRARY_PATH to it. "
-            "`tfdist doctor` shows what is found."
+            f"no MPI library could be loaded ({_first_line(error)}). Run `pip install mpich`; or, to use the "
+            "cluster's own, load its module first or set MPI4PY_MPIABI / LD_LIBRARY_PATH. "
+            "`tfdist doctor` shows which library is found."
         ) from None
     return MPI
 
@@ -44,7 +44,7 @@ def library(mpi: Any) -> tuple[str, str]:
 
 
 def _library_path() -> str:
-    """Where the loaded libmpi lies; the extension module itself when it cannot be told (no /proc)."""
+    """The path of the loaded libmpi; that of the extension module if it is unknown (no /proc)."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split()[-1] for line in maps}
@@ -58,20 +58,20 @@ def _library_path() -> str:
 
 
 def initialize_from_launcher(mpi: Any) -> None:
-    """`MPI_Init` under mpiexec or srun, which tell MPI who takes part."""
+    """Initializes MPI under mpiexec or srun."""
     if not mpi.Is_initialized():
         _initialize(mpi)
 
 
 def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Mapping[str, str]) -> None:
-    """`MPI_Init` of MPICH with a process manager behind a socket, and no launcher.
+    """Initializes MPICH with a process manager behind a socket, without a launcher.
 
     Args:
         mpi: `mpi4py.MPI`, not initialized.
-        fd: where the process manager listens.
-        rank: of this process.
-        size: number of processes.
-        settings: environment variables for MPI; what the user has set counts for more.
+        fd: the file descriptor of the socket to the process manager.
+        rank: this process's rank.
+        size: the number of processes.
+        settings: environment variables for MPI; values set by the user take precedence.
 
     Raises:
         MPIUnavailableError: the library is not MPICH, or fails to initialize.
@@ -79,9 +79,9 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Ma
     version, path = library(mpi)
     if not version.startswith("MPICH"):
         raise MPIUnavailableError(
-            f"started from TF_CONFIG, tfdist brings up MPICH (or a library with its PMI-1 interface) itself; loaded "
-            f"is {version} from {path}. Start the script with that library's mpiexec or with srun instead, or "
-            "`pip install mpich`."
+            f"without an MPI launcher, tfdist can initialize only MPICH (or a library with its PMI-1 interface); the "
+            f"loaded library is {version} from {path}. Start the script with that library's mpiexec or with srun, or "
+            "run `pip install mpich`."
         )
     ours = {name: value for name, value in settings.items() if name not in os.environ}
     ours.update(PMI_FD=str(fd), PMI_RANK=str(rank), PMI_SIZE=str(size))
@@ -89,20 +89,20 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Ma
     try:
         _initialize(mpi)
     finally:
-        for name in ours:  # not for this process's own children
+        for name in ours:  # child processes must not inherit them
             os.environ.pop(name, None)
     mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def network_settings(mpi: Any, one_network: bool) -> dict[str, str]:
-    """How MPICH is to reach processes that it shares no memory with.
+    """Environment variables for MPICH's communication with processes that it shares no memory with.
 
-    UCX's own shared memory is never used: it would be between processes that were found to share none, it asks for
-    room in /dev/shm, and leaves its segments there when a process is killed.
+    UCX's own shared memory is never used: it would connect processes that were found to share none, it needs space in
+    /dev/shm, and it leaves its segments there when a process is killed.
 
     Args:
         mpi: `mpi4py.MPI`.
-        one_network: whether all processes see one loopback interface; MPI then stays off the others.
+        one_network: whether all processes see the same loopback interface, which MPI then uses alone.
     """
     if not one_network:
         return {"UCX_TLS": "^sm"}
@@ -119,10 +119,10 @@ _NETWORK_VARIABLES = ("MPIR_CVAR_CH4_NETMOD", "FI_PROVIDER", "FI_TCP_IFACE", "UC
 
 
 def _initialize(mpi: Any) -> None:
-    """`MPI_Init_thread`.
+    """Calls `MPI_Init_thread`.
 
-    Through ctypes, because mpi4py would hold the GIL during it, and with it the threads that answer MPI and that
-    notice that a peer has died or that it takes too long.
+    Uses ctypes, because mpi4py would hold the GIL during the call, and block the threads that answer MPI and that
+    detect a dead peer or a timeout.
     """
     version, path = library(mpi)
     if not _is_library(path):
@@ -139,7 +139,7 @@ def _is_library(path: str) -> bool:
 
 
 def finalize(mpi: Any) -> None:
-    """`MPI_Finalize`, with the GIL free while it waits for the other processes."""
+    """Calls `MPI_Finalize`, with the GIL released while it waits for the other processes."""
     path = _library_path()
     if _is_library(path):
         ctypes.CDLL(path).MPI_Finalize()

@@ -1,9 +1,9 @@
-"""What the processes of a job share, found out by trying it on each other before MPI starts.
+"""Finds out, before MPI starts, which processes of a job can share memory.
 
-Hostnames and process ids say little in containers: two of them may have one hostname, network and /dev/shm, but
-processes of their own. MPICH, which goes by the hostname, then reads the memory of a stranger. So each process
-makes a `Probe.offer` of things to be opened, every other one tries, and `decide` makes of what they found who
-may share memory with whom.
+Hostnames and process ids are not reliable in containers: two containers may have the same hostname, network and
+/dev/shm, but separate PID namespaces. MPICH, which compares hostnames, would then read the memory of an unrelated
+process. So each process makes a `Probe.offer` of resources, every other process tries to open them, and `decide`
+derives from their findings which processes may share memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdist.comm.shared import Arena, Invitation, Neighbour
 _TOKEN_BYTES = 16
 CELLS_VARIABLE = "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS"
 _CELLS = (64, 16, 4)
-"""How many messages may lie in MPICH's shared memory for one process: its default, and what does with less room."""
+"""Messages that MPICH's shared memory holds for one process: its default, and smaller numbers for less space."""
 _CELL_BYTES = 17 << 10
 _FIXED_BYTES = 32 << 10
 
@@ -33,13 +33,13 @@ Finding = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who shares memory with whom, the same on all ranks.
+    """The ranks that share memory; the same on all ranks.
 
     Attributes:
-        nodes: by rank, the number of the group in which MPI may use shared memory; None to leave that to MPI.
+        nodes: by rank, the number of the group in which MPI may use shared memory; None to let MPI decide.
         arenas: by rank, the number of the group whose members read each other's `Arena`.
-        cells: by rank, how many messages MPI's shared memory has room for; None to leave that to MPI.
-        reasons: pairs of ranks of one machine that are on different nodes, and why, one pair for each two nodes.
+        cells: by rank, the number of messages that MPI's shared memory has space for; None to let MPI decide.
+        reasons: for each two nodes on the same machine, a pair of their ranks and why they share no memory.
     """
 
     nodes: tuple[int, ...] | None
@@ -50,13 +50,13 @@ class Sharing:
 
 @dataclass
 class Probe:
-    """What this process offers, and what it finds of the others.
+    """The offer of this process, and its findings about the others.
 
     Args:
         job: the job's name, unique on every machine at any time.
-        rank: of this process.
-        before_mpi: whether MPI is still to start. Later its shared memory is known to work, and is not tried.
-        folder: where MPI's shared memory lies.
+        rank: this process's rank.
+        before_mpi: whether MPI has not started yet. Later its shared memory is known to work, and is not tried.
+        folder: the directory of MPI's shared memory.
     """
 
     job: str
@@ -73,7 +73,7 @@ class Probe:
         self._mapping: mmap.mmap | None = None
 
     def offer(self) -> Offer:
-        """Makes what the others try to open; what they must know of it, for JSON."""
+        """Makes the resources that the others try to open; returns their description, for JSON."""
         cells, problem = self._reserve() if self.before_mpi and sys.platform == "linux" else (None, "")
         arena = self.arena and self.arena.invitation()
         return {
@@ -88,11 +88,11 @@ class Probe:
         }
 
     def try_all(self, offers: Sequence[Offer]) -> Finding:
-        """Tries what every rank of this machine offers.
+        """Tries to open the offers of all ranks of this machine.
 
         Returns:
-            For JSON: ``node``, by rank why MPI must not share memory with it, or nothing; ``arena``, the ranks whose
-            `Arena` could be opened.
+            For JSON: ``node``, by rank the reason why MPI must not share memory with it, or an empty string;
+            ``arena``, the ranks whose `Arena` could be opened.
         """
         node: dict[str, str] = {}
         for other, offer in enumerate(offers):
@@ -113,7 +113,7 @@ class Probe:
             self.neighbours.pop(other).close()
 
     def close(self) -> None:
-        """Removes the file that the others tried."""
+        """Removes the file that the others tried to open."""
         if self._made:
             self._made = False
             self._mapping = None
@@ -126,7 +126,7 @@ class Probe:
         return f"{self.folder}/{self.job}_{rank}"
 
     def _reserve(self) -> tuple[int | None, str]:
-        """Room for MPI's shared memory, in a file that stays until all have tried: so its sum is known to fit."""
+        """Reserves space for MPI's shared memory in a file, which stays until all have tried: the total then fits."""
         given = os.environ.get(CELLS_VARIABLE, "")
         choice = (int(given),) if given.isdigit() else _CELLS
         try:
@@ -138,7 +138,7 @@ class Probe:
             os.write(handle, self._token)
             for cells in choice:
                 if _allocate(handle, cells * _CELL_BYTES + _FIXED_BYTES):
-                    # Mapped, so that `segments.sweep` of another job on this machine leaves it.
+                    # Mapped, so that `segments.sweep` of another job on this machine does not remove it.
                     self._mapping = mmap.mmap(handle, _TOKEN_BYTES)
                     return cells, ""
             status = os.statvfs(self.folder)
@@ -148,10 +148,10 @@ class Probe:
         finally:
             os.close(handle)
         needed = choice[-1] * _CELL_BYTES + _FIXED_BYTES
-        return None, f"its {self.folder} has {free >> 10} KiB free, and MPI needs {needed >> 10} KiB for each process"
+        return None, f"its {self.folder} has {free >> 10} KiB free, but MPI needs {needed >> 10} KiB for each process"
 
     def _why_not_one_node(self, other: int, offer: Offer, own: Offer) -> str:
-        """Why MPI must not share memory with another rank, or nothing."""
+        """Why MPI must not share memory with another rank; empty if it may."""
         token = bytes.fromhex(offer["token"])
         if self._made and (why := self._why_not_opened(other, token)):
             return why
@@ -164,7 +164,7 @@ class Probe:
         except FileNotFoundError:
             return f"each has a {self.folder} of its own"
         except OSError as error:
-            return f"files of the one cannot be opened by the other ({error.strerror}): they run as different users"
+            return f"one cannot open files of the other ({error.strerror}): they run as different users"
         try:
             return "" if os.read(handle, _TOKEN_BYTES) == token else f"each has a {self.folder} of its own"
         finally:
@@ -172,7 +172,7 @@ class Probe:
 
 
 def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
-    """Who shares memory with whom: in each group every two have found each other.
+    """Decides which ranks share memory: every two ranks of a group must have found each other.
 
     Args:
         offers: every rank's `Probe.offer`.
@@ -181,7 +181,7 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
     size = len(offers)
 
     def reason(one: int, other: int) -> str | None:
-        """Why two ranks of a machine share no memory; empty if they do, None on different machines."""
+        """Why two ranks of a machine share no memory; empty if they do, None if they are on different machines."""
         found = findings[one]["node"].get(str(other))
         back = findings[other]["node"].get(str(one))
         return None if found is None or back is None else found or back
@@ -201,7 +201,7 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
 
 
 def partition(size: int, together: Callable[[int, int], bool]) -> list[int]:
-    """Numbers groups of ranks, of which every two are together; by rank."""
+    """By rank, the number of its group; every two ranks of a group satisfy ``together``."""
     groups: list[list[int]] = []
     numbers = []
     for rank in range(size):
@@ -215,10 +215,10 @@ def partition(size: int, together: Callable[[int, int], bool]) -> list[int]:
 
 
 def read_memory(pid: int, address: int, token: bytes) -> str:
-    """Why MPICH must not read the memory of another process (CMA), where ``token`` should be; or nothing.
+    """Why MPICH cannot read another process's memory (CMA), which should hold ``token``; empty if it can.
 
-    Without it MPICH copies large messages through shared memory in pieces of 8 KiB, which takes 20 times as long as
-    TCP over the loopback interface; so it counts like memory that is not shared at all.
+    Without CMA, MPICH copies large messages through shared memory in pieces of 8 KiB, which takes 20 times as long as
+    TCP over the loopback interface. So such processes are treated as not sharing memory.
     """
     if not ptrace_is_free():
         return "reading another process's memory is restricted (kernel.yama.ptrace_scope)"
@@ -235,8 +235,8 @@ def read_memory(pid: int, address: int, token: bytes) -> str:
     if got == len(token) and found.raw == token:
         return ""
     code = ctypes.get_errno()
-    reason = os.strerror(code) if got < 0 else "the memory is another process's"
-    return f"the one's memory cannot be read by the other (process_vm_readv: {reason})"
+    reason = os.strerror(code) if got < 0 else "the memory belongs to another process"
+    return f"one cannot read the memory of the other (process_vm_readv: {reason})"
 
 
 class _Vector(ctypes.Structure):
@@ -247,7 +247,7 @@ _Pointer = ctypes.POINTER(_Vector)
 
 
 def ptrace_is_free() -> bool:
-    """As MPICH sees it, which does without CMA under any Yama restriction."""
+    """Whether Yama does not restrict ptrace; MPICH does not use CMA under any restriction."""
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as scope:
             return scope.read(1) == "0"
@@ -256,7 +256,7 @@ def ptrace_is_free() -> bool:
 
 
 def _allocate(handle: int, nbytes: int) -> bool:
-    """Takes memory for a file, so that a lack of it shows here and not as a SIGBUS in MPI; whether there was enough."""
+    """Allocates memory for a file, so that a lack of it is found here, not by a SIGBUS in MPI; returns if it fits."""
     try:
         os.posix_fallocate(handle, 0, nbytes)
     except OSError as error:
@@ -269,12 +269,12 @@ def _allocate(handle: int, nbytes: int) -> bool:
 def _make_arena() -> Arena | None:
     try:
         return Arena()
-    except (AttributeError, OSError):  # no memfd_create on this system, or not for this process
+    except (AttributeError, OSError):  # memfd_create is missing on this system, or not permitted
         return None
 
 
 def _processes() -> int:
-    """The number of the PID namespace, to explain what was found."""
+    """The number of the PID namespace, to explain findings."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

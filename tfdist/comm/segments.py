@@ -1,7 +1,7 @@
-"""MPI's shared-memory segments in /dev/shm: their names are removed as soon as nobody needs them any more.
+"""Removal of the names of MPI's shared-memory segments in /dev/shm.
 
-Once every process has attached to a segment its name is only a way to leak it: a killed process would leave it
-behind, and a later job that happens on the name reads what it finds there. The memory itself lives as long as it is
+Once every process has attached to a segment, its name is no longer needed and could only leak: a killed process would
+leave it behind, and a later job with the same name would read its contents. The memory itself lives as long as it is
 mapped.
 """
 
@@ -14,18 +14,18 @@ _PREFIXES = ("mpich_shm_", "mpich_vci_", "tfdist_")
 
 
 def unlink_own() -> None:
-    """Removes the names of the segments that this process has mapped; to be called when all have."""
+    """Removes the names of the segments that this process has mapped. Call it when all processes have mapped them."""
     _unlink(_mapped("/proc/self/maps"))
 
 
 def unlink_of(job: str) -> None:
-    """Removes every name that a job's processes have made, as far as they belong to this user.
+    """Removes the names of all segments of a job that belong to this user.
 
-    To be called when the job has failed before `unlink_own`: a process that is killed in between cannot do it, and
-    its neighbours know the names.
+    Call it if the job failed before `unlink_own`: a killed process cannot remove its names, but its neighbours know
+    them.
 
     Args:
-        job: its name, which MPICH knows as that of its key-value space.
+        job: the job's name, which is also the name of MPICH's key-value space.
     """
     number = _world_id(job)
     patterns = (f"mpich_shm_{number:x}_*", f"mpich_vci_{number:x}_*", f"{glob.escape(job)}_*")
@@ -33,10 +33,10 @@ def unlink_of(job: str) -> None:
 
 
 def sweep(since: float) -> None:
-    """Removes the names of segments that were made since a time and that no process has mapped.
+    """Removes the names of segments that were created since a time and that no process has mapped.
 
-    For who started a job, but does not know its name. A process that dies between the making of a segment and the
-    removal of its name leaves one.
+    For launchers, which do not know the job's name. A process that dies between creating a segment and removing its
+    name leaves one behind.
 
     Args:
         since: seconds since the epoch.
@@ -47,7 +47,7 @@ def sweep(since: float) -> None:
 
 
 def _world_id(job: str) -> int:
-    """MPICH's number for a job, by which it names segments: FNV-1a of the name of its key-value space."""
+    """MPICH's number for a job in names of segments: the FNV-1a hash of the name of its key-value space."""
     number = 2166136261
     for byte in job.encode():
         number = (number ^ byte) * 16777619 & 0xFFFFFFFF

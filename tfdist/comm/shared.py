@@ -1,7 +1,7 @@
-"""Memory of a process that the other processes of its machine read where it lies.
+"""Memory of a process that the other processes of its machine can read.
 
-Each process holds one anonymous file in memory (a memfd), which grows as it is used and which its neighbours open
-through ``/proc``. It has no name, so that nothing is left behind however the processes end.
+Each process has one anonymous file in memory (a memfd), which grows as it is used and which its neighbours open
+through ``/proc``. It has no name, so nothing is left behind, however the processes end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKEN_BYTES = 16
 
 
 class Place(NamedTuple):
-    """Where bytes lie in an `Arena`: in which region of the file, and from which byte of that region on."""
+    """The location of bytes in an `Arena`: a region of the file, and the offset in that region."""
 
     region: int
     region_bytes: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 class Invitation(NamedTuple):
-    """What a neighbour needs to find an `Arena`, and to know that it has found the right one."""
+    """The information a neighbour needs to open an `Arena` and to verify that it is the right one."""
 
     pid: int
     fd: int
@@ -37,12 +37,12 @@ class Invitation(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """A part of the file that is mapped as one.
+    """A part of the file that is mapped at once.
 
     Attributes:
-        address: where, in this process.
-        start: its first byte in the file.
-        memory: all of it.
+        address: the address in this process.
+        start: the offset in the file.
+        memory: the mapped bytes.
     """
 
     address: int
@@ -51,7 +51,7 @@ class _Region(NamedTuple):
 
 
 _REGION_BYTES = 1 << 28
-"""The least that is mapped at once. Every mapping keeps a file descriptor; memory is only taken when it is touched."""
+"""The minimum that is mapped at once. Every mapping keeps a file descriptor; memory is allocated on first access."""
 
 
 class Arena(BufferPool):
@@ -68,7 +68,7 @@ class Arena(BufferPool):
         self._allocate(_TOKEN_BYTES)[:_TOKEN_BYTES] = np.frombuffer(self._token, np.uint8)
 
     def invitation(self) -> Invitation:
-        """What to tell the neighbours."""
+        """The information for the neighbours."""
         return Invitation(os.getpid(), self._fd, self._token)
 
     def _allocate(self, nbytes: int) -> np.ndarray:
@@ -89,7 +89,7 @@ class Arena(BufferPool):
         return memory
 
     def find(self, array: np.ndarray) -> Place | None:
-        """Where an array lies in the file; None if it lies elsewhere."""
+        """The location of an array in the file; None if it is not in the file."""
         address, regions = array.__array_interface__["data"][0], self._regions
         at = bisect.bisect(regions, address, key=_address) - 1
         if at < 0:
@@ -104,18 +104,18 @@ def _address(region: _Region) -> int:
 
 
 class Neighbour:
-    """The memory of another process of this machine, to be read.
+    """The readable memory of another process of this machine.
 
     Args:
-        invitation: from its `Arena`.
+        invitation: the invitation of its `Arena`.
 
     Raises:
-        OSError: its memory cannot be opened: it runs in another container, or as another user.
+        OSError: its memory cannot be opened, because it runs in another container or as another user.
     """
 
     def __init__(self, invitation: Invitation) -> None:
         path = f"/proc/{invitation.pid}/fd/{invitation.fd}"
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # it may be anything of a stranger's
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # may be any file of an unrelated process
         self._regions: dict[int, np.ndarray] = {}
         try:
             token = os.pread(self._fd, _TOKEN_BYTES, 0)
@@ -123,15 +123,15 @@ class Neighbour:
             token = b""
         if token != invitation.token:
             os.close(self._fd)
-            raise OSError(f"process {invitation.pid} here is another one than there")
+            raise OSError(f"process id {invitation.pid} is another process in this container")
 
     def close(self) -> None:
-        """Lets go of the memory; nothing may look at a view of it any more."""
+        """Unmaps the memory; no view of it may be used any more."""
         self._regions.clear()
         os.close(self._fd)
 
     def view(self, place: Place, nbytes: int) -> np.ndarray:
-        """What lies at a place, as bytes."""
+        """The bytes at a location."""
         region = self._regions.get(place.region)
         if region is None:
             mapping = mmap.mmap(self._fd, place.region_bytes, prot=mmap.PROT_READ, offset=place.region)

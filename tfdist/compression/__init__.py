@@ -1,4 +1,4 @@
-"""Sending less than the gradient: methods, error feedback, and policies that choose among them.
+"""Gradient compression: methods, error feedback, and policies that choose among them.
 
 A strategy takes a method, a schedule or a policy as ``compression=``.
 """

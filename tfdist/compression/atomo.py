@@ -1,4 +1,4 @@
-"""ATOMO: a random few of the atoms that a gradient is a sum of, with the least variance for their number."""
+"""ATOMO: a random sample of the atoms that a gradient is a sum of, with the least variance for its size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tfdist.compression.state import State
 
 @dataclass(frozen=True)
 class Atomo(Sparsifier):
-    """Entries as atoms: each is sent with a probability that grows with its magnitude; 79 × at 1 %.
+    """ATOMO with entries as atoms: each is sent with a probability that grows with its magnitude; 79 × at 1 %.
 
-    Unbiased, of the least variance for the expected number of entries; not linear.
+    Unbiased, with the least variance for the expected number of entries; not linear.
 
     Args:
-        ratio: share of the entries that is sent on average.
+        ratio: the fraction of the entries that is sent on average.
 
     Raises:
-        ValueError: the ratio is no share.
+        ValueError: ``ratio`` is not above 0 and at most 1.
 
     References:
         Wang et al., ATOMO: communication-efficient learning via atomic sparsification, 2018.
@@ -42,7 +42,7 @@ class Atomo(Sparsifier):
         return estimated_bytes(self.ratio, elements)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: it is largest where all entries are alike."""
+        """See `Method`: the maximum, reached if all entries have the same magnitude."""
         return elements / wanted(self.ratio, elements) - 1
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -57,16 +57,16 @@ class Atomo(Sparsifier):
 
 @dataclass(frozen=True)
 class AtomoSVD(LowRank):
-    """Singular triples as atoms, each sent with a probability that grows with its singular value.
+    """ATOMO with singular triples as atoms: each is sent with a probability that grows with its singular value.
 
-    Unbiased, of the least variance for the expected number of triples; not linear. A singular value decomposition of
-    every matrix costs far more than the step itself; see `PowerSGD` for low rank without one.
+    Unbiased, with the least variance for the expected number of triples; not linear. The singular value decomposition
+    of every matrix costs far more than the step itself; see `PowerSGD` for low rank without one.
 
     Args:
-        rank: triples that are sent on average, of a tensor seen as a matrix of its last axis by all others.
+        rank: the average number of triples sent, with a tensor reshaped to a matrix of all other axes by the last.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: ``rank`` is below 1.
 
     References:
         Wang et al., ATOMO: communication-efficient learning via atomic sparsification, 2018 (spectral ATOMO).
@@ -81,17 +81,17 @@ class AtomoSVD(LowRank):
             raise ValueError(f"rank must be at least 1; got {self.rank}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the shape; this is of a square."""
+        """See `Method`. Depends on the shape; this is for a square matrix."""
         return HEADER_BYTES + ROWS_BYTES + 4 * self.rank * (2 * elements**0.5 + 1)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: of a square whose singular values are alike."""
+        """See `Method`: for a square matrix with equal singular values."""
         return max(0.0, elements**0.5 / self.rank - 1)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is that of `LowRank`: left vectors, times their weight, and right ones."""
+        """See `Method`. The body is that of `LowRank`: left vectors, times their weights, and right vectors."""
         matrix = as_matrix(vector, state.shape)
-        # Powers of two: what the decomposition works on is near 1, and both factors are within the vector's range.
+        # Scaled by powers of two: the decomposition works on values near 1, and both factors stay in the dtype's range.
         _, exponent = np.frexp(np.abs(vector).max())
         left, values, right = np.linalg.svd(np.ldexp(matrix, -exponent), full_matrices=False)
         chances = probabilities(values, min(self.rank, values.size))
@@ -104,19 +104,20 @@ class AtomoSVD(LowRank):
 
 
 def probabilities(magnitudes: np.ndarray, budget: float) -> np.ndarray:
-    """With which chance each atom is sent, for the least variance of the sum: algorithm 1 of the paper.
+    """The probability of sending each atom, for the least variance of the sum: algorithm 1 of the paper.
 
-    They are proportional to the magnitudes; what would exceed 1 is 1, and the others share what is left.
+    Probabilities are proportional to the magnitudes. Those that would exceed 1 are set to 1, and the rest of the budget
+    is distributed over the other atoms.
 
     Args:
-        magnitudes: of the atoms, none negative.
-        budget: atoms to be sent on average, at most all.
+        magnitudes: magnitudes of the atoms, not negative.
+        budget: the average number of atoms to send, at most all.
     """
     chances = np.zeros_like(magnitudes)
     largest = magnitudes.max(initial=0)
     if not largest:
         return chances
-    # Scaled, so that sums neither overflow nor vanish.
+    # Scaled, so that sums neither overflow nor underflow.
     scaled = magnitudes / largest
     certain = np.zeros(magnitudes.shape, bool)
     while True:

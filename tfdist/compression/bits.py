@@ -13,7 +13,7 @@ def pack_levels(levels: np.ndarray, bits: int) -> np.ndarray:
         bits: 8, 4 or 2.
 
     Returns:
-        Bytes; the first number is in the lowest bits of the first.
+        Bytes; the first integer is in the lowest bits of the first byte.
     """
     if bits == 8:
         return levels.view(np.uint8)
@@ -28,11 +28,11 @@ def pack_levels(levels: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_levels(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """The integers that `pack_levels` packed.
+    """Unpacks the integers that `pack_levels` packed.
 
     Args:
         packed: uint8.
-        count: of the integers.
+        count: the number of integers.
         bits: 8, 4 or 2.
     """
     if bits == 8:

@@ -14,21 +14,21 @@ from tfdist.compression.method import Method, Route, segments, store
 from tfdist.compression.state import State
 
 _SEGMENT = 1 << 18
-"""Elements at a time: so many that calling TensorFlow costs nothing beside the cast."""
+"""Elements per call: enough that the overhead of calling TensorFlow is negligible."""
 
 
 _WORTH_A_CALL = 1 << 15
-"""Elements from which on TensorFlow's casts of float16 and float8 are quicker than NumPy's, calls included."""
+"""Elements from which TensorFlow's casts of float16 and float8 are faster than NumPy's, including the call."""
 
 _LARGEST_EXPONENT = 120
-"""Of a scale: both it and what it is the inverse of are float32 numbers."""
+"""The largest exponent of a scale, so that both the scale and its inverse are float32 numbers."""
 
 
 class _Cast(Method):
     """Casts to a narrower floating-point type.
 
     Attributes:
-        stochastic: whether to round up or down at random, so that the mean is exact, and not to the nearest.
+        stochastic: whether to round up or down at random, so that the mean is exact, instead of to nearest.
     """
 
     stochastic: bool
@@ -42,7 +42,7 @@ class _Cast(Method):
     @property
     @abc.abstractmethod
     def dtype(self) -> np.dtype:
-        """What is cast to."""
+        """The narrower type."""
 
     def payload_bytes(self, elements: int) -> float:
         """See `Method`."""
@@ -79,7 +79,7 @@ class _Cast(Method):
 
 @dataclass(frozen=True)
 class Float16(_Cast):
-    """Half precision: 11 significant bits, from 6e-8 to 65504; 2 ×. Not linear, as sums are rounded once more.
+    """Half precision: 11 significant bits, from 6e-8 to 65504; 2 ×. Not linear, as sums are rounded again.
 
     Args:
         stochastic: whether to round at random, which makes it unbiased.
@@ -95,7 +95,7 @@ class Float16(_Cast):
 
 @dataclass(frozen=True)
 class BFloat16(_Cast):
-    """Brain floating point: 8 significant bits, the range of float32; 2 ×. Not linear, as sums are rounded once more.
+    """Brain floating point: 8 significant bits, the range of float32; 2 ×. Not linear, as sums are rounded again.
 
     Args:
         stochastic: whether to round at random, which makes it unbiased.
@@ -113,14 +113,14 @@ class BFloat16(_Cast):
 class Float8(_Cast):
     """8-bit floating point, scaled by a power of two so that the largest element is within its range; 4 ×.
 
-    Not linear, as sums are rounded once more.
+    Not linear, as sums are rounded again.
 
     Args:
         format: ``"e4m3"``, with 4 significant bits over a range of 2^17; or ``"e5m2"``, with 3 over 2^31.
         stochastic: whether to round at random, which makes it unbiased.
 
     Raises:
-        ValueError: there is no such format.
+        ValueError: ``format`` is neither.
 
     References:
         Micikevicius et al., FP8 formats for deep learning, 2022.
@@ -156,7 +156,7 @@ class Float8(_Cast):
         """See `Method`."""
         exponent = int(np.frombuffer(body[:4].tobytes(), np.int32)[0])
         limit = np.finfo(out.dtype).max
-        with np.errstate(over="ignore", invalid="ignore"):  # codes that are never written are not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # some codes that are never written are not finite
             table = np.arange(256, dtype=np.uint8).view(self.dtype).astype(out.dtype) * out.dtype.type(2.0**-exponent)
         np.clip(table, -limit, limit, out=table)  # the largest numbers may have been rounded up
         codes = body[4:]
@@ -165,25 +165,25 @@ class Float8(_Cast):
 
 
 def round_stochastically(vector: np.ndarray, dtype: np.dtype, generator: np.random.Generator) -> np.ndarray:
-    """Rounds each element to one of the two nearest that a type can hold, with its own value as the mean.
+    """Rounds each element up or down to a number of a narrower type, with the exact value as the mean.
 
     Args:
         vector: float32 or float64.
-        dtype: of floating point, narrower.
-        generator: of random numbers.
+        dtype: a narrower floating-point type.
+        generator: a random number generator.
     """
     limits = ml_dtypes.finfo(dtype)
     word = np.dtype(f"u{vector.itemsize}")
     dropped = np.finfo(vector.dtype).nmant - limits.nmant
     noise = np.frombuffer(generator.bytes(vector.nbytes), word) & word.type((1 << dropped) - 1)
-    # The bits of a float are in the order of its magnitude: a random amount below the last bit kept carries into it.
+    # The bits of floats are ordered like their magnitudes: adding random bits below the last kept bit carries into it.
     bits = (vector.view(word) + noise) & ~word.type((1 << dropped) - 1)
     rounded = bits.view(vector.dtype)
     if limits.minexp == np.finfo(vector.dtype).minexp:
         return rounded
     smallest_normal = vector.dtype.type(2.0**limits.minexp)
     subnormal = np.flatnonzero(np.abs(vector) < smallest_normal)
-    if subnormal.size:  # these are evenly spaced, where those of the wider type are not
+    if subnormal.size:  # evenly spaced in the narrower type, but not in the wider one
         spacing = vector.dtype.type(2.0 ** (limits.minexp - limits.nmant))
         chances = noise[subnormal].astype(vector.dtype) * vector.dtype.type(2.0**-dropped)
         rounded[subnormal] = np.floor(vector[subnormal] / spacing + chances) * spacing
@@ -195,7 +195,7 @@ def _largest(vector: np.ndarray) -> np.floating:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts where that is quickest: NumPy's of bfloat16 are as fast as TensorFlow's, whose calls cost 0.2 ms."""
+    """Casts by the faster library. NumPy casts bfloat16 as fast as TensorFlow, whose calls cost 0.2 ms."""
     if array.size < _WORTH_A_CALL or ml_dtypes.bfloat16 in (array.dtype, dtype):
         return array.astype(dtype)
     import tensorflow as tf

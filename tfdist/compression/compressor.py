@@ -1,4 +1,4 @@
-"""All compressed tensors of a process: what is done to each, and what is kept of it."""
+"""All compressed tensors of a process: the schedule and the state of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("tfdist")
 _DAMAGED = (
     ValueError, KeyError, TypeError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile
 )  # fmt: skip
-"""What NumPy and zipfile raise where a file is not what `Compressor.save` wrote."""
+"""Errors that NumPy and zipfile raise if a file is not as `Compressor.save` wrote it."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Compressed:
     """A tensor that is compressed, at least in some steps, or gets momentum.
 
     Attributes:
-        path: of its variable.
-        schedule: what is done in which step.
-        state: what is kept of it.
-        momentum: that it gets in place of the optimizer's; 0 for none.
-        traffic: of this process.
+        path: the path of its variable.
+        schedule: the choice for each step.
+        state: the tensor's state.
+        momentum: the momentum applied in place of the optimizer's; 0 for none.
+        traffic: this process's bytes.
     """
 
     path: str
@@ -52,26 +52,26 @@ class Compressed:
     traffic: Traffic = field(default_factory=Traffic)
 
     def begin(self, vector: np.ndarray, out: np.ndarray) -> Reduction:
-        """Begins the next step; see `tfdist.compression.reduction.begin`."""
+        """Starts the next step; see `tfdist.compression.reduction.begin`."""
         self.traffic.given_bytes += vector.nbytes
         self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
         return reduction.begin(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
 
     def alone(self, array: np.ndarray) -> np.ndarray:
-        """The next step where there is nobody to send to: nothing is compressed, and momentum is applied."""
+        """Runs the next step of a single process: applies momentum, without compression."""
         vector = as_working(array.reshape(-1))
         self.state.step += 1
         return reduction.with_momentum(vector, self.state, self.momentum).astype(array.dtype).reshape(array.shape)
 
 
 def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarray, choose: Chooser) -> Plan:
-    """Begins the next step of tensors that travel together.
+    """Starts the next step of the tensors of one bucket.
 
     Args:
-        tensors: in their order in the vector.
+        tensors: the tensors, in their order in the vector.
         vector: their elements, one-dimensional; only read.
         out: receives their sums; like ``vector``.
-        choose: names the all-reduce algorithm for so many bytes, where what is sent adds up.
+        choose: returns the all-reduce algorithm for a number of bytes, for linear methods.
 
     Returns:
         A plan for the engine. Its result is None.
@@ -83,16 +83,16 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
 
 
 class Compressor:
-    """Knows the variables whose gradients are compressed.
+    """Holds the variables whose gradients are compressed.
 
     Args:
-        compression: what a user gave to a strategy.
-        rank: of this process.
-        size: number of processes.
-        seed: of all randomness; the same on all ranks.
+        compression: the ``compression`` argument of a strategy.
+        rank: this process's rank.
+        size: the number of processes.
+        seed: the seed of all randomness; the same on all ranks.
 
     Raises:
-        TypeError: ``compression`` is nothing of the kind.
+        TypeError: ``compression`` is not a method, a schedule or a policy.
     """
 
     def __init__(self, compression: Choice | Schedule | Policy, rank: int = 0, size: int = 1, seed: int = 0) -> None:
@@ -107,12 +107,15 @@ class Compressor:
         return repr(self._policy)
 
     def register(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-        """Registers variables whose gradients are about to be reduced.
+        """Registers the variables of one optimizer, whose gradients are about to be reduced.
 
-        They are those of one optimizer. Where a method for one of them applies momentum in its place, all get it.
+        If the method for one of them applies momentum in place of the optimizer, all of them get it.
+
+        Args:
+            variables: path and shape of each variable, by id.
 
         Raises:
-            ValueError: methods for them apply different momentum.
+            ValueError: methods for the variables apply different momentum.
         """
         schedules = [policy.chosen(self._policy, path, shape) for path, shape in variables.values()]
         momenta = set().union(*(schedule.momenta for schedule in schedules if schedule is not None))
@@ -125,10 +128,10 @@ class Compressor:
         self._variables.update(variables)
 
     def tensor(self, identity: str, gradient: Any) -> Compressed | None:
-        """How the gradient of a variable is compressed; None where it is not, and gets no momentum either.
+        """How the gradient of a variable is compressed; None if it is not compressed and gets no momentum.
 
         Args:
-            identity: an id that was made known.
+            identity: the id of a registered variable.
             gradient: a dense tensor.
         """
         if identity not in self._tensors:
@@ -146,8 +149,8 @@ class Compressor:
         return self._tensors[identity]
 
     def _new_state(self, path: str, shape: tuple[int, ...], compresses: bool) -> State:
-        # Known by its place, too: a path's numbers count what a process has built, and so differ from run to run.
-        # Of a path only its end stays when a model is loaded: the names of a layer and of its variable.
+        # Identified by position too: the numbers in a path count the objects a process has built, and differ from run
+        # to run. Only the end of a path is kept when a model is loaded: the names of a layer and of its variable.
         kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
         place = sum(one is not None and one.schedule.compresses == compresses for one in self._tensors.values())
         name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
@@ -159,30 +162,32 @@ class Compressor:
     def _states(self) -> list[State]:
         return [tensor.state for tensor in self._tensors.values() if tensor is not None]
 
-    # What is reported.
+    # Reporting.
 
     def traffic(self) -> dict[str, dict[str, int]]:
-        """By the variables' paths: bytes of their gradients, bytes sent, and bytes that a ring would have sent."""
+        """By variable path: bytes of its gradients, bytes sent, and bytes that a ring would have sent."""
         return {
             tensor.path: dataclasses.asdict(tensor.traffic)
             for tensor in self._tensors.values()
             if tensor is not None and tensor.schedule.compresses
         }
 
-    # What is saved.
+    # Saving.
 
     def file(self, prefix: Any) -> Path:
-        """Where this rank's part of what belongs to a checkpoint is written."""
+        """The path of this rank's file beside a checkpoint."""
         return Path(f"{os.fspath(prefix)}.compression-{self._rank}-of-{self._size}.npz")
 
     def save(self, prefix: Any) -> None:
-        """Writes what this rank keeps, whole or not at all, beside a checkpoint.
+        """Writes this rank's state beside a checkpoint, atomically.
 
         Args:
             prefix: the checkpoint's path.
         """
         if "://" in os.fspath(prefix):
-            log.warning("tfdist: the residuals of compression are saved in local files only, not beside %s", prefix)
+            log.warning(
+                "tfdist: the residuals of compression can be saved only to local files; not saved for %s", prefix
+            )
             return
         arrays: dict[str, Any] = {
             f"{name}/{kept}": array for name, waiting in self._restored.items() for kept, array in waiting.items()
@@ -198,23 +203,27 @@ class Compressor:
             partial.unlink(missing_ok=True)
 
     def load(self, prefix: Any) -> int:
-        """Reads what `save` wrote, for when the variables are there.
+        """Reads what `save` wrote, for `adopt` and for variables that are first used later.
 
         Args:
             prefix: the checkpoint's path.
 
         Returns:
-            A number that is the same on two ranks only if what they read is of the same steps; 0 if there is no file.
+            A checksum of the steps that were read, to be compared over ranks; 0 if there is no file.
 
         Raises:
-            OSError: there is a file, and it cannot be read.
+            OSError: the file exists but cannot be read.
         """
         self._restored.clear()
         path = self.file(prefix)
         if not path.exists():
             others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-0-of-*.npz"
             if self._rank == 0 and (found := sorted(path.parent.glob(others))):
-                log.warning("tfdist: %s is of another number of processes, and is not used", found[0])
+                log.warning(
+                    "tfdist: %s is not used: it was saved by another number of processes than the current %d",
+                    found[0],
+                    self._size,
+                )
             return 0
         try:
             with np.load(path) as arrays:
@@ -224,11 +233,13 @@ class Compressor:
             steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
         except _DAMAGED as error:
             self._restored.clear()
-            raise OSError(f"{path} does not hold the state of compression ({error}); delete it to begin anew") from None
+            raise OSError(
+                f"{path} does not hold the state of compression ({error}); delete it to start without residuals"
+            ) from None
         return 1 + zlib.crc32(repr(steps).encode())
 
     def adopt(self) -> None:
-        """Gives what `load` has read to the variables that are there already; later ones get theirs when they come."""
+        """Restores the state that `load` has read for the current variables; later ones get theirs on first use."""
         for state in self._states():
             if arrays := self._restored.pop(state.name, None):
                 state.clear()
@@ -236,7 +247,7 @@ class Compressor:
                     state.restore(kept, array)
 
     def forget(self) -> None:
-        """Begins anew: nothing is kept."""
+        """Clears all state."""
         self._restored.clear()
         for state in self._states():
             state.clear()

@@ -1,4 +1,4 @@
-"""Error feedback: what a method does not send is added to the next gradient; delayed, never lost."""
+"""Error feedback: the part of a gradient that a method does not send is added to the next one, so it is never lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdist.compression.state import State
 
 
 class _Wrapper(Method):
-    """A method that goes the way of another one, and is read like it."""
+    """A method that uses the route and the payload format of another one."""
 
     def __init__(self, method: Method) -> None:
         if not isinstance(method, Method):
@@ -65,17 +65,18 @@ class _Wrapper(Method):
 
 
 class ErrorFeedback(_Wrapper):
-    """Adds to each vector what earlier ones left unsent, and keeps what this one leaves.
+    """Adds the residual of earlier vectors to each vector, and keeps the new residual.
 
-    Strategies wrap biased methods by themselves. Around a random method of relative variance ω, what is sent is
-    divided by 1 + ω, which turns it into the best contraction that it can be; otherwise its own noise would be fed
+    Strategies wrap biased methods automatically. For a random method of relative variance ω, the vector is divided by
+    1 + ω before it is sent, which makes the method the best possible contraction; otherwise its own noise would be fed
     back and grow.
 
-    After any number of steps, what was sent and the residual make up the sum of all gradients, to rounding. A
-    vector with NaN or infinity leaves the residual as it was; a residual never grows beyond the largest finite number.
+    After any number of steps, the sum of the sent vectors and the residual equals the sum of all gradients, up to
+    rounding. A vector with NaN or infinity leaves the residual unchanged; a residual never exceeds the largest finite
+    number.
 
     Args:
-        method: any other.
+        method: a method without error feedback.
 
     References:
         Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD and
@@ -86,7 +87,7 @@ class ErrorFeedback(_Wrapper):
     def __init__(self, method: Method) -> None:
         super().__init__(method)
         if method.keeps_residual or (method.votes and not method.needs_feedback):
-            raise TypeError(f"{method!r} takes no error feedback; use it without ErrorFeedback")
+            raise TypeError(f"{method!r} takes no error feedback; pass it without ErrorFeedback")
         self.keeps_residual = True
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -106,7 +107,7 @@ class ErrorFeedback(_Wrapper):
             residual += vector
         try:
             total, own = yield from super().rounds(self._contracted(saturate(residual)), state)
-        except GeneratorExit:  # a vector of another rank was not finite: nothing of this step is kept
+        except GeneratorExit:  # a vector of another rank was not finite: undo this step
             residual -= vector
             raise
         with np.errstate(over="ignore"):
@@ -128,13 +129,13 @@ class ErrorFeedback(_Wrapper):
 
 
 class WithoutFeedback(_Wrapper):
-    """A biased method as it is: what it does not send is lost.
+    """A biased method without error feedback: the part of a gradient that it does not send is lost.
 
     Args:
-        method: any other.
+        method: the method to use unchanged.
     """
 
 
 def with_feedback(method: Method) -> Method:
-    """The method, with `ErrorFeedback` if it needs that and is not wrapped already."""
+    """The method, wrapped in `ErrorFeedback` if it needs it and is not wrapped already."""
     return ErrorFeedback(method) if method.needs_feedback and not isinstance(method, _Wrapper) else method

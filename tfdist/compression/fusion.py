@@ -1,4 +1,4 @@
-"""What compressed tensors ask the other ranks for, and how those of a bucket ask together, in one message each time."""
+"""Requests of compressed tensors to other ranks, and their fusion: one collective serves all tensors of a bucket."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
 
 Chooser = Callable[[int], str]
-"""Names the all-reduce algorithm for a vector of so many bytes."""
+"""Returns the all-reduce algorithm for a vector of the given number of bytes."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Asks for the sum of a vector over all ranks, and is answered with a new array.
+    """Requests the sum of a vector over all ranks; the answer is a new array.
 
     Attributes:
         vector: one-dimensional; of the same dtype on all ranks.
@@ -33,10 +33,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Maximum:
-    """Asks for the largest of each element over all ranks, and is answered with a new array.
+    """Requests the element-wise maximum of a vector over all ranks; the answer is a new array.
 
     Attributes:
-        vector: as of `Sum`.
+        vector: as in `Sum`.
     """
 
     vector: np.ndarray
@@ -44,10 +44,10 @@ class Maximum:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Has a payload for every rank, and is answered with those that they have for this one, by rank.
+    """Sends a payload to every rank; the answer is the payloads of all ranks for this one, by rank.
 
     Attributes:
-        payloads: by rank; those for one rank are equally long on all ranks.
+        payloads: by rank; those for the same rank have the same length on all ranks.
     """
 
     payloads: Sequence[np.ndarray]
@@ -55,12 +55,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Gather:
-    """Asks for the payloads of all ranks, which are handed over one by one; the answer is None.
+    """Requests the payloads of all ranks, which are passed to `read` one by one; the answer is None.
 
     Attributes:
-        payload: of this rank.
-        read: takes a rank and its payload; in the order of the ranks, as soon as those before it are there.
-        sizes: of the payloads, by rank; None where ranks do not know those of others.
+        payload: this rank's payload.
+        read: called with a rank and its payload; in the order of the ranks, as soon as all earlier ones have arrived.
+        sizes: the sizes of the payloads, by rank; None if the ranks do not know each other's.
     """
 
     payload: np.ndarray
@@ -71,7 +71,7 @@ class Gather:
 Request = Sum | Maximum | Exchange | Gather
 
 Reduction = Generator[Request, Any, None]
-"""One tensor's way to its sum: yields what it asks for, and is sent the answers."""
+"""The reduction of one tensor: a generator that yields requests, and is sent the answers."""
 
 
 @dataclass
@@ -79,9 +79,9 @@ class Traffic:
     """Bytes of a tensor, over all steps.
 
     Attributes:
-        given_bytes: of the tensor itself.
-        sent_bytes: to other ranks; of what adds up, those that a ring would send.
-        plain_bytes: that a ring all-reduce would have sent instead.
+        given_bytes: the size of the tensor itself.
+        sent_bytes: bytes sent to other ranks; for sums and maxima, those that a ring would send.
+        plain_bytes: bytes that a ring all-reduce would have sent without compression.
     """
 
     given_bytes: int = 0
@@ -90,12 +90,12 @@ class Traffic:
 
 
 def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -> Plan:
-    """Runs the reductions of several tensors at once: what they ask for next goes in one collective of each kind.
+    """Runs the reductions of several tensors at once: their next requests share one collective of each kind.
 
     Args:
-        reductions: of the tensors, which ask for the same kinds on all ranks, and where their bytes are counted. They
-            begin here; what follows the first answer is part of the plan.
-        choose: an algorithm for the sums.
+        reductions: the tensors' reductions, whose requests are of the same kinds on all ranks, with the traffic to
+            count their bytes in. They are started here; the part after the first answer runs in the plan.
+        choose: chooses the algorithm for sums and maxima.
 
     Returns:
         A plan for the engine. Its result is None.
@@ -120,7 +120,7 @@ def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -
 
 
 def _asked(reductions: Sequence[tuple[Reduction, Traffic]], answers: Mapping[int, Any]) -> dict[int, Request]:
-    """What is asked for next, by those reductions, in their order, that go on after these answers."""
+    """The next requests of the reductions that continue after these answers, in order."""
     asked = {}
     for place, answer in sorted(answers.items()):
         try:
@@ -157,7 +157,7 @@ def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose
 
 
 def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
-    """Round the ring. What has arrived is read while the next is on its way."""
+    """Gathers around a ring. A payload is read while the next one is being received."""
     sizes = yield from _sizes(requests, comm, tag)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     blocks = {comm.rank: _joined([request.payload for request in requests])}
@@ -183,16 +183,16 @@ def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Ch
 
 
 def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule:
-    """Of all ranks' payloads: a row for each rank, a column for each request."""
+    """The sizes of all ranks' payloads: a row for each rank, a column for each request."""
     sizes = np.zeros((comm.size, len(requests)), np.int64)
     unknown = [place for place, request in enumerate(requests) if request.sizes is None]
     for place, request in enumerate(requests):
         sizes[:, place] = 0 if request.sizes is None else request.sizes
     if unknown:
-        told = np.zeros((comm.size, len(unknown)), np.int64)
-        told[comm.rank] = [requests[place].payload.size for place in unknown]
-        yield from all_gather(list(told))(comm, tag)
-        sizes[:, unknown] = told
+        gathered = np.zeros((comm.size, len(unknown)), np.int64)
+        gathered[comm.rank] = [requests[place].payload.size for place in unknown]
+        yield from all_gather(list(gathered))(comm, tag)
+        sizes[:, unknown] = gathered
     return sizes
 
 
@@ -213,5 +213,5 @@ def _cut(array: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def ring_bytes(nbytes: int, ranks: int) -> int:
-    """What a rank sends of so many bytes in a ring all-reduce."""
+    """The number of bytes that a rank sends in a ring all-reduce of ``nbytes`` bytes."""
     return 2 * nbytes * (ranks - 1) // ranks

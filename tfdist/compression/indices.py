@@ -1,8 +1,8 @@
-"""Sets of indices in about as many bits as their gaps have entropy.
+"""Entropy coding of sets of indices, in about as many bits as their gaps have entropy.
 
-The gaps between the members of a set are split: their lowest bits, as good as even where the set is random, are written
-as they are; what is above goes through an asymmetric numeral system (`constriction`), whose model is the frequency of
-each value in this set. How many bits are low is chosen by the size that comes out.
+The gaps between the members of a set are split. Their lowest bits, which are nearly uniform if the set is random, are
+written unchanged; the rest is encoded by an asymmetric numeral system (`constriction`), whose model is the frequency of
+each value in this set. The number of low bits is chosen by the resulting size.
 
 References:
     Duda, Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of
@@ -24,11 +24,11 @@ _HEADER = struct.Struct("<BIII")
 
 
 def encode(indices: np.ndarray, total: int) -> np.ndarray:
-    """Writes a set down.
+    """Encodes a set of indices.
 
     Args:
-        indices: ascending, each once, from 0 to ``total`` - 1.
-        total: number of positions.
+        indices: ascending and distinct, from 0 to ``total`` - 1.
+        total: the number of positions.
 
     Returns:
         Bytes (uint8).
@@ -48,11 +48,11 @@ def encode(indices: np.ndarray, total: int) -> np.ndarray:
 
 
 def decode(data: np.ndarray, total: int) -> np.ndarray:
-    """The set that `encode` wrote.
+    """Decodes a set that `encode` wrote.
 
     Args:
         data: uint8.
-        total: number of positions.
+        total: the number of positions.
 
     Returns:
         Ascending indices (int64).
@@ -65,7 +65,7 @@ def decode(data: np.ndarray, total: int) -> np.ndarray:
     except (struct.error, zlib.error, ValueError, AssertionError) as error:
         raise PayloadError(f"coded indices are damaged ({type(error).__name__}: {error})") from None
     if len(indices) and (indices[0] < 0 or indices[-1] >= total):
-        raise PayloadError(f"coded indices should lie between 0 and {total - 1}; got {indices[0]} to {indices[-1]}")
+        raise PayloadError(f"coded indices must be between 0 and {total - 1}; got {indices[0]} to {indices[-1]}")
     return indices
 
 
@@ -75,7 +75,7 @@ def _decode(data: np.ndarray) -> np.ndarray:
     coded_at = low_at + -(-count * bits // 8)
     values, frequencies = _inflated(data[_HEADER.size : low_at], distinct)
     if frequencies.sum() != count:
-        raise ValueError(f"{frequencies.sum()} gaps in the table of {count}")
+        raise ValueError(f"the table should have {count} gaps; got {frequencies.sum()}")
     if distinct > 1:
         coder = stream.stack.AnsCoder(np.frombuffer(data[coded_at:].tobytes(), np.uint32))
         high = values[coder.decode(_model(frequencies), count)]
@@ -86,12 +86,12 @@ def _decode(data: np.ndarray) -> np.ndarray:
 
 
 def _even_bits(count: int, total: int) -> int:
-    """How many of the gaps' lowest bits are as good as even, if the set is random."""
+    """The number of low bits of the gaps that are nearly uniform if the set is random."""
     return min(31, max(0, int(np.log2(total / count)) - 3)) if count else 0
 
 
 def _frequencies(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct values, ascending; how often each occurs; and, for each value, its place among them."""
+    """The distinct values, ascending; their frequencies; and, for each value, its position among them."""
     if values.size and values.max() < 1 << 16:
         every = np.bincount(values)
         distinct = np.flatnonzero(every)
@@ -102,7 +102,7 @@ def _frequencies(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _size_in_bits(frequencies: np.ndarray) -> float:
-    """Of so many values, and of the table itself."""
+    """The estimated size of the coded values and of their table."""
     if not len(frequencies):
         return 0.0
     return float((frequencies * np.log2(frequencies.sum() / frequencies)).sum()) + 20 * len(frequencies)

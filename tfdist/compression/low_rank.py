@@ -1,4 +1,4 @@
-"""What methods have in common that send a matrix as the product of two thin ones."""
+"""Base of methods that send a matrix as the product of two thin ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LowRank(Method):
         rank = factors.size // (rows + columns)
         left, right = factors[: rows * rank].reshape(rows, rank), factors[rows * rank :].reshape(rank, columns)
         matrix = out.reshape(rows, columns)
-        # Where parts of the product may be beyond the range although it is not, it is taken of smaller numbers.
+        # Intermediate results may overflow although the product does not; then compute it from scaled-down factors.
         bounds = [float(np.abs(factor).max(initial=0)) for factor in (left, right)]
         shift = max(0, sum(math.frexp(bound)[1] for bound in (*bounds, rank)) - np.finfo(out.dtype).maxexp)
         left = np.ldexp(left, -shift) if shift else left
@@ -38,13 +38,13 @@ class LowRank(Method):
 
 
 def pack_factors(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The body of two factors, of rows by r and r by columns, of one dtype."""
+    """The body of two factors of the same dtype, of shapes (rows, r) and (r, columns)."""
     head = np.frombuffer(np.uint32(len(left)).tobytes(), np.uint8)
     return np.concatenate([head, *(np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (left, right))])
 
 
 def as_matrix(vector: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
-    """A flat tensor as a matrix of its last axis by all others; of nearly a square if its shape is not known."""
+    """A flat tensor as a matrix of all other axes by the last; nearly square if its shape is unknown."""
     if shape and len(shape) > 1 and shape[-1] > 0:
         return vector.reshape(-1, shape[-1])
     columns = int(vector.size**0.5)

@@ -1,4 +1,4 @@
-"""The memory of the temporaries that encoding takes and frees in every step."""
+"""Memory of the temporary arrays that encoding allocates and frees in every step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import os
 import platform
 from collections.abc import Mapping
 
-# Of malloc.h; the sizes are the most that glibc's own adjustment comes to.
+# From malloc.h; the sizes are the maxima of glibc's own adjustment.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LIMITS = {_M_TRIM_THRESHOLD: 64 << 20, _M_MMAP_THRESHOLD: 32 << 20}
 
 
 def keep_freed() -> None:
-    """Lets the C library keep what is freed, and hand it out again, as it does by itself.
+    """Makes glibc keep freed memory for reuse.
 
-    glibc adjusts to programs that free large blocks, until somebody sets one of its limits. TensorFlow's
-    GeneratorDataset, on which the iterators of `tf.distribute` stand, does, when the first one is made. From then on
-    large blocks are new from the kernel, page by page, and encoding takes up to twice its time. This sets the limits
-    that glibc would have adjusted to, again and again, as TensorFlow's may follow. What users have set counts.
+    glibc does so by default: it adjusts its limits to programs that free large blocks, until one of the limits is set.
+    TensorFlow's GeneratorDataset, which the iterators of `tf.distribute` use, sets one when the first is made. From
+    then on large blocks come from the kernel, page by page, and encoding takes up to twice as long. This function sets
+    the limits that glibc would have adjusted to. Call it in every step, because TensorFlow may set its own later.
+    Limits set by the user take precedence.
     """
     if (library := _library()) is not None:
         for limit, nbytes in _LIMITS.items():
@@ -32,11 +33,11 @@ def _library() -> ctypes.CDLL | None:
 
 
 def is_left_to_us(library: str, environment: Mapping[str, str]) -> bool:
-    """Whether this is glibc, and nobody has told it what to do.
+    """Whether the C library is glibc, and the user has not configured its allocator.
 
     Args:
-        library: name of the C library.
-        environment: variables of this process.
+        library: the name of the C library.
+        environment: this process's environment variables.
     """
-    told = any(name.startswith("MALLOC_") for name in environment)
-    return library == "glibc" and not told and "glibc.malloc" not in environment.get("GLIBC_TUNABLES", "")
+    configured = any(name.startswith("MALLOC_") for name in environment)
+    return library == "glibc" and not configured and "glibc.malloc" not in environment.get("GLIBC_TUNABLES", "")

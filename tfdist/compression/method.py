@@ -1,4 +1,4 @@
-"""What every compression method is: a way to write a vector down in fewer bytes, and to read it again."""
+"""The base of compression methods, which encode a vector in fewer bytes and decode it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ class Route(enum.Enum):
     """How the vectors of all processes are added."""
 
     ALL_REDUCE = "all-reduce"
-    """What is sent adds up like the vectors themselves: any all-reduce."""
+    """Encodings add up like the vectors themselves, so any all-reduce can sum them."""
 
     EXCHANGE = "exchange"
-    """Each rank gets the same part of every vector, adds, and encodes the sum once more: reduce-scatter with one
-    exchange of payloads, then an all-gather. For methods whose payloads of so many elements are always equally long."""
+    """Each rank receives the same part of every vector, adds the parts, and encodes the sum again: a reduce-scatter by
+    one exchange of payloads, then an all-gather. For methods whose payload size depends only on the number of
+    elements."""
 
     GATHER = "gather"
-    """Every rank gets the payload of every other and adds them all."""
+    """Every rank receives the payloads of all ranks and adds them."""
 
 
 class Described:
-    """An object whose ``repr`` says what it was made with, and no address: processes compare it."""
+    """An object whose ``repr`` shows its arguments and no address, because processes compare it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class Method(Described, abc.ABC):
-    """A compression method. It is never changed; what it keeps of a tensor is in a `State`.
+    """A compression method. It is immutable; the state of each tensor is a `State`.
 
-    Subclasses say in their docstring whose method it is, whether it is unbiased and whether it is linear.
+    The docstring of a subclass states the method's source, whether it is unbiased and whether it is linear.
 
     Attributes:
-        number: in the headers of payloads; those below 128 are tfdist's own.
+        number: identifies the method in the headers of payloads; numbers below 128 are tfdist's own.
         unbiased: whether the mean over many encodings of a vector is the vector.
-        route: how processes add.
-        keeps_residual: whether the method itself keeps what it does not send.
-        votes: whether `merge` counts votes, and so leaves nothing of the sum unsent.
-        momentum: that the method applies in place of the optimizer, which is to have none; 0 where it applies none.
-            Variables of the same optimizer that other methods are for, or none, get as much (`Compressor`).
+        route: how the vectors of all processes are added.
+        keeps_residual: whether the method itself keeps a residual.
+        votes: whether `merge` counts votes, so that the sum has no residual.
+        momentum: the momentum that the method applies in place of the optimizer, which must have none; 0 for none. The
+            optimizer's other variables, with other methods or none, get the same momentum (`Compressor`).
     """
 
     number: int = 255
@@ -69,11 +70,11 @@ class Method(Described, abc.ABC):
 
     @abc.abstractmethod
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """Writes a finite vector down.
+        """Encodes a finite vector, without a header.
 
         Args:
             vector: float32 or float64, one-dimensional, at least one element; only read.
-            state: of the tensor.
+            state: the tensor's state.
 
         Returns:
             Bytes (uint8).
@@ -81,12 +82,12 @@ class Method(Described, abc.ABC):
 
     @abc.abstractmethod
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """Reads bytes of `pack`.
+        """Decodes the bytes of `pack`.
 
         Args:
             body: uint8.
             out: receives the vector; of its size.
-            combine: combines it with what lies there, ``np.add`` or ``np.subtract``; by default it is overwritten.
+            combine: ``np.add`` or ``np.subtract``, to combine the vector with ``out`` instead of overwriting it.
         """
 
     def payload_bytes(self, elements: int) -> float:
@@ -94,22 +95,22 @@ class Method(Described, abc.ABC):
         return payloads.HEADER_BYTES + 4 * elements
 
     def expected_ratio(self, elements: int) -> float:
-        """How many times fewer bytes than float32 a payload takes, header included; an estimate."""
+        """An estimate of the compression ratio: the bytes of float32 divided by those of a payload with header."""
         return 4 * elements / self.payload_bytes(elements)
 
     def variance(self, elements: int) -> float:
-        """A bound on E‖decoded − x‖² / ‖x‖² of an unbiased method; of others 0 where it is not known."""
+        """A bound on E‖decoded − x‖² / ‖x‖² for an unbiased method; 0 for others if it is unknown."""
         return 0.0
 
     def encode(self, vector: np.ndarray, state: State | None = None) -> np.ndarray:
-        """Writes a vector down, with a header.
+        """Encodes a vector, with a header.
 
-        A vector that holds NaN or infinity is not written: every element of what `decode` reads is NaN then, and
-        the state stays as it was.
+        A vector with NaN or infinity is not encoded: `decode` then returns NaN for every element, and the state does
+        not change.
 
         Args:
-            vector: floating-point, one-dimensional; float16 and bfloat16 are read as float32.
-            state: of the tensor; by default as of the first step of a single process.
+            vector: floating-point, one-dimensional; float16 and bfloat16 are converted to float32.
+            state: the tensor's state; by default that of the first step of a single process.
 
         Returns:
             A payload (uint8).
@@ -123,26 +124,26 @@ class Method(Described, abc.ABC):
         return payloads.write(Payload(self.number, vector.dtype, vector.size, body))
 
     def encode_zeros(self, elements: int, dtype: np.dtype, state: State) -> np.ndarray:
-        """As `encode`, of zeros, in a state of their own."""
+        """As `encode`, for zeros, with a new state."""
         return self.encode(np.zeros(elements, dtype), State(shape=state.shape))
 
     def granule(self, shape: tuple[int, ...] | None) -> int:
-        """So many consecutive elements of a tensor belong together, and go to one rank on `Route.EXCHANGE`."""
+        """The number of consecutive elements of a tensor that must go to the same rank on `Route.EXCHANGE`."""
         return 1
 
     def decode(self, payload: np.ndarray, out: np.ndarray | None = None, combine: np.ufunc | None = None) -> np.ndarray:
-        """Reads a payload.
+        """Decodes a payload.
 
         Args:
-            payload: what `encode` returned.
+            payload: the bytes that `encode` returned.
             out: receives the vector; of its size. A new array by default.
-            combine: ``np.add`` or ``np.subtract``, to combine it with what lies in ``out``, instead of overwriting.
+            combine: ``np.add`` or ``np.subtract``, to combine the vector with ``out`` instead of overwriting it.
 
         Returns:
             The vector, one-dimensional.
 
         Raises:
-            PayloadError: the payload is cut off or changed, or of another method, size or dtype.
+            PayloadError: the payload is truncated or corrupted, or of another method, size or dtype.
         """
         content = payloads.read(payload, self.number, None if out is None else out.size)
         if out is None:
@@ -160,9 +161,9 @@ class Method(Described, abc.ABC):
 
         Args:
             encoded: payloads, in the order of the ranks.
-            elements: of each vector.
+            elements: the number of elements of each vector.
             dtype: float32 or float64.
-            state: of the sum.
+            state: the state of the sum.
 
         Returns:
             The payload of the sum.
@@ -173,16 +174,17 @@ class Method(Described, abc.ABC):
         return self.encode(saturate(total), state)
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """What ranks agree on before they encode, for `Route.GATHER`: the largest over all ranks, element by element.
+        """Scalers whose element-wise maximum over all ranks is computed before encoding, for `Route.GATHER`.
 
-        `pack` finds them as ``state.scalers``.
+        `pack` reads the maximum from ``state.scalers``.
 
         Args:
-            vector: as of `pack`.
-            state: of the tensor.
+            vector: as in `pack`.
+            state: the tensor's state.
 
         Returns:
-            One-dimensional, finite, none negative, and of one length and dtype on all ranks; or None, for nothing.
+            A one-dimensional array, finite and not negative, of the same length and dtype on all ranks; or None if the
+            method has no scalers.
         """
         return None
 
@@ -190,41 +192,41 @@ class Method(Described, abc.ABC):
         """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.
 
         Args:
-            vector: as of `pack`.
-            state: of the tensor, in the same step on all ranks.
+            vector: as in `pack`.
+            state: the tensor's state, in the same step on all ranks.
 
         Returns:
-            The bodies of two payloads: of the sum, and of what this rank has added to it.
+            The bodies of two payloads: of the sum, and of this rank's contribution to it.
         """
-        raise TypeError(f"what {self!r} sends does not add up: its route is not {Route.ALL_REDUCE}")
+        raise TypeError(f"{self!r} has no rounds: its route must be {Route.ALL_REDUCE}; got {self.route}")
 
 
 def as_working(vector: np.ndarray) -> np.ndarray:
-    """A vector as methods take it: contiguous, float32 or, if it was that, float64."""
+    """Converts a vector to the form that methods accept: contiguous, and float32 unless it is float64."""
     dtype = vector.dtype if vector.dtype in (np.float32, np.float64) else np.float32
     return np.ascontiguousarray(vector, dtype)
 
 
 def is_finite(vector: np.ndarray) -> bool:
-    """Whether there is no NaN and no infinity."""
+    """Whether a vector has no NaN and no infinity."""
     with np.errstate(all="ignore"):
-        # A sum is quick, and NaN or infinity never leave it; it may only overflow by itself.
+        # A sum is fast, and not finite if any element is not; but it may also overflow, so then check each element.
         return bool(np.isfinite(vector.sum())) or bool(np.isfinite(vector).all())
 
 
 def saturate(vector: np.ndarray) -> np.ndarray:
-    """Replaces what has overflowed, in place, by the largest number of its sign; NaN stays. Returns the vector."""
+    """Replaces infinities in place by the largest number of their sign; NaN stays. Returns the vector."""
     limit = np.finfo(vector.dtype).max
     return vector if is_finite(vector) else np.clip(vector, -limit, limit, out=vector)
 
 
 def segments(elements: int, length: int = 1 << 14) -> list[slice]:
-    """Cuts so many elements into segments that stay in the cache while they are worked on."""
+    """Cuts a number of elements into segments that fit into the cache."""
     return [slice(start, min(start + length, elements)) for start in range(0, elements, length)]
 
 
 def store(out: np.ndarray, values: np.ndarray, combine: np.ufunc | None) -> None:
-    """Combines values with what lies in ``out``; overwrites it by default."""
+    """Combines values with those in ``out``; overwrites them by default."""
     if combine is None:
         out[...] = values
     else:

@@ -1,16 +1,16 @@
-"""What travels in place of a gradient: a small versioned header, and a body that its method understands.
+"""The format of payloads, which are sent in place of gradients: a small versioned header, and the method's body.
 
 | bytes | field |
 |---|---|
 | 0–1 | the letters ``tg`` |
 | 2 | version of the format, 1 |
 | 3 | number of the method |
-| 4 | bytes of an element of the vector: 4 (float32) or 8 (float64) |
-| 5 | 1 where the vector was not finite and there is no body; else 0 |
+| 4 | size of an element of the vector in bytes: 4 (float32) or 8 (float64) |
+| 5 | 1 if the vector was not finite and there is no body; else 0 |
 | 6–7 | zero |
-| 8–15 | elements of the vector |
-| 16–19 | bytes of the body |
-| 20–23 | CRC-32 of the header before it and of the body |
+| 8–15 | number of elements of the vector |
+| 16–19 | size of the body in bytes |
+| 20–23 | CRC-32 of the preceding header bytes and the body |
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload that has been read and found whole.
+    """The contents of a payload.
 
     Attributes:
-        method: number of the method that made the body.
-        dtype: of the vector: float32 or float64.
-        elements: of the vector.
-        body: bytes; None where the vector held NaN or infinity.
+        method: the number of the method that made the body.
+        dtype: the vector's dtype: float32 or float64.
+        elements: the number of elements of the vector.
+        body: bytes; None if the vector held NaN or infinity.
     """
 
     method: int
@@ -63,15 +63,15 @@ def write(payload: Payload) -> np.ndarray:
 
 
 def read(written: np.ndarray, method: int, elements: int | None = None) -> Payload:
-    """Reads bytes that `write` made.
+    """Reads and checks the bytes of `write`.
 
     Args:
         written: uint8.
-        method: the number of the method that should have made the body.
-        elements: that the vector should have; any number by default.
+        method: the number of the expected method.
+        elements: the expected number of elements; any by default.
 
     Raises:
-        PayloadError: they are cut off or changed, or of another method, version or vector.
+        PayloadError: the payload is truncated or corrupted, or of another method, version or size.
     """
     if len(written) < HEADER_BYTES:
         raise PayloadError(f"a payload has at least {HEADER_BYTES} bytes; got {len(written)}")
@@ -80,14 +80,14 @@ def read(written: np.ndarray, method: int, elements: int | None = None) -> Paylo
     if magic != _MAGIC or version != _VERSION:
         raise PayloadError(
             f"a payload begins with {_MAGIC!r} and version {_VERSION}; got {magic!r} and {version}: the bytes were "
-            "changed on the way, or another version of tfdist made them"
+            "corrupted in transit, or made by another version of tfdist. Install the same version on every rank."
         )
     body = written[HEADER_BYTES:]
     if len(body) != length:
         raise PayloadError(f"the payload's body should have {length} bytes; got {len(body)}: it was cut off")
     (checksum,) = _CHECKSUM.unpack(written[_HEADER.size : HEADER_BYTES].tobytes())
     if _checksum(header, body) != checksum:
-        raise PayloadError("the payload's checksum is wrong: its bytes were changed on the way")
+        raise PayloadError("the payload's checksum is wrong: its bytes were corrupted in transit")
     if number != method:
         raise PayloadError(f"the payload was made by method number {number}; expected {method}, as on this rank")
     if elements is not None and count != elements:
@@ -96,7 +96,7 @@ def read(written: np.ndarray, method: int, elements: int | None = None) -> Paylo
 
 
 def without_filling(written: np.ndarray) -> np.ndarray:
-    """The bytes of a payload that may have been filled up to a length agreed on."""
+    """Removes the padding of a payload that was padded to an agreed length."""
     if len(written) < HEADER_BYTES:
         return written
     length = _HEADER.unpack(written[: _HEADER.size].tobytes())[-1]

@@ -1,4 +1,4 @@
-"""Which method for which tensor, and when."""
+"""Choice of the method for each tensor and step."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tfdist.compression.feedback import with_feedback
 from tfdist.compression.method import Described, Method
 
 SMALL = 1024
-"""Tensors of fewer elements are not compressed by default: their messages are short anyway."""
+"""Tensors with fewer elements are not compressed by default, because their messages are short."""
 
 
 @dataclass(frozen=True)
 class FewerWorkers:
-    """Only the gradients of the first ranks count, times as many; the others wait. For the start of an epoch or a run.
+    """Uses only the gradients of the first ranks, scaled up accordingly. For the start of an epoch or a run.
 
-    Early gradients are large and change direction; added over many workers, late because compressed, they diverge.
-    Ranks are taken to have equal shares of a batch: of a short last one the first ranks may have more, and then their
-    gradients count for more than the batch's.
+    Early gradients are large and change direction; if they are summed over many workers and delayed by compression,
+    training may diverge. Ranks are assumed to have equal shares of a batch. In a short last batch the first ranks may
+    have more, and their gradients then weigh more than the batch's.
 
     Args:
-        workers: how many ranks count; 1 or more.
-        method: how they are sent; uncompressed by default.
+        workers: the number of ranks whose gradients are used; 1 or more.
+        method: how their gradients are compressed; not at all by default.
 
     Raises:
-        ValueError: there are none.
+        ValueError: ``workers`` is below 1.
 
     References:
         Strom, Scalable distributed DNN training using commodity GPU cloud computing, 2015.
@@ -44,18 +44,18 @@ class FewerWorkers:
 
 
 Choice = Method | FewerWorkers | None
-"""What is done to a tensor in one step; None: it is sent as it is."""
+"""How a tensor is sent in one step; None: uncompressed."""
 
 
 class Schedule:
-    """Another choice from certain steps on.
+    """Changes the choice at certain steps.
 
     Args:
-        choices: by the first step that each is for; step 0 among them.
-        every: begins again after so many steps, such as those of an epoch; never by default.
+        choices: by the first step that each applies to; must include step 0.
+        every: repeat after this number of steps, such as those of an epoch; never by default.
 
     Raises:
-        ValueError: no choice is for step 0.
+        ValueError: there is no choice for step 0, or ``every`` is not above the last step.
 
     Example:
         >>> Schedule({0: FewerWorkers(1), 200: None, 1000: TopK(0.05), 2000: TopK(0.01)})
@@ -76,12 +76,12 @@ class Schedule:
 
     @property
     def compresses(self) -> bool:
-        """Whether there are steps in which something is done at all."""
+        """Whether any step has a choice other than None."""
         return any(choice is not None for choice in self._choices.values())
 
     @property
     def momenta(self) -> set[float]:
-        """What its methods apply in place of the optimizer's momentum."""
+        """The momenta that its methods apply in place of the optimizer's."""
         methods = [choice.method if isinstance(choice, FewerWorkers) else choice for choice in self._choices.values()]
         return {method.momentum for method in methods if method is not None and method.momentum}
 
@@ -93,15 +93,15 @@ class Schedule:
 
 
 class Policy(Described, abc.ABC):
-    """Chooses by what a tensor is. The same on all ranks, which they see by its ``repr``."""
+    """Chooses by a tensor's name and shape. Must be the same on all ranks, which compare its ``repr``."""
 
     @abc.abstractmethod
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
-        """What is done to a tensor.
+        """The choice for a tensor.
 
         Args:
-            name: path of the variable, such as ``sequential/dense/kernel``.
-            shape: of it.
+            name: the path of the variable, such as ``sequential/dense/kernel``.
+            shape: its shape.
         """
 
 
@@ -160,7 +160,7 @@ def by_size(choices: Mapping[int, Choice | Schedule | Policy]) -> Policy:
     """Chooses by the number of elements.
 
     Args:
-        choices: by the least number that each is for; 0 among them.
+        choices: by the smallest number of elements that each applies to; must include 0.
 
     Example:
         >>> by_size({0: None, 1 << 10: Int8(), 1 << 20: TopK(0.01)})
@@ -172,8 +172,8 @@ def by_name(choices: Mapping[str, Choice | Schedule | Policy], otherwise: Choice
     """Chooses by the variable's path.
 
     Args:
-        choices: by regular expression, of which the first counts that is found in the path.
-        otherwise: where none is found.
+        choices: by regular expression; the first that matches anywhere in the path is used.
+        otherwise: used if none matches.
 
     Example:
         >>> by_name({"bias|gamma|beta": None, "embedding": Int8()}, otherwise=skip_small(TopK(0.01)))
@@ -182,30 +182,30 @@ def by_name(choices: Mapping[str, Choice | Schedule | Policy], otherwise: Choice
 
 
 def skip_small(choice: Choice | Schedule | Policy, elements: int = SMALL, vectors: bool = True) -> Policy:
-    """Leaves alone what is not worth compressing, or takes harm: small tensors, biases and normalization.
+    """Does not compress small tensors, biases and normalization weights, where compression is useless or harmful.
 
-    This is what a strategy does with a bare method or schedule.
+    Strategies apply it to a bare method or schedule.
 
     Args:
-        choice: for all others.
-        elements: that a tensor must have.
-        vectors: whether scalars and vectors are left alone too: biases, and the weights of normalization.
+        choice: the choice for all other tensors.
+        elements: the smallest number of elements that is compressed.
+        vectors: whether scalars and vectors (biases, and the weights of normalization) are not compressed either.
     """
     return _SkippingSmall(choice, elements, vectors)
 
 
 def as_policy(compression: Choice | Schedule | Policy) -> Policy:
-    """What a user gives to a strategy, as a policy.
+    """Converts a strategy's ``compression`` argument to a policy.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not a method, a schedule or a policy.
     """
     _check(compression, (Method, FewerWorkers, Schedule, Policy), "compression must be")
     return compression if isinstance(compression, Policy) else skip_small(compression)
 
 
 def chosen(policy: Policy, name: str, shape: tuple[int, ...]) -> Schedule | None:
-    """What a policy says of a tensor; None where it is never compressed."""
+    """The schedule that a policy chooses for a tensor; None if it is never compressed."""
     choice: Choice | Schedule | Policy = policy
     while isinstance(choice, Policy):
         choice = choice.choose(name, shape)

@@ -1,4 +1,4 @@
-"""PowerSGD: low rank by one power iteration a step, which goes on where the last one ended."""
+"""PowerSGD: low rank by one power iteration per step, starting from the last step's result."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tfdist.compression.state import State
 
 @dataclass(frozen=True)
 class PowerSGD(LowRank):
-    """The projection of the summed gradient onto a few directions, which follow it from step to step.
+    """The projection of the summed gradient onto a few directions, which are updated in every step.
 
-    Biased, and linear: two thin matrices travel, and each adds up. Made for `ErrorFeedback`.
+    Biased, and linear: two thin matrices are sent, each summed over the ranks. Made for `ErrorFeedback`.
 
     Args:
-        rank: of what is sent, of a tensor seen as a matrix of its last axis by all others.
+        rank: the rank of the approximation, with a tensor reshaped to a matrix of all other axes by the last.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: ``rank`` is below 1.
 
     References:
         Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, 2019.
@@ -39,7 +39,7 @@ class PowerSGD(LowRank):
             raise ValueError(f"rank must be at least 1; got {self.rank}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the shape; this is of a square."""
+        """See `Method`. Depends on the shape; this is for a square matrix."""
         return HEADER_BYTES + ROWS_BYTES + 8 * self.rank * elements**0.5
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
@@ -50,8 +50,8 @@ class PowerSGD(LowRank):
         wanted = (matrix.shape[1], rank), vector.dtype
         if factor is None or (factor.shape, factor.dtype) != wanted or not factor.any():
             factor = state.generator(shared=True).standard_normal((matrix.shape[1], rank)).astype(vector.dtype)
-        # Powers of two keep products and their sums over all ranks within the vector's range. Of the first sum only
-        # directions matter; of the second, the other factor gets back what is taken here.
+        # Scaling by powers of two keeps products and their sums over all ranks within the dtype's range. Only the
+        # directions of the first sum matter; the scale of the second is undone in the other factor.
         rows, columns = matrix.shape
         total = yield (matrix @ np.ldexp(factor, -_bits(4 * columns * state.size))).reshape(-1)
         _, exponent = np.frexp(np.abs(total).max())
@@ -60,13 +60,13 @@ class PowerSGD(LowRank):
         own = matrix.T @ np.ldexp(directions, -shift)
         total = yield own.reshape(-1).copy()
         total = total.reshape(own.shape)
-        # Only its directions matter; the product of two scales may overflow, or vanish.
+        # Only its directions matter; the product of two scales could overflow or underflow.
         state.arrays["factor"] = total / (np.abs(total).max() or 1)
         left = np.ldexp(directions, shift)
         return pack_factors(left, total.T), pack_factors(left, own.T)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`; as of a single process. The body is that of `LowRank`."""
+        """See `Method`; for a single process. The body is that of `LowRank`."""
         rounds = self.rounds(vector, state)
         try:
             total = next(rounds)
@@ -77,5 +77,5 @@ class PowerSGD(LowRank):
 
 
 def _bits(bound: float) -> int:
-    """So many that 2 to their power is at least the bound."""
+    """The smallest integer n with 2ⁿ at least the bound."""
     return math.ceil(math.log2(bound))

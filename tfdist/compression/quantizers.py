@@ -1,4 +1,4 @@
-"""Few levels per element, with a scale for every block of elements."""
+"""Quantization to a few levels per element, with a scale for every block of elements."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdist.compression.method import Method, Route, segments, store
 from tfdist.compression.state import State
 
 _AT_A_TIME = 1 << 15
-"""Elements that are worked on at a time: so many stay in the cache."""
+"""Elements that are processed at a time, so that they fit into the cache."""
 
 
 class _Quantizer(Method):
-    """Writes each block as one scale and, for each of its elements, a level between ``-levels`` and ``levels``.
+    """Encodes each block as a scale and, for each of its elements, a level between ``-most`` and ``most``.
 
     Attributes:
-        block: elements that share a scale.
+        block: the number of elements that share a scale.
     """
 
     block: int
@@ -33,13 +33,13 @@ class _Quantizer(Method):
 
     @abc.abstractmethod
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
-        """What each row is divided by, so that all its elements are 1 at most."""
+        """The scale of each row: divided by it, all its elements are at most 1."""
 
     def _rounds_at_random(self) -> bool:
         return True
 
     def _agreed(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """The scale of each block, where it does not follow from the block alone."""
+        """The scale of each block, if it does not depend on the block alone; else None."""
         return None
 
     @property
@@ -56,7 +56,7 @@ class _Quantizer(Method):
         return self.block
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is all scales (float32), and then all levels, packed."""
+        """See `Method`. The body is all scales (float32), followed by all levels, packed."""
         generator = state.generator() if self._rounds_at_random() else None
         scales = np.empty(-(-vector.size // self.block), np.float32)
         levels = np.empty(vector.size, np.int8)
@@ -64,7 +64,7 @@ class _Quantizer(Method):
         for rows, part in _by_rows(vector, self.block):
             steps = np.abs(part)
             scale = self._scales(steps).astype(np.float32) if agreed is None else agreed[rows]
-            # A scale so small that dividing by it overflows stands for zeros.
+            # If dividing by a scale would overflow, the block is encoded as zeros.
             scale[scale < np.finfo(np.float32).tiny * self.most] = 0
             scales[rows] = scale
             factors = np.divide(self.most, scale, out=np.zeros_like(scale), where=scale > 0)
@@ -74,7 +74,7 @@ class _Quantizer(Method):
             else:
                 steps += generator.random(steps.shape, dtype=np.float32)
                 np.floor(steps, out=steps)
-                np.clip(steps, -self.most, self.most, out=steps)  # what is larger than the scale, be it by rounding
+                np.clip(steps, -self.most, self.most, out=steps)  # elements larger than the scale, even by rounding
             span = slice(rows.start * self.block, min(rows.stop * self.block, vector.size))
             levels[span] = steps.reshape(-1)[: span.stop - span.start]
         return np.concatenate([scales.view(np.uint8), pack_levels(levels, self._bits)])
@@ -96,7 +96,7 @@ class _Quantizer(Method):
 
 
 class _Linearly(_Quantizer):
-    """Evenly spaced levels up to the block's largest element, rounded to the nearest."""
+    """Evenly spaced levels up to the block's largest element, rounded to nearest or at random."""
 
     stochastic: bool
 
@@ -112,7 +112,7 @@ class _Linearly(_Quantizer):
         return magnitudes.max(1)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: of an element at most a quarter of the squared spacing."""
+        """See `Method`: for each element at most a quarter of the squared spacing."""
         return min(elements, self.block) / (4 * self.most**2) if self.stochastic else 0.0
 
 
@@ -121,7 +121,7 @@ class Int8(_Linearly):
     """255 evenly spaced levels per block; 3.9 ×. Not linear.
 
     Args:
-        block: elements that share a scale.
+        block: the number of elements that share a scale.
         stochastic: whether to round at random, which makes it unbiased.
 
     References:
@@ -146,7 +146,7 @@ class Int4(_Linearly):
     """15 evenly spaced levels per block; 7.1 ×. Not linear.
 
     Args:
-        block: elements that share a scale.
+        block: the number of elements that share a scale.
         stochastic: whether to round at random, which makes it unbiased.
     """
 
@@ -165,17 +165,17 @@ class Int4(_Linearly):
 
 @dataclass(frozen=True)
 class QSGD(_Quantizer):
-    """Each element as its sign and one of so many levels up to the block's norm, at random. Unbiased, not linear.
+    """Each element as its sign and one of s levels up to the block's norm, rounded at random. Unbiased, not linear.
 
     The variance is at most min(n/s², √n/s) ‖x‖² for blocks of n elements and s levels. Levels are written in 2, 4 or
-    8 bits, as many as they need; the paper's entropy code is worth its time only for very few levels.
+    8 bits, as many as needed; the paper's entropy code is worth its time only for very few levels.
 
     Args:
-        levels: s, above zero: 1 to 127.
-        block: n, elements that share a norm.
+        levels: s, the number of levels above zero: 1 to 127.
+        block: n, the number of elements that share a norm.
 
     Raises:
-        ValueError: there are too few or too many levels.
+        ValueError: ``levels`` or ``block`` is out of range.
 
     References:
         Alistarh et al., QSGD: communication-efficient SGD via gradient quantization and encoding, 2017.
@@ -197,7 +197,8 @@ class QSGD(_Quantizer):
         return self.levels
 
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
-        # Divided first: squares of small or large numbers would leave the range. Rounded up, so that none exceeds 1.
+        # Divided first, as squares of small or large numbers could under- or overflow. Norms are rounded up, so that
+        # no ratio exceeds 1.
         largest = magnitudes.max(1)
         ratios = magnitudes / np.where(largest > 0, largest, 1)[:, np.newaxis]
         norms = np.sqrt(np.einsum("ij,ij->i", ratios, ratios)) * largest
@@ -211,19 +212,19 @@ class QSGD(_Quantizer):
 
 @dataclass(frozen=True)
 class TernGrad(_Quantizer):
-    """Each element as -1, 0 or 1 times a scaler, at random. 16 ×. Unbiased but for clipping, not linear.
+    """Each element as -1, 0 or 1 times a scaler, at random. 16 ×. Unbiased except for clipping, not linear.
 
-    Elements are clipped to so many standard deviations of the tensor's gradient, about zero; a block's scaler is the
-    largest that is left in it, on any rank: ranks agree on scalers in a small all-reduce before they encode. Its
-    payloads are gathered: to quantize the sum once more would add as much noise again. As in the paper there is no
-    error feedback: what is clipped is lost.
+    Elements are clipped to a number of standard deviations, about zero, of the tensor's gradient. A block's scaler is
+    the largest magnitude in it after clipping, on any rank; ranks agree on scalers in a small all-reduce before they
+    encode. Payloads are gathered, because quantizing the sum again would add as much noise again. As in the paper there
+    is no error feedback: the clipped part is lost.
 
     Args:
-        block: elements that share a scaler. The fewer, the less the noise; the paper takes whole layers.
-        clip: how many standard deviations, 2.5 in the paper; None for no clipping, and so for no bias.
+        block: the number of elements that share a scaler; smaller blocks have less noise. The paper uses whole layers.
+        clip: the number of standard deviations, 2.5 in the paper; None for no clipping, and so no bias.
 
     Raises:
-        ValueError: ``clip`` is not above zero.
+        ValueError: ``clip`` is not above zero, or ``block`` is below 1.
 
     References:
         Wen et al., TernGrad: ternary gradients to reduce communication in distributed deep learning, 2017,
@@ -255,7 +256,7 @@ class TernGrad(_Quantizer):
         return magnitudes.max(1)
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`: the largest of each block, clipped (float32)."""
+        """See `Method`: the largest magnitude of each block, clipped (float32)."""
         largest = np.empty(-(-vector.size // self.block), np.float32)
         for rows, part in _by_rows(vector, self.block):
             largest[rows] = np.maximum(part.max(1), -part.min(1))
@@ -265,8 +266,8 @@ class TernGrad(_Quantizer):
         return self.scalers(vector, state) if state.scalers is None else state.scalers.copy()
 
     def variance(self, elements: int) -> float:
-        """See `Method`: with a scaler of its own, largest where one element is 1 and all others 1 by the root of their
-        number; clipped, the scaler is at most so many standard deviations."""
+        """See `Method`: for a block with its own scaler, largest if one element is 1 and all others are 1 divided by
+        the root of their number; with clipping, the scaler is at most ``clip`` standard deviations."""
         unclipped = min(elements, self.block) ** 0.5 / 2
         return unclipped if self.clip is None else min(unclipped, self.clip)
 
@@ -276,7 +277,7 @@ def _deviation(vector: np.ndarray) -> float:
     largest = float(np.abs(vector).max(initial=0))
     if not largest:
         return 0.0
-    # Scaled, so that no square leaves the range.
+    # Scaled, so that no square overflows or underflows.
     squares = (
         float(np.square(vector[part] / vector.dtype.type(largest)).sum(dtype=np.float64))
         for part in segments(vector.size)
@@ -290,7 +291,7 @@ def _check_block(block: int) -> None:
 
 
 def _by_rows(vector: np.ndarray, block: int) -> list[tuple[slice, np.ndarray]]:
-    """The vector as tables of whole blocks, few at a time; the last block is filled up with zeros."""
+    """The vector as tables of whole blocks, a few at a time; the last block is padded with zeros."""
     whole, many = vector.size // block, max(1, _AT_A_TIME // block)
     tables = []
     for start in range(0, whole, many):

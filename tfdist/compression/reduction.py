@@ -1,4 +1,4 @@
-"""The sum over all ranks of a vector that is compressed: what a tensor sends and receives on each route."""
+"""The sum of a compressed vector over all ranks: the requests of a tensor on each route."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfdist.compression.state import State
 
 
 def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, momentum: float = 0.0) -> Reduction:
-    """Adds a tensor to those of the other ranks.
+    """Sums a tensor over all ranks.
 
     Args:
-        choice: what is done in this step; the same on all ranks.
-        vector: of floating point, one-dimensional; only read.
+        choice: the choice for this step; the same on all ranks.
+        vector: floating-point, one-dimensional; only read.
         out: receives the sum; like ``vector``.
-        state: of the tensor; its step ends when the sum is there.
-        momentum: what to apply where the method does not.
+        state: the tensor's state; its step is advanced when the sum is complete.
+        momentum: the momentum to apply if the method applies none.
     """
     if not vector.size:
         return
@@ -43,12 +43,12 @@ def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, mom
 
 
 def best_route(method: Method, ranks: int) -> Route:
-    """The method's, but that two ranks gather: they send as much as if they exchanged, and encode no sum once more."""
+    """The method's route; but two ranks gather instead of exchanging: as many bytes, without encoding the sum again."""
     return Route.GATHER if ranks == 2 and method.route is Route.EXCHANGE and not method.votes else method.route
 
 
 def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """As `begin`, of a vector of float32 or float64, on a route that the method can go."""
+    """As `begin`, for a vector of float32 or float64, on a route that the method supports."""
     in_parts = route is Route.EXCHANGE
     state.divide(_parts(vector.size, state.size, method.granule(state.shape)) if in_parts else [])
     if in_parts or not method.keeps_residual:
@@ -57,7 +57,7 @@ def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, sta
 
 
 def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
-    """What this rank gives where only the first ranks count."""
+    """This rank's contribution if only the first ranks contribute."""
     workers = min(workers, state.size)
     if state.rank >= workers:
         return np.zeros_like(vector)
@@ -65,10 +65,10 @@ def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
 
 
 def with_momentum(vector: np.ndarray, state: State, momentum: float) -> np.ndarray:
-    """What momentum makes of a vector, before it is sent; the sum over all ranks is what it makes of the sum.
+    """Applies momentum to a vector before it is sent; momentum is linear, so it also applies to the sum.
 
-    What is not finite is given back as it is, and does not spoil the velocity. That is the one of
-    `DeepGradientCompression`, so that schedules may change between it and other methods.
+    A vector with NaN or infinity is returned unchanged and does not update the velocity. `DeepGradientCompression` uses
+    the same velocity, so that schedules may change between it and other methods.
     """
     if not momentum or not is_finite(vector):
         return vector
@@ -79,7 +79,7 @@ def with_momentum(vector: np.ndarray, state: State, momentum: float) -> np.ndarr
 
 
 def _with_unsent(vector: np.ndarray, state: State) -> np.ndarray:
-    """The vector, and what an earlier method of the schedule left unsent of the whole tensor."""
+    """Adds the residual of the whole tensor that an earlier method of the schedule left."""
     residual = state.arrays.get("residual")
     if residual is None or not is_finite(vector):
         return vector
@@ -88,7 +88,7 @@ def _with_unsent(vector: np.ndarray, state: State) -> np.ndarray:
 
 
 def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """Every rank's payload goes to all others; each is added as soon as those of lower ranks are."""
+    """Sends every rank's payload to all others; each is added as soon as those of lower ranks have been."""
     total = out if out.dtype == vector.dtype else np.empty_like(vector)
 
     def add(rank: int, payload: np.ndarray) -> None:
@@ -105,14 +105,14 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
 
 
 def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """Each rank adds its part of all vectors; then all get every part's sum.
+    """Each rank adds one part of all vectors; then the sums of all parts are gathered.
 
-    Payloads of one method and length are equally long on all ranks, so that nobody need tell; only those of what is not
-    finite are shorter, and are filled up.
+    Payloads of the same method and number of elements have the same size on all ranks, so sizes are not exchanged. Only
+    those of vectors that are not finite are shorter, and are padded.
     """
     dtype, parts = vector.dtype, state.parts
     if not is_finite(vector):
-        vector = np.full_like(vector, np.nan)  # or the parts that are finite would be taken for sent
+        vector = np.full_like(vector, np.nan)  # otherwise the finite parts would count as sent
     encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
     sizes = [
         payload.size if payload.size > HEADER_BYTES else method.encode_zeros(part.stop - part.start, dtype, state).size
@@ -128,11 +128,11 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
 
     yield Gather(_filled_up(merged, sizes[state.rank]), read, sizes)
     if any(np.isnan(out[part.start]) for part in parts if part.stop > part.start):
-        out.fill(np.nan)  # on any other route, too, all of the tensor is, or nothing
+        out.fill(np.nan)  # as on the other routes, NaN fills the whole tensor
 
 
 def _parts(elements: int, ranks: int, granule: int) -> list[slice]:
-    """A part for each rank, of whole granules but for the end."""
+    """A part for each rank, of whole granules except at the end."""
     granules = partition(-(-elements // granule), ranks)
     return [slice(min(part.start * granule, elements), min(part.stop * granule, elements)) for part in granules]
 
@@ -142,10 +142,10 @@ def _filled_up(payload: np.ndarray, size: int) -> np.ndarray:
 
 
 def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """One all-reduce after the other. What is not finite shows in the first sum, on all ranks alike.
+    """Runs the method's all-reduces in turn. Vectors that are not finite show in the first sum, equally on all ranks.
 
-    A rank whose vector is not finite gives nothing but NaN, so that no element of the sum is a number; where only some
-    are not, finite numbers have overflowed.
+    A rank whose vector is not finite contributes only NaN, so every element of the sum is NaN. If only some elements
+    are not finite, finite numbers have overflowed.
     """
     finite = is_finite(vector)
     rounds = method.rounds(vector if finite else np.zeros_like(vector), state)
@@ -171,7 +171,7 @@ _ROUTES = {Route.GATHER: _gather, Route.EXCHANGE: _exchange, Route.ALL_REDUCE: _
 
 
 def _written(out: np.ndarray, dtype: np.dtype, write: Callable[[np.ndarray], object]) -> None:
-    """Lets a vector of the working dtype be written, straight to its place if that has it."""
+    """Calls ``write`` with an array of the working dtype: ``out`` itself if it has that dtype, else a temporary."""
     if out.dtype == dtype:
         write(out)
     else:

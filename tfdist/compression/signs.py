@@ -1,4 +1,4 @@
-"""One bit per element."""
+"""Methods that send one bit per element."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfdist.compression.payload import HEADER_BYTES, Payload
 from tfdist.compression.state import State
 
 _SHORTEST_COLUMN = 1024
-"""Elements that share a pair of means at least: two means take 64 bits."""
+"""The smallest number of elements that share a pair of means, which takes 64 bits."""
 
 
 @dataclass(frozen=True)
 class OneBit(Method):
-    """1-bit SGD: each element's sign, which stands for the mean of its column's elements of that sign; 30 ×.
+    """1-bit SGD: each element's sign, decoded as the mean of its column's elements of that sign; 30 ×.
 
-    A column is what a Keras kernel holds contiguously, the weights that leave one input; short ones are taken
-    together until they have 1024 elements. Biased, not linear; made for `ErrorFeedback`, on the sum too.
+    A column is a contiguous row of a Keras kernel, the weights of one input; short ones are combined until they have
+    1024 elements. Biased, not linear; made for `ErrorFeedback`, also on the sum.
 
     References:
         Seide et al., 1-bit stochastic gradient descent and its application to data-parallel distributed training of
@@ -46,7 +46,7 @@ class OneBit(Method):
         means = np.empty((count, 2), np.float32)
         signs = np.empty(vector.size, bool)
         many = max(1, (1 << 15) // column)
-        share = np.full(column, 1 / column, vector.dtype)  # sums of large numbers would overflow, means do not
+        share = np.full(column, 1 / column, vector.dtype)  # sums of large numbers could overflow, means do not
         for first in range(0, count, many):
             span = slice(first * column, min((first + many) * column, vector.size))
             rows = _table(vector[span], column)
@@ -54,7 +54,7 @@ class OneBit(Method):
             mean, magnitude = rows @ share / 2, np.abs(rows) @ share / 2
             lengths = np.full(len(rows), column)
             lengths[-1] = span.stop - span.start - (len(rows) - 1) * column
-            above = positive.sum(1, dtype=np.int32) - (column - lengths)  # what fills up the last row is positive
+            above = positive.sum(1, dtype=np.int32) - (column - lengths)  # the padding of the last row is positive
             here = means[first : first + len(rows)]
             here[:, 1] = (magnitude + mean) * (column / np.maximum(above, 1))
             here[:, 0] = (mean - magnitude) * (column / np.maximum(lengths - above, 1))
@@ -78,15 +78,15 @@ class OneBit(Method):
 
 @dataclass(frozen=True)
 class SignSGD(Method):
-    """The sign that most ranks give to each element; 32 ×. Biased, not linear: votes are counted.
+    """Majority vote of the ranks on the sign of each element; 32 ×. Biased, not linear.
 
-    Where as many ranks are for as against, elements are positive and negative by turns, and the other way round in
-    the next step.
+    Ties are resolved as alternately positive and negative from element to element, and with the signs reversed in the
+    next step.
 
     Args:
-        scaled: whether the signs stand for the mean magnitude of the tensor, summed over the ranks, so that learning
-            rates keep their meaning and `ErrorFeedback` applies; if not they are the sum itself, -1 or 1, as in the
-            paper, and nothing is kept for later.
+        scaled: whether the signs are multiplied by the mean magnitude of the tensor, summed over the ranks, so that
+            learning rates keep their meaning and `ErrorFeedback` applies. If not, the sum is -1 or 1, as in the paper,
+            and there is no residual.
 
     References:
         Bernstein et al., signSGD: compressed optimisation for non-convex problems, 2018; Karimireddy et al., Error
@@ -100,7 +100,7 @@ class SignSGD(Method):
 
     @property
     def needs_feedback(self) -> bool:
-        """Not the paper's own form, without scales."""
+        """Whether signs are scaled; the paper's form, without scales, has no feedback."""
         return self.scaled
 
     def payload_bytes(self, elements: int) -> float:
@@ -108,9 +108,9 @@ class SignSGD(Method):
         return HEADER_BYTES + 4 + -(-elements // 8)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is the scale (float32) and the bits that are set for negative elements.
+        """See `Method`. The body is the scale (float32) and one bit per element, set if it is negative.
 
-        Zeros are positive and negative by turns. A rank that has nothing else does not vote: its scale is zero.
+        Zeros are alternately positive and negative. A rank with only zeros does not vote: its scale is zero.
         """
         scale = _mean_magnitude(vector) if self.scaled else float(vector.any())
         negative = np.packbits(np.signbit(vector))
@@ -146,18 +146,18 @@ class SignSGD(Method):
 
 
 _OF_BYTES = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).astype(np.float32)
-"""For each byte, what its 8 bits stand for: 1 or, where they are set, -1."""
+"""For each byte, the values of its 8 bits: 1, or -1 if the bit is set."""
 
 _BY_TURNS = (np.uint8(0b01010101), np.uint8(0b10101010))
 
 
 def _bytes_of(segment: slice) -> slice:
-    """Where the bits of a segment are, which begins with a whole byte."""
+    """The bytes that hold the bits of a segment, which starts at a byte boundary."""
     return slice(segment.start // 8, -(-segment.stop // 8))
 
 
 def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
-    """The bits that most of several arrays of bits have set, and those of ``tied`` where as many have as have not."""
+    """The bits that are set in most of several bit arrays; those of ``tied`` in case of a tie."""
     if len(votes) == 2:
         one, other = votes
         return (one & other) | ((one ^ other) & tied)
@@ -169,7 +169,7 @@ def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
 
 
 def _mean_magnitude(vector: np.ndarray) -> float:
-    """Of sums over segments that stay in the cache."""
+    """The mean magnitude, computed in segments that fit into the cache."""
     parts = (vector[segment] for segment in segments(vector.size, 1 << 15))
     return sum(float(np.abs(part).sum(dtype=np.float64)) for part in parts) / vector.size
 
@@ -183,13 +183,13 @@ def _scale(body: np.ndarray) -> float:
 
 
 def _column(shape: tuple[int, ...] | None) -> int:
-    """The last axis, as often as needed for the shortest column."""
+    """The smallest multiple of the last axis that is at least the shortest column."""
     last = shape[-1] if shape else 0
     return last * -(-_SHORTEST_COLUMN // last) if last else _SHORTEST_COLUMN
 
 
 def _table(values: np.ndarray, column: int) -> np.ndarray:
-    """Columns as the rows of a table; the last is filled up with zeros."""
+    """Columns as the rows of a table; the last is padded with zeros."""
     rows = -(-values.size // column)
     if values.size < rows * column:
         filled = np.zeros(rows * column, values.dtype)

@@ -1,4 +1,4 @@
-"""Bodies that hold some elements of a vector: their indices, coded, and something about each."""
+"""Bodies that hold some elements of a vector: their encoded indices, and data about each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfdist.errors import PayloadError
 
 _LENGTH = struct.Struct("<Q")
 _SAMPLE = 1 << 16
-"""Elements, at most, from which a bound for the largest ones is estimated."""
+"""The largest sample from which a bound for the largest elements is estimated."""
 
 _WORTH_IT = 1 << 13
-"""Fewer elements are selected from without a bound."""
+"""With fewer elements, no bound is estimated."""
 
 
 def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
-    """Writes some elements down.
+    """Encodes some elements.
 
     Args:
         indices: ascending.
-        total: elements of the vector.
-        about: arrays of what is known of them.
+        total: the number of elements of the vector.
+        about: arrays of data about the elements.
 
     Returns:
         Bytes (uint8).
@@ -38,7 +38,7 @@ def unpack(body: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices that `pack` wrote, and the bytes that follow.
 
     Raises:
-        PayloadError: they are damaged.
+        PayloadError: the body is damaged.
     """
     if len(body) < _LENGTH.size:
         raise PayloadError(f"a sparse body has at least {_LENGTH.size} bytes; got {len(body)}")
@@ -48,10 +48,10 @@ def unpack(body: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values_of(data: np.ndarray, dtype: np.dtype, count: int) -> np.ndarray:
-    """So many values of a dtype, from bytes.
+    """Reads values of a dtype from bytes.
 
     Raises:
-        PayloadError: there are more or fewer bytes.
+        PayloadError: there are not bytes for exactly ``count`` values.
     """
     if len(data) != count * np.dtype(dtype).itemsize:
         raise PayloadError(f"{count} values of {np.dtype(dtype)} were expected; got {len(data)} bytes")
@@ -59,7 +59,7 @@ def values_of(data: np.ndarray, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def scatter(out: np.ndarray, indices: np.ndarray, values: np.ndarray, combine: np.ufunc | None) -> None:
-    """Combines values with some elements of a vector; by default the others become zero."""
+    """Combines values with some elements of a vector; by default sets them, and the others to zero."""
     if combine is None:
         out.fill(0)
         out[indices] = values
@@ -68,7 +68,7 @@ def scatter(out: np.ndarray, indices: np.ndarray, values: np.ndarray, combine: n
 
 
 def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
-    """Where elements are at least so large: ascending indices (int64)."""
+    """Ascending indices (int64) of the elements whose magnitude is at least ``bound``."""
     found = []
     for segment in segments(vector.size):
         part = vector[segment]
@@ -79,16 +79,17 @@ def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
 
 
 def largest(vector: np.ndarray, count: int) -> np.ndarray:
-    """Where the largest elements are; zeros are never among them.
+    """The indices of the elements of the largest magnitude; zeros are never among them.
 
-    A bound is estimated from a sample, a little too low on purpose; only what reaches it is sorted out.
+    A bound is estimated from a sample, slightly too low on purpose; the selection is made among the elements that
+    reach it.
 
     Args:
-        vector: finite.
-        count: of elements wanted.
+        vector: a finite vector.
+        count: the number of elements wanted.
 
     Returns:
-        Ascending indices (int64); fewer where fewer are not zero.
+        Ascending indices (int64); fewer than ``count`` if fewer elements are not zero.
 
     References:
         Lin et al., Deep gradient compression, 2018 (hierarchical selection).
@@ -105,10 +106,10 @@ def largest(vector: np.ndarray, count: int) -> np.ndarray:
 
 
 def _estimated_bound(vector: np.ndarray, count: int) -> float:
-    """What somewhat more elements than wanted are expected to reach."""
+    """A bound that slightly more elements than wanted are expected to reach."""
     if vector.size < _WORTH_IT:
         return 0.0
-    # An odd stride meets all columns of a matrix, whose number is even as a rule.
+    # An odd stride visits all columns of a matrix, whose number is usually even.
     sample = np.abs(vector[:: max(8, vector.size // _SAMPLE) | 1])
     wanted = count / vector.size * sample.size
     place = int(wanted + 4 * wanted**0.5 + 4)

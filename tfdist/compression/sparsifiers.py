@@ -1,4 +1,4 @@
-"""Few of the elements, and nothing of the others."""
+"""Methods that send a few of the elements, and nothing of the others."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _HEAD = struct.Struct("<QQ")
 
 
 def check_ratio(ratio: float) -> None:
-    """Sees that a ratio is a share of the elements.
+    """Checks that a ratio is a fraction of the elements.
 
     Raises:
-        ValueError: it is not.
+        ValueError: ``ratio`` is not above 0 and at most 1.
     """
     if not 0 < ratio <= 1:
-        raise ValueError(f"ratio must be a share of the elements, above 0 and at most 1; got {ratio}")
+        raise ValueError(f"ratio must be a fraction of the elements, above 0 and at most 1; got {ratio}")
 
 
 def wanted(ratio: float, elements: int) -> int:
-    """How many of so many elements are sent; at least one."""
+    """The number of elements to send, of ``elements``; at least one."""
     return min(elements, max(1, round(ratio * elements)))
 
 
 class Sparsifier(Method):
-    """Sends some elements as they are: coded indices, and values."""
+    """Sends some elements uncompressed, with encoded indices."""
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
         """See `Method`."""
@@ -41,21 +41,21 @@ class Sparsifier(Method):
 
 
 def estimated_bytes(ratio: float, elements: int) -> float:
-    """Of a sparse payload: a geometric gap has log2(e / ratio) bits of entropy."""
+    """The estimated size of a sparse payload: a geometric gap has log2(e / ratio) bits of entropy."""
     return HEADER_BYTES + 29 + wanted(ratio, elements) * (4 + np.log2(np.e / ratio) / 8)
 
 
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    """The largest elements; 79 × at 1 %. Biased, not linear.
+    """The elements of the largest magnitude; 79 × at 1 %. Biased, not linear.
 
     The selection is exact: a bound estimated from a sample only narrows it down.
 
     Args:
-        ratio: share of the elements that is sent.
+        ratio: the fraction of the elements that is sent.
 
     Raises:
-        ValueError: the ratio is no share.
+        ValueError: ``ratio`` is not above 0 and at most 1.
 
     References:
         Aji and Heafield, Sparse communication for distributed gradient descent, 2017.
@@ -85,7 +85,7 @@ class Threshold(Sparsifier):
         tau: the magnitude, above zero.
 
     Raises:
-        ValueError: it is not above zero.
+        ValueError: ``tau`` is not above zero.
     """
 
     tau: float
@@ -96,7 +96,7 @@ class Threshold(Sparsifier):
             raise ValueError(f"tau must be above 0; got {self.tau}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the data; this is of 1 %."""
+        """See `Method`. Depends on the data; this assumes 1 %."""
         return estimated_bytes(0.01, elements)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
@@ -107,16 +107,17 @@ class Threshold(Sparsifier):
 
 @dataclass(frozen=True)
 class RandomK(Method):
-    """One random element of every 1/ratio consecutive ones, times as many; 100 × at 1 %. Unbiased and linear.
+    """A random one of every 1/ratio consecutive elements, multiplied by 1/ratio; 100 × at 1 %. Unbiased and linear.
 
-    All ranks draw the same elements from a shared seed, so that only values travel, and add up. Drawing one from each
-    stretch, rather than any, costs no search for duplicates and has the same variance for every element.
+    All ranks draw the same elements from a shared seed, so only values are sent, and can be summed. Drawing one element
+    from each stretch, rather than from the whole vector, needs no search for duplicates and has the same variance for
+    every element.
 
     Args:
-        ratio: share of the elements that is sent.
+        ratio: the fraction of the elements that is sent.
 
     Raises:
-        ValueError: the ratio is no share.
+        ValueError: ``ratio`` is not above 0 and at most 1.
 
     References:
         Wangni et al., Gradient sparsification for communication-efficient distributed optimization, 2018; Stich et
@@ -146,7 +147,7 @@ class RandomK(Method):
         return np.concatenate([own[: _HEAD.size], total.view(np.uint8)]), own
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is what the indices follow from, and the values."""
+        """See `Method`. The body is the seed and the count of the indices, and the values."""
         entropy = int(state.generator(shared=True).integers(1 << 63))
         count = wanted(self.ratio, vector.size)
         indices, _ = _one_of_each(vector.size, count, entropy)
@@ -157,13 +158,13 @@ class RandomK(Method):
         """See `Method`."""
         entropy, count = _HEAD.unpack(body[: _HEAD.size].tobytes())
         indices, stretches = _one_of_each(out.size, count, entropy)
-        with np.errstate(over="ignore"):  # multiplied here, so that no sum of products overflows before
+        with np.errstate(over="ignore"):  # multiplied after summing, so that sums do not overflow
             values = saturate(sparse.values_of(body[_HEAD.size :], out.dtype, count) * stretches)
         sparse.scatter(out, indices, values, combine)
 
 
 def _one_of_each(elements: int, count: int, entropy: int) -> tuple[np.ndarray, np.ndarray]:
-    """A random index from each of so many stretches, and the stretches' lengths, as float32."""
+    """A random index from each of ``count`` stretches, and the lengths of the stretches (float32)."""
     bounds = np.arange(count + 1) * elements // count
     lengths = np.diff(bounds)
     draws = np.random.Generator(np.random.SFC64(entropy)).random(count)
@@ -172,23 +173,24 @@ def _one_of_each(elements: int, count: int, entropy: int) -> tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class DeepGradientCompression(Sparsifier):
-    """The largest elements of what momentum makes of the gradient; 680 × at 0.1 %. Biased, not linear.
+    """The elements of the largest magnitude of the gradient with momentum; 680 × at 0.1 %. Biased, not linear.
 
-    Momentum is applied before elements are chosen (momentum correction), to a sum that is kept until it is sent, and
-    what is sent is taken out of both (factor masking); where all is sent, nothing is late, and the momentum stays.
-    Train with an optimizer *without* momentum: it is in here. Variables of that optimizer that are not compressed, such
-    as biases, get the same momentum. The residual is in here, too.
+    Momentum is applied before elements are chosen (momentum correction) and accumulated in the residual until it is
+    sent. Elements that are sent are set to zero in the residual and the velocity (factor masking). If all elements are
+    sent, nothing is delayed, and the velocity is kept. Train with an optimizer *without* momentum, because this method
+    applies it. Variables of that optimizer that are not compressed, such as biases, get the same momentum. The method
+    also keeps its own residual.
 
     Args:
-        ratio: share of the elements that is sent, in the end.
-        momentum: of the optimizer that this replaces; 0 for none.
-        clip_norm: what each tensor's gradient is clipped to, over all ranks: each clips its own to that divided by
-            the root of their number. Not at all by default.
-        warmup_steps: of each stage of the warm-up: 25 % are sent in the first, 6.25 % in the second, and so on down
-            to ``ratio``. 0 for none.
+        ratio: the fraction of the elements that is sent after the warm-up.
+        momentum: the momentum of the optimizer that this replaces; 0 for none.
+        clip_norm: the norm that each tensor's gradient is clipped to, over all ranks: each rank clips its own to
+            ``clip_norm`` divided by the square root of the number of ranks. No clipping by default.
+        warmup_steps: the number of steps of each stage of the warm-up, which sends 25 % of the elements in the first
+            stage, 6.25 % in the second, and so on down to ``ratio``. 0 for no warm-up.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
 
     References:
         Lin et al., Deep gradient compression: reducing the communication bandwidth for distributed training, 2018.
@@ -215,7 +217,7 @@ class DeepGradientCompression(Sparsifier):
         return estimated_bytes(self.ratio, elements)
 
     def ratio_at(self, step: int) -> float:
-        """The share that is sent in a step, counted from the first that this method is for."""
+        """The fraction that is sent in a step, counted from the first step with this method."""
         if not self.warmup_steps:
             return self.ratio
         return max(self.ratio, 0.25 ** (1 + step // self.warmup_steps))

@@ -1,4 +1,4 @@
-"""What compression keeps of one tensor on one rank, from step to step."""
+"""The state of one tensor's compression on one rank."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _BOUNDS = "bounds"
 
 
 class State:
-    """The residual of a tensor, and whatever else its method goes on from; also its source of randomness.
+    """A tensor's residual and other state of its method; also its source of randomness.
 
     Args:
-        name: of the tensor; the same on all ranks.
-        rank: of this process.
-        size: number of processes.
-        seed: of all randomness.
-        shape: of the tensor; flat by default.
+        name: the tensor's name; the same on all ranks.
+        rank: this process's rank.
+        size: the number of processes.
+        seed: the seed of all randomness.
+        shape: the tensor's shape; flat by default.
 
     Attributes:
-        step: how many times the tensor has been encoded.
-        arrays: by name.
-        scalers: what the ranks have agreed on for the step under way (`Method.scalers`); None before, and alone.
+        step: the number of times the tensor has been encoded.
+        arrays: the state arrays, by name.
+        scalers: the scalers that the ranks agreed on for the current step (`Method.scalers`); else None.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class State:
         self._parts: dict[str, State] = {}
 
     def array(self, name: str, like: np.ndarray) -> np.ndarray:
-        """What is kept under a name: of the shape and dtype of another array, and zeros at first."""
+        """The state array of a name, with the shape and dtype of ``like``; initially zeros."""
         kept = self.arrays.get(name)
         if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
             kept = self.arrays[name] = np.zeros_like(like)
@@ -49,15 +49,15 @@ class State:
 
     @property
     def parts(self) -> list[slice]:
-        """What is encoded on its own, a part for each rank; none where the tensor is encoded as a whole."""
+        """The parts that are encoded separately, one for each rank; empty if the tensor is encoded as a whole."""
         bounds = self.arrays.get(_BOUNDS, np.zeros(1, np.int64)).tolist()
         return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
     def divide(self, parts: Sequence[slice]) -> None:
-        """Says what is encoded on its own from now on. What other parts have left unsent, the whole tensor has then.
+        """Sets the parts that are encoded separately. Residuals of previous parts move to the whole tensor's.
 
         Args:
-            parts: one after the other, a part for each rank; none for the whole tensor.
+            parts: consecutive parts, one for each rank; empty to encode the tensor as a whole.
         """
         if list(parts) == self.parts:
             return
@@ -70,7 +70,7 @@ class State:
         self.arrays[_BOUNDS] = np.array([0, *(part.stop for part in parts)])
 
     def part(self, name: str) -> State:
-        """The state of a part of the tensor: ``for k``, of the one for rank k; ``sum``, of the sum of this rank's."""
+        """The state of a part of the tensor: ``for k`` is the part for rank k, ``sum`` the sum of this rank's part."""
         if name not in self._parts:
             self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed, self.shape)
         part = self._parts[name]
@@ -78,17 +78,17 @@ class State:
         return part
 
     def generator(self, shared: bool = False) -> np.random.Generator:
-        """Random numbers for this tensor and step.
+        """A random number generator for this tensor and step.
 
         Args:
-            shared: whether all ranks draw the same.
+            shared: whether all ranks draw the same numbers.
         """
-        who = self.size if shared else self.rank
-        entropy = [self.seed, zlib.crc32(self.name.encode()), self.step, who]
+        stream = self.size if shared else self.rank
+        entropy = [self.seed, zlib.crc32(self.name.encode()), self.step, stream]
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
 
     def clear(self) -> None:
-        """Keeps nothing, as before the first step."""
+        """Resets to the state before the first step."""
         self.step = 0
         self.arrays.clear()
         self._parts.clear()
@@ -102,7 +102,7 @@ class State:
             yield from part.saved(f"{prefix}parts/{name}/")
 
     def restore(self, path: str, array: np.ndarray) -> None:
-        """Takes back an array that `saved` gave."""
+        """Restores an array that `saved` yielded."""
         kind, _, rest = path.partition("/")
         if kind == "step":
             self.step = int(array)

@@ -1,4 +1,4 @@
-"""Strom's method: a threshold, and one bit for each element beyond it."""
+"""Strom's method: a threshold, and one bit for each element that reaches it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tfdist.compression.state import State
 
 @dataclass(frozen=True)
 class Strom(Method):
-    """For each element of at least τ, its index and its sign, which stands for ±τ. Biased, not linear.
+    """For each element of magnitude at least τ, its index and its sign, decoded as ±τ. Biased, not linear.
 
-    The rest stays in the residual (`ErrorFeedback`), also what an element has beyond τ. Indices are entropy-coded:
-    12 bits an element where one of 800 is sent, sign included, against the paper's 32; then 2100 ×.
+    The rest stays in the residual (`ErrorFeedback`), including the part of an element beyond τ. Indices are
+    entropy-coded: if one of 800 elements is sent, 12 bits per element including the sign, against the paper's 32; that
+    is 2100 ×.
 
     Args:
         tau: τ, above zero, in the units of the summed loss's gradient on one rank.
-        density: instead of τ, the share of the elements that is sent: in each step, on each rank and for each tensor
-            τ is what so many of them reach. A τ that is steered from step to step oscillates: what it kept back comes
-            later all the same, in the residual.
+        density: instead of τ, the fraction of the elements that is sent. In each step, on each rank and for each
+            tensor, τ is chosen so that this fraction reaches it. A τ adjusted from step to step would oscillate,
+            because elements that were not sent return in the residual.
 
     Raises:
         ValueError: neither is given, or both, or one is out of its range.
@@ -40,19 +41,19 @@ class Strom(Method):
     def __post_init__(self) -> None:
         if (self.tau is None) == (self.density is None):
             got = "neither" if self.tau is None else f"tau={self.tau} and density={self.density}"
-            raise ValueError(f"Strom needs tau, or density for a tau that follows from the data; got {got}")
+            raise ValueError(f"Strom needs tau, or density to choose tau from the data; got {got}")
         if self.tau is not None and not self.tau > 0:
             raise ValueError(f"tau must be above 0; got {self.tau}")
         if self.density is not None and not 0 < self.density <= 1:
-            raise ValueError(f"density must be a share of the elements, above 0 and at most 1; got {self.density}")
+            raise ValueError(f"density must be a fraction of the elements, above 0 and at most 1; got {self.density}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the data where τ is fixed; this is of one element of 800, as in the paper."""
+        """See `Method`. Depends on the data if τ is fixed; this assumes one element of 800, as in the paper."""
         density = self.density or 1 / 800
         return HEADER_BYTES + 33 + elements * density * (1 + np.log2(np.e / density)) / 8
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is sparse; about each element one bit, set where it is negative, and then τ."""
+        """See `Method`. The body is sparse, with one bit per element, set if it is negative, followed by τ."""
         if self.density is None:
             assert self.tau is not None
             tau = np.float32(self.tau)

@@ -1,1 +1,1 @@
-"""Keyed progress of many collectives at once, and their way in and out of TensorFlow."""
+"""Progress of many keyed collectives at once, and their operations in TensorFlow."""

@@ -1,13 +1,13 @@
-"""The way of a tensor out of TensorFlow, through the engine, and back; in graphs and eagerly.
+"""All-reduces of TensorFlow tensors by the engine; in graphs and eagerly.
 
-Three rules, each of which was seen to matter:
+Three rules:
 
-- The input is never written: a constant, a variable's buffer or a gradient that two variables share may lie
-  behind it. It is read where it lies; the sum goes into a buffer from a pool.
-- The result is handed to TensorFlow where it lies (DLPack), and its memory returns to the pool when TensorFlow
-  has dropped it.
+- The input is never written, because it may be a constant, a variable's buffer or a gradient that two variables share.
+  It is read without a copy; the sum is written to a buffer from a pool.
+- The result is passed to TensorFlow without a copy (DLPack), and its memory returns to the pool when TensorFlow
+  releases it.
 - TensorFlow runs the host calls of a graph in the order in which they were traced. So all posts are traced
-  before the first wait, and bytes move while the graph goes on computing.
+  before the first wait, and bytes move while the graph computes.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives.algorithms import ALGORITHMS
+from tfdist.collectives.schedule import Plan
 from tfdist.compression import compressor
 from tfdist.compression.compressor import Compressed
-from tfdist.engine import buckets, joining
+from tfdist.engine import buckets, operations
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.engine import describe
 from tfdist.engine.group import Group
 from tfdist.engine.means import Mean
+from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_array, to_tensor
 
 
 class _Sum:
-    """What a bucket is asked for.
+    """The reduction of one bucket.
 
     Attributes:
-        combine: how its members are combined.
-        members: their places among all tensors.
-        contents: what they are called.
-        dtype: of all of them.
-        shapes: dtypes and shapes, as far as they are known, in words.
-        verb: what is done to them, in a word.
+        combine: the ufunc that combines its members.
+        members: their positions among all tensors.
+        contents: their names.
+        dtype: their common dtype.
+        shapes: dtypes and shapes, as far as they are known, as text.
+        verb: the reduction in one word, such as ``sum``.
         mean: whether the sum is divided by the number of processes.
-        compressed: how its members are compressed; empty where they are not.
+        compressed: how its members are compressed; empty if they are not.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class _Sum:
         self.verb = f"compressed {verb}" if self.compressed else verb
 
     def packed(self) -> tf.Tensor:
-        """All members as one tensor; put together by TensorFlow, where they are, and not at all if there is one."""
+        """All members as one tensor, concatenated on their device; a single member is not copied."""
         if len(self._tensors) == 1:
             return self._tensors[0]
         return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in self._tensors], 0)
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
-        """The members' parts of a tensor like `packed`."""
+        """Splits a tensor like `packed` into the members' parts."""
         if len(self._tensors) == 1:
             total.set_shape(self._tensors[0].shape)
             return [total]
@@ -111,28 +112,31 @@ class Bridge:
         mean: bool = False,
         weight: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Sums each tensor over all processes, or combines them otherwise.
+        """Sums each tensor over all processes, or combines them by another ufunc.
 
         Args:
-            tensors: dense, of any numeric dtype; those with one position have one shape on all processes. In the
-                order in which they become available, for the earliest start.
+            tensors: dense tensors of any numeric dtype. Tensors at the same position have the same shape on all
+                processes. Give them in the order in which they become available, so that transfers start early.
             combine: a commutative and associative NumPy ufunc of two arguments.
-            names: of the tensors, for messages.
-            compressed: how each of the tensors is compressed; None where it is not.
-            verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
-            mean: whether sums are divided by the number of processes (of integers, rounded towards zero). A mean does
-                not overflow where it is within the range of its dtype; not of compressed tensors.
-            weight: float64 scalar that this process's tensors, of floating point, are multiplied by on their way; where
-                it is 0 they count as zero, whatever they hold. Not with ``mean``.
+            names: names of the tensors, for messages.
+            compressed: how each tensor is compressed; None for no compression.
+            verb: the purpose in one word, the same on all processes; by default derived from ``combine``.
+            mean: whether sums are divided by the number of processes (integers are rounded towards zero). A mean does
+                not overflow if it is within the range of its dtype. Not for compressed tensors.
+            weight: float64 scalar that this process's floating-point tensors are multiplied by before they are
+                reduced. If it is 0 they count as zero, also if they hold NaN or infinity. Not with ``mean``.
 
         Returns:
-            The sums, equal to the last bit on all processes.
+            The sums, bitwise equal on all processes.
+
+        Raises:
+            ValueError: ``weight`` is given for a mean or for integers.
         """
         if not tensors:
             return []
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if weight is not None and mean:
-            raise ValueError("all_reduce takes no weight for a mean, in which all processes count alike")
+            raise ValueError("all_reduce: a weight cannot be combined with a mean; reduce by sum instead")
         weight = None if weight is None else checked_weight(weight, tensors)
         if self._group.size == 1:
             if weight is not None:
@@ -159,7 +163,7 @@ class Bridge:
         return [self._collect(handle, blocking=True) for handle in posted]
 
     def _sum_in_graph(self, jobs: list[_Sum], weight: tf.Tensor | None) -> list[tf.Tensor]:
-        """Posts every bucket but the last; one last host call posts that one and waits for all."""
+        """Posts every bucket but the last; a final host call posts the last one and waits for all."""
         weights = [] if weight is None else [weight]
         handles = []
         for job in jobs[:-1]:
@@ -184,7 +188,7 @@ class Bridge:
         return finish
 
     def _site(self, job: _Sum) -> str:
-        return call_site(f"{job.verb} of {len(job.members)} {job.dtype.name}")
+        return call_site(f"{job.verb} of {len(job.members)} {job.dtype.name}", self._group.members)
 
     # On the host.
 
@@ -197,29 +201,26 @@ class Bridge:
         overlaps: bool = True,
     ) -> int:
         ready = time.monotonic()
-        array = np.asarray(packed)  # read where it is; the sum goes into a buffer of its own
+        array = to_array(packed)  # no copy; the sum goes into another buffer
         shape = array.shape
         mean = Mean(array, self._group.size) if job.mean else None
-        vector, stand_in = mean.summed if mean else array.reshape(-1), None
+        vector = mean.summed if mean else array.reshape(-1)
         buffer = self._scratch(vector)
         source: np.ndarray | None = vector
         if weight is not None and float(weight) != 1:
-            # Into the buffer of the sum, so that the vector is only passed over once; in place from then on.
+            # Written into the buffer of the sum, which saves a pass over the vector; the sum is then in place.
             source, vector = None, weighted(vector, float(weight), self._scratch(vector) if job.compressed else buffer)
+        plan: Plan | Operation
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._group.choose_in_turn)
         else:
-            algorithm = self._group.choose(vector.nbytes)
-            plan = ALGORITHMS[algorithm](buffer, job.combine, source=source)
-            if job.combine is np.add:
-                stand_in = joining.sum_of(buffer.size, buffer.dtype, algorithm)
+            plan = operations.all_reduce(buffer, self._group.choose(vector.nbytes), job.combine, source)
         pending = self._group.post(
             key,
             plan,
             job.shapes if len(job.members) > 1 or job.compressed else describe([array]),
             overlaps=overlaps,
             contents=job.contents,
-            stand_in=stand_in,
             ready=ready,
         )
         handle = next(self._handles)
@@ -236,12 +237,10 @@ class Bridge:
         return self._group.take(like.nbytes).view(like.dtype)
 
     def _sum_again(self, key: str, vector: np.ndarray) -> np.ndarray:
-        """A sum of its own, when that of a key is there and has overflowed."""
+        """Sums a scaled vector after the sum of a key has overflowed."""
         algorithm = self._group.choose_in_turn(vector.nbytes)
         total = self._scratch(vector)
-        plan = ALGORITHMS[algorithm](total, source=vector)
-        stand_in = joining.sum_of(total.size, total.dtype, algorithm)
-        self._group.run(f"{key}: once more, scaled", plan, stand_in=stand_in)
+        self._group.run(f"{key}: once more, scaled", operations.all_reduce(total, algorithm, source=vector))
         return total
 
     def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
@@ -252,18 +251,18 @@ class Bridge:
 
 
 def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
-    """What becomes of a tensor without other processes: at most it gets momentum."""
+    """The result for a single process: the tensor, with momentum if compression applies it."""
     if how is None or not how.momentum:
         return tensor
     applied = tf.py_function(
-        lambda given: to_tensor(how.alone(np.asarray(given))), [tensor], tensor.dtype, name="tfdist_momentum"
+        lambda given: to_tensor(how.alone(to_array(given))), [tensor], tensor.dtype, name="tfdist_momentum"
     )
     applied.set_shape(tensor.shape)
     return applied
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:
-    """Buckets for tensors whose size is known when they are traced; others go alone, compressed ones by themselves."""
+    """Packs tensors into buckets, compressed ones separately; a tensor of unknown size gets its own bucket."""
     sizes = []
     for tensor in tensors:
         elements = tensor.shape.num_elements()

@@ -1,4 +1,4 @@
-"""Packing many tensors into few buffers, so that small ones do not each pay for a collective of their own."""
+"""Packs many tensors into few buckets, so that small ones do not each cost a collective."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 BUCKET_BYTES = 16 << 20
-"""A bucket is closed when it holds this much."""
+"""A bucket is closed when it holds this many bytes."""
 
 ALONE_BYTES = 1 << 20
-"""A tensor of at least this size travels alone: it needs no copy then, which costs more than another collective."""
+"""A tensor of at least this size gets its own bucket: copying it would cost more than another collective."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one kind that travel together.
+    """Tensors of one kind that are reduced together.
 
     Attributes:
         members: their positions in the list that was packed.
-        kind: of all of them.
+        kind: their common kind.
     """
 
     members: tuple[int, ...]
@@ -28,16 +28,16 @@ class Bucket:
 def plan(
     sizes: Sequence[int], kinds: Sequence[Hashable], limit: int = BUCKET_BYTES, alone: int = ALONE_BYTES
 ) -> list[Bucket]:
-    """Distributes tensors over buckets, in their order.
+    """Distributes tensors over buckets, in order.
 
     Args:
         sizes: bytes of each tensor.
-        kinds: of each tensor, its dtype among them; only tensors of one kind travel together.
-        limit: bytes after which a bucket is closed.
-        alone: bytes from which on a tensor has a bucket of its own.
+        kinds: the kind of each tensor, which includes its dtype; a bucket holds tensors of one kind.
+        limit: bytes at which a bucket is closed.
+        alone: bytes from which a tensor gets its own bucket.
 
     Returns:
-        Buckets, in the order in which their last member comes.
+        Buckets, ordered by their last members.
     """
     closed: list[Bucket] = []
     open_members: dict[Hashable, list[int]] = {}

@@ -1,8 +1,8 @@
-"""Measuring what the machines at hand can do, keeping it, and choosing by it.
+"""Calibration: measures the machines of a job, and stores the figures for choosing algorithms.
 
-What `tfdist bench` measures is kept in a file per kind of job (machines, processes on each, cores), in
-``$XDG_CACHE_HOME/tfdist``, or at the path in ``TFDIST_CALIBRATION``. Rank 0's file counts for all ranks, so that all of
-them choose alike.
+The figures that `tfdist bench` measures are stored in a file per kind of job (machines, processes on each, cores), in
+``$XDG_CACHE_HOME/tfdist``, or at the path in ``TFDIST_CALIBRATION``. All ranks use rank 0's file, so that they make the
+same choices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMALL_REPEATS, _LARGE_REPEATS, _RUNS = 200, 5, 5
 
 
 def machine(hosts: Sequence[int]) -> dict[str, Any]:
-    """What a calibration holds for: this machine, and how the job's processes are spread.
+    """Describes what a calibration is valid for: this machine, and the distribution of the job's processes.
 
     Args:
         hosts: by rank, the number of its machine.
@@ -58,7 +58,7 @@ def _processor() -> str:
 
 
 def path_for(described: dict[str, Any]) -> Path:
-    """Where the calibration for a machine is kept, unless ``TFDIST_CALIBRATION`` says otherwise."""
+    """The path of the calibration for a machine: ``TFDIST_CALIBRATION``, or a file in the cache directory."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -67,7 +67,7 @@ def path_for(described: dict[str, Any]) -> Path:
 
 
 def store(calibration: Calibration, described: dict[str, Any]) -> Path:
-    """Keeps a calibration for `load`; returns where."""
+    """Stores a calibration for `load`; returns the path."""
     path = path_for(described)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": described, "calibration": dataclasses.asdict(calibration)}, indent=2))
@@ -75,7 +75,7 @@ def store(calibration: Calibration, described: dict[str, Any]) -> Path:
 
 
 def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
-    """The calibration that was kept for a machine, or None.
+    """The stored calibration for a machine, or None.
 
     Raises:
         CalibrationError: the file is damaged, or was made on another machine or for another job.
@@ -110,10 +110,10 @@ def _calibration(kept: dict[str, Any]) -> Calibration:
 
 
 def agreed(group: Group, algorithm: str) -> Calibration | None:
-    """Rank 0's calibration, on all ranks, where the algorithm needs one; eagerly only.
+    """The chief's calibration, on all ranks of a group; None if the algorithm needs none. Eagerly only.
 
     Raises:
-        CalibrationError: as `load`, on rank 0.
+        CalibrationError: as in `load`, on the chief.
     """
     if group.size == 1 or algorithm != AUTO:
         return None
@@ -123,21 +123,22 @@ def agreed(group: Group, algorithm: str) -> Calibration | None:
 
 
 def written(group: Group) -> str:
-    """This process's calibration for a group, as text for `read`.
+    """This process's calibration for the job that a group is part of, as text for `read`.
 
     Raises:
-        CalibrationError: as `load`.
+        CalibrationError: as in `load`.
     """
-    return json.dumps(dataclasses.asdict(load(machine(group.hosts)) or TYPICAL))
+    engine = group.engine
+    return json.dumps(dataclasses.asdict(load(machine(engine.communicator.hosts), engine.rank) or TYPICAL))
 
 
 def read(text: str) -> Calibration:
-    """The calibration that `written` gave."""
+    """Parses the text of `written`."""
     return _calibration(json.loads(text))
 
 
 def measure(group: Group) -> Calibration:
-    """Measures latency, bandwidth and the speed of combining; on all ranks at once."""
+    """Measures latency, bandwidth and the speed of combining. Call it on all ranks."""
     machines = by_machine(group.hosts)
     own = next(ranks for ranks in machines if group.rank in ranks)
     host = _level(group, own) if max(map(len, machines)) > 1 else TYPICAL.host
@@ -146,7 +147,7 @@ def measure(group: Group) -> Calibration:
 
 
 def _level(group: Group, circle: list[int]) -> Level:
-    """What a message around a circle of ranks costs, all of them sending at once; other ranks look on."""
+    """The cost of messages around a circle of ranks that all send at once; other ranks only take part in barriers."""
     small = _slowest(group, _seconds(group, circle, 8, _SMALL_REPEATS))
     large = _slowest(group, _seconds(group, circle, _LARGE_BYTES, _LARGE_REPEATS))
     return Level(small, max(large - small, 1e-12) / _LARGE_BYTES)
@@ -177,7 +178,7 @@ def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
 
 
 def _combining(group: Group) -> float:
-    """Seconds a byte of adding float32, while every rank does; from memory, as gradients are."""
+    """Seconds per byte of adding float32 while every rank adds; from memory rather than cache, like gradients."""
     terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
     best = float("inf")
     for _ in range(_RUNS):
@@ -189,7 +190,7 @@ def _combining(group: Group) -> float:
 
 
 def _calling(group: Group) -> float:
-    """Seconds of a collective without messages."""
+    """Seconds per collective without messages."""
 
     def nothing(comm: Communicator, tag: int) -> Schedule:
         return

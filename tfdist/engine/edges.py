@@ -1,7 +1,7 @@
-"""Tensors from one process to another, in graphs and eagerly: along edges that have names.
+"""Sends and receives of tensors along named edges between two processes; in graphs and eagerly.
 
-The two ends of an edge are different programs. So they are matched by the edge's name, not by their place in the
-graph, and their calls by order: the n-th tensor that is received is the n-th that was sent.
+The two ends of an edge are different programs, so they are matched by the edge's name, not by their place in the
+graph. Their calls are matched by order: the n-th tensor that is received is the n-th that was sent.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import tensorflow as tf
 from tfdist.collectives import point_to_point
 from tfdist.engine.group import Group
 from tfdist.errors import MismatchError
-from tfdist.tensors import to_tensor
+from tfdist.tensors import to_array, to_tensor
 
 
 class Edges:
     """Sends and receives.
 
     Args:
-        group: the processes among which edges run.
+        group: the processes that edges connect.
     """
 
     def __init__(self, group: Group) -> None:
@@ -27,22 +27,22 @@ class Edges:
 
     @tf.autograph.experimental.do_not_convert
     def send(self, tensor: tf.Tensor, destination: int, edge: str) -> None:
-        """Begins to send a tensor, and goes on; also where nobody receives yet.
+        """Starts to send a tensor, and returns without waiting for the receiver.
 
         Args:
-            tensor: dense, of numbers.
+            tensor: a dense numeric tensor.
             destination: the rank in the group that receives it.
-            edge: names the edge; of its own for each dtype and number of dimensions.
+            edge: the edge's name; a different one for each dtype and number of dimensions.
 
         Raises:
-            ValueError: there is no such rank, or it is this process.
+            ValueError: ``destination`` is not a rank of the group, or is this process.
         """
         tensor = tf.convert_to_tensor(tensor)
         pair = self._pair(self._group.rank, destination)
 
         def on_host(value: tf.Tensor) -> None:
-            array = np.ascontiguousarray(value)
-            pair.post(_key(edge), point_to_point.send(array.reshape(value.shape)), _kind(value))
+            array = np.ascontiguousarray(to_array(value))
+            pair.post(self._key(edge), point_to_point.send(array.reshape(value.shape)), _kind(value))
 
         if tf.executing_eagerly():
             on_host(tensor)
@@ -54,29 +54,31 @@ class Edges:
         """Waits for a tensor.
 
         Args:
-            spec: its dtype and shape, which may hold None where the sender decides; the number of dimensions is known.
+            spec: its dtype and shape. Dimensions may be None where the sender decides; their number must be known.
             source: the rank in the group that sends it.
-            edge: as of `send`.
+            edge: as in `send`.
 
         Returns:
-            The tensor, of the static shape that ``spec`` gives.
+            The tensor, with the static shape of ``spec``.
 
         Raises:
-            ValueError: there is no such rank, or it is this process; or ``spec`` does not tell the dimensions.
-            MismatchError: a tensor of another shape has come.
+            ValueError: ``source`` is not a rank of the group, or is this process; or ``spec`` has an unknown number of
+                dimensions.
+            MismatchError: the received tensor has another shape.
         """
         if spec.shape.rank is None:
-            raise ValueError(f"receive must know how many dimensions a tensor has; got {spec}")
+            raise ValueError(f"receive must know how many dimensions the tensor has; got {spec}")
         pair = self._pair(source, self._group.rank)
         dtype = np.dtype(spec.dtype.as_numpy_dtype)
 
         def on_host() -> tf.Tensor:
             plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
-            array = pair.wait(pair.post(_key(edge), plan, _kind(spec), overlaps=False), tf.executing_eagerly())
+            array = pair.wait(pair.post(self._key(edge), plan, _kind(spec), overlaps=False), tf.executing_eagerly())
             if not spec.shape.is_compatible_with(array.shape):
                 raise MismatchError(
-                    f"rank {self._group.rank} expects {spec.dtype.name} {spec.shape} along the edge {edge!r} from rank "
-                    f"{source} of {self._group}; got {array.shape}"
+                    f"rank {self._of_job(self._group.rank)} expected {spec.dtype.name} {spec.shape} along "
+                    f"{self._key(edge)} from rank {self._of_job(source)}; got shape {array.shape}. Pass the "
+                    "same shape to send and receive."
                 )
             return to_tensor(array)
 
@@ -91,12 +93,15 @@ class Edges:
             if not 0 <= rank < self._group.size:
                 raise ValueError(f"an edge runs between ranks from 0 to {self._group.size - 1}; got {rank}")
         if source == destination:
-            raise ValueError(f"an edge runs between two ranks; got {source} for both")
+            raise ValueError(f"an edge runs between two ranks; got {self._of_job(source)} for both")
         return self._group.subgroup((source, destination))
 
+    def _of_job(self, rank: int) -> int:
+        """A member's rank in the job."""
+        return self._group.members[rank]
 
-def _key(edge: str) -> str:
-    return f"the edge {edge!r}"
+    def _key(self, edge: str) -> str:
+        return f"the edge {edge!r}" if self._group.is_world else f"the edge {edge!r} of {self._group}"
 
 
 def _kind(tensor: tf.Tensor | tf.TensorSpec) -> str:

@@ -1,12 +1,12 @@
-"""Drives many collectives at once, each under a key that all ranks know it by.
+"""Drives many collectives at once, each under a key that all of its ranks know.
 
-Ranks do not run their collectives in one order: TensorFlow's executor starts what is ready. So a call site has a
-key, and every call of it a sequence number; together they make the message tag. The first time that a group uses a key,
-its members agree on a number for it through the rendezvous server, which finds out when they disagree. A call that is
-posted before waits in a queue, and so does one whose tag an earlier call still uses; whoever posted them does not.
+Ranks do not run their collectives in one order: TensorFlow's executor starts what is ready. So a call site has a key,
+and each of its calls a sequence number; together they make the message tag. The first time that a group uses a key,
+its members agree on a number for it through the rendezvous server, which detects disagreements. A call that is posted
+before that is queued, and so is one whose tag an earlier call still uses; `post` returns at once.
 
-Whoever waits drives: it polls the transfers of all collectives, briefly at full speed and then in naps that
-leave the core to the peer it waits for. While nobody waits, a thread does.
+A waiting thread drives the engine: it polls the transfers of all collectives, briefly at full speed and then in naps
+that leave the core to the peer that it waits for. While no thread waits, a progress thread does so.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.cluster.control import Control
+from tfdist.cluster.messages import Agree, State
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
+from tfdist.engine import operations
 from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import Attendance
+from tfdist.engine.operations import Operation
 from tfdist.engine.patience import Patience
 from tfdist.engine.pending import Pending
 from tfdist.engine.statistics import Statistics
@@ -54,7 +57,7 @@ class Engine:
         tags: how many message tags there are.
 
     Attributes:
-        lost: ranks that are lost, and share no group that this process has used; why, by rank.
+        lost: ranks that are lost while this process goes on; why, by rank.
         statistics: what has been communicated so far, and how long that took.
         timeline: keeps what happens when; None unless asked for.
     """
@@ -65,7 +68,9 @@ class Engine:
         self.communicator = communicator
         self.control = control
         self.lost: dict[int, TfdistError] = {}
-        self._used: set[int] = set()
+        self._used: set[tuple[int, ...]] = set()
+        self._abandoned: list[Pending] = []
+        self._unnoticed: TfdistError | None = None
         self.statistics = Statistics()
         self.timeline: Timeline | None = None
         self._timeouts = timeouts
@@ -103,54 +108,68 @@ class Engine:
         """Why no collective can complete any more, if that is so."""
         return self._failure
 
+    @property
+    def unnoticed(self) -> TfdistError | None:
+        """The loss of a rank that shares a group with this process, if no call of this process has raised it."""
+        return self._unnoticed
+
+    def failure_of(self, members: Iterable[int]) -> TfdistError | None:
+        """Why no collective of a group can complete any more, if that is so.
+
+        Args:
+            members: the group's ranks.
+        """
+        if self._failure or not self.lost:
+            return self._failure
+        missing = self.lost.keys() & members
+        return self.lost[min(missing)] if missing else None
+
     def run(
         self,
         key: str,
-        plan: Plan,
+        plan: Plan | Operation,
         signature: str = "",
         *,
         members: tuple[int, ...] | None = None,
         contents: str = "",
-        stand_in: dict[str, Any] | None = None,
     ) -> Any:
         """Runs a collective to its end, from ordinary (eager) code; see `post` and `wait`.
 
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        pending = self._post(Pending(key, members, contents, stand_in), plan, signature)
+        pending = self._post(Pending(key, members, contents), plan, signature)
         with self._waiting():
             return self._wait(pending, blocking=True)
 
     def post(
         self,
         key: str,
-        plan: Plan,
+        plan: Plan | Operation,
         signature: str = "",
         *,
         overlaps: bool = True,
         members: tuple[int, ...] | None = None,
         contents: str = "",
-        stand_in: dict[str, Any] | None = None,
         ready: float | None = None,
     ) -> Pending:
         """Begins a collective and returns at once, whether or not the other ranks have heard of it.
 
         Args:
             key: names the call site; the same on every member.
-            plan: what to do, with buffers that stay untouched until it is done.
+            plan: what to do, with buffers that stay untouched until it is done; as an `Operation`, a rank without data
+                can take part.
             signature: what must be equal on all ranks (shapes, dtypes); compared when the key is new.
             overlaps: whether it should move although nobody waits yet; false where the wait follows at once.
             members: the ranks that take part, in the order of the group; all by default. Other members may use the same
                 keys.
             contents: what it carries, in words, for messages.
-            stand_in: how a rank without data may take part; see `tfdist.engine.joining`.
             ready: when the data were there, on `time.monotonic`; now by default.
 
         Raises:
             TfdistError: as `run`.
         """
-        pending = self._post(Pending(key, members, contents, stand_in, ready), plan, signature)
+        pending = self._post(Pending(key, members, contents, ready), plan, signature)
         if not overlaps:
             return pending
         with self._work:
@@ -182,26 +201,42 @@ class Engine:
         """
         return self._attendance.join()
 
-    def fail(self, error: TfdistError) -> None:
-        """Makes every wait, now and later, raise the error; and tells the other ranks, if they do not know."""
+    def fail(self, error: TfdistError, members: tuple[int, ...] | None = None) -> None:
+        """Makes every wait, now and later, raise the error; and tells the other ranks, if they do not know.
+
+        Args:
+            error: why.
+            members: of the group in which ranks do different things; all by default.
+        """
         if self._failure is None:
             self._failure = error
             if self.control and self.control.failure is None:
-                self.control.tell_failure(error)
+                self.control.tell_failure(error, members)
 
     def survives(self, rank: int, error: TfdistError) -> bool:
         """Whether this process goes on without a rank that is lost; called on the control connection's thread.
 
-        It does if it has used groups, none of them with that rank, and if MPI's other transfers go on after a death.
+        It does if it has used a group of several without that rank, and if MPI's other transfers go on after a death.
+        The calls of groups with that rank fail.
 
         Args:
             rank: that is lost.
             error: why.
         """
-        with self._posting:
-            if self._closed or not self._used or rank in self._used or not self.communicator.outlives_others:
+        with self._posting, self._lock:
+            others = [members for members in self._used if rank not in members]
+            if self._closed or not others or not self.communicator.outlives_others:
                 return False
             self.lost[rank] = error
+            if len(others) < len(self._used):
+                self._unnoticed = error
+            for pending in self.under_way():
+                if rank in self._members(pending.members):
+                    pending.error = error
+                    (self._active if pending in self._active else self._queued).remove(pending)
+                    self._abandoned.append(pending)  # what others send may still be written into its buffers
+            if self._abandoned and not self.under_way():
+                self.statistics.end_communicating()
             return True
 
     def close(self) -> None:
@@ -219,30 +254,30 @@ class Engine:
 
     # What others are told.
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[int, int]:
         """How many calls this rank has posted, by the key's number."""
-        return {str(number): self._calls[site] for site, number in self._numbers.copy().items()}
+        return {number: self._calls[site] for site, number in self._numbers.copy().items()}
 
     def under_way(self) -> list[Pending]:
         """The calls that this rank has posted and not completed."""
         return [*self._active, *self._queued]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """What this rank has under way, for the explanation of a stall."""
-        return {"under_way": [pending.describe() for pending in self.under_way()], "counts": self.counts()}
+        return State(tuple(pending.describe() for pending in self.under_way()), self.counts())
 
     # Beginning.
 
-    def _post(self, pending: Pending, plan: Plan, signature: str) -> Pending:
-        if self._failure:
-            raise self._failure
+    def _post(self, pending: Pending, plan: Plan | Operation, signature: str) -> Pending:
         site = (pending.members, pending.key)
-        members = range(self.size) if pending.members is None else pending.members
+        members = self._members(pending.members)
         with self._posting:  # so that calls of one key are queued in the order of their numbers
-            if missing := self.lost.keys() & members:
-                raise self.lost[min(missing)]
-            self._used.update(members)
-            pending.plan, pending.call = plan, self._calls[site]
+            if failure := self.failure_of(members):
+                self._unnoticed = None
+                raise failure
+            if len(members) > 1:
+                self._used.add(members)
+            pending.operation, pending.call = operations.of(plan), self._calls[site]
             pending.number = self._number(site, signature)
             self._calls[site] += 1
             with self._lock:
@@ -256,6 +291,9 @@ class Engine:
                 self._start_queued()
         return pending
 
+    def _members(self, members: tuple[int, ...] | None) -> tuple[int, ...]:
+        return tuple(range(self.size)) if members is None else members
+
     def _number(self, site: Site, signature: str) -> int | None:
         """The number of a key; None while the ranks are agreeing on it."""
         number = self._numbers.get(site)
@@ -266,11 +304,8 @@ class Engine:
             return self._numbers.setdefault(site, _OWN - len(self._numbers))
         if not self._calls[site]:
             self.control.ask(
-                lambda answer: self._agreed(site, answer["number"]),
-                "agree",
-                key=key,
-                signature=signature,
-                members=members,
+                lambda request: Agree(request, key, signature, members),
+                lambda number: self._agreed(site, number),
             )
         return None
 
@@ -298,14 +333,14 @@ class Engine:
     def _start(self, pending: Pending) -> None:
         assert pending.number is not None
         tag = (pending.number * _TAGS_OF_A_KEY + pending.call % _TAGS_OF_A_KEY) % self._tags
-        pending.schedule = pending.plan(self._communicator(pending.members), tag)
+        pending.schedule = pending.operation.plan(self._communicator(pending.members), tag)
         self.statistics.collectives += 1
         self._active.append(pending)
         if self.timeline:
             self.timeline.posted(pending)
         self._resume(pending)
         if self.control and self.control.joined:
-            self._attendance.invite(pending.describe(), pending.stand_in)
+            self._attendance.invite(pending.describe(), pending.operation.stand_in)
 
     def _communicator(self, members: tuple[int, ...] | None) -> Communicator:
         if members not in self._communicators:
@@ -428,6 +463,9 @@ class Engine:
         patience: Patience | None = None
         try:
             while not pending.done:
+                if pending.error:
+                    self._unnoticed = None
+                    raise pending.error
                 if self._advance():
                     idling.moved()
                 elif not idling.spin():
@@ -439,7 +477,8 @@ class Engine:
                         patience.check(time.monotonic() - begin)
                     idling.nap()
         except TfdistError as error:
-            self.fail(error)
+            if pending.error is None:
+                self.fail(error, pending.members)
             raise
         finally:
             if patience:

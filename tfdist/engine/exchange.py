@@ -1,4 +1,4 @@
-"""Collectives on TensorFlow tensors that are no all-reduce: one host call each, in graphs and eagerly."""
+"""Collectives on TensorFlow tensors other than all-reduce: one host call each, in graphs and eagerly."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import tensorflow as tf
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.collectives.all_to_all import all_to_all
-from tfdist.collectives.barrier import barrier
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
-from tfdist.engine import joining
+from tfdist.engine import operations
 from tfdist.engine.group import Group
 from tfdist.engine.means import Mean
-from tfdist.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_array, to_tensor
 
 HostFunction = Callable[..., "Sequence[np.ndarray]"]
 """Called with the key and the operands as arrays."""
@@ -41,7 +40,7 @@ class Exchange:
 
         Args:
             tensor: dense and at least one-dimensional; all dimensions but ``axis`` are the same on all processes.
-            axis: along which it is concatenated.
+            axis: the dimension to concatenate along.
 
         Returns:
             The concatenation, on every process.
@@ -57,30 +56,23 @@ class Exchange:
         def gather(key: str, array: np.ndarray) -> list[np.ndarray]:
             if array.dtype == object:
                 return [self._gather_strings(key, array)]
-            stand_in = joining.rows_of(array.shape[1:], array.dtype)
-            return [self._group.run(key, all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]]
+            return [self._group.run(key, operations.all_gather_rows(array))[0]]
 
         (gathered,) = self._call("gather", gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
         return tf.transpose(gathered, np.argsort(order)) if axis else gathered
 
     def _gather_strings(self, key: str, array: np.ndarray) -> np.ndarray:
-        parts = array.reshape(-1).tolist()
-        lengths = np.array([len(part) for part in parts], np.int64).reshape(array.shape)
-        characters = np.frombuffer(b"".join(parts), np.uint8)
+        lengths, characters = _characters(array)
         lengths = self._group.run(f"{key}: lengths", all_gather_rows(lengths))[0]
-        text = self._group.run(f"{key}: characters", all_gather_rows(characters))[0].tobytes()
-        ends = np.cumsum(lengths.reshape(-1)).tolist()
-        strings = np.empty(lengths.size, object)
-        strings[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-        return strings.reshape(lengths.shape)
+        return _strings(lengths, self._group.run(f"{key}: characters", all_gather_rows(characters))[0])
 
     @tf.autograph.experimental.do_not_convert
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         """The root's tensor, on every process.
 
         Args:
-            tensor: of one shape and dtype on all processes.
-            root: the place among the members of the process whose tensor counts.
+            tensor: a tensor of the same shape and dtype on all processes.
+            root: the rank in the group whose tensor is broadcast.
         """
         tensor = tf.convert_to_tensor(tensor)
 
@@ -94,11 +86,11 @@ class Exchange:
         """Rank 0's tensor, on every process; eagerly only.
 
         Args:
-            tensor: of one shape and dtype on all processes.
-            key: names this one broadcast.
-            signature: compared over the processes before anything is sent.
+            tensor: a tensor of the same shape and dtype on all processes.
+            key: a name for this broadcast.
+            signature: text that is compared over the processes before anything is sent.
         """
-        return to_tensor(self._broadcast(key, np.asarray(tensor), 0, signature))
+        return to_tensor(self._broadcast(key, to_array(tensor), 0, signature))
 
     @tf.autograph.experimental.do_not_convert
     def reduce_scatter(
@@ -109,15 +101,15 @@ class Exchange:
         verb: str | None = None,
         mean: bool = False,
     ) -> tf.Tensor:
-        """Combines a tensor over all processes, and leaves each with some of the result's rows.
+        """Combines a tensor over all processes, and gives each process some of the result's rows.
 
         Args:
-            tensor: of one shape and dtype on all processes, at least one-dimensional.
+            tensor: at least one-dimensional, of the same shape and dtype on all processes.
             combine: a commutative and associative NumPy ufunc of two arguments.
-            rows: how many rows this process gets, in the order of the ranks; by default all get the same number,
-                and the first ones one more where that does not divide.
-            verb: what it is for, in a word that must be the same on all processes; by default after ``combine``.
-            mean: whether sums are divided by the number of processes; as of `tfdist.engine.bridge.Bridge.all_reduce`.
+            rows: the number of rows for this process; rows are assigned in the order of the ranks. By default all get
+                the same number, and the first ranks one more if rows do not divide evenly.
+            verb: the purpose in one word, the same on all processes; by default derived from ``combine``.
+            mean: whether sums are divided by the number of processes; as in `tfdist.engine.bridge.Bridge.all_reduce`.
 
         Returns:
             This process's rows.
@@ -158,14 +150,14 @@ class Exchange:
 
     @tf.autograph.experimental.do_not_convert
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends some rows to every process, and gets some from every process.
+        """Sends some rows to every process, and receives some from every process.
 
         Args:
             tensor: dense and at least one-dimensional; all dimensions but the first are the same on all processes.
-            splits: how many rows go to each process, in the order of the ranks; they add up to all.
+            splits: the number of rows for each process, in the order of the ranks; they add up to all rows.
 
         Returns:
-            The rows that came, in the order of the ranks, and how many came from each (int64).
+            The received rows, in the order of the ranks, and the number of rows from each rank (int64).
         """
         tensor = tf.convert_to_tensor(tensor)
         splits = tf.cast(splits, tf.int64)
@@ -175,7 +167,7 @@ class Exchange:
             if given_rows.shape != (self._group.size,) or given_rows.sum() != len(array) or (given_rows < 0).any():
                 raise ValueError(
                     f"splits must hold one number of rows for each of the {self._group.size} ranks, {len(array)} "
-                    f"together; got {given_rows.tolist()}"
+                    f"in total; got {given_rows.tolist()}"
                 )
             taken_rows = np.zeros_like(given_rows)
             ones = range(self._group.size)
@@ -195,10 +187,10 @@ class Exchange:
 
     @tf.autograph.experimental.do_not_convert
     def barrier(self) -> None:
-        """Waits until every process has come here."""
+        """Waits until every process has called this."""
 
         def wait(key: str) -> list[np.ndarray]:
-            self._group.run(key, barrier(), stand_in=joining.everyone_comes())
+            self._group.run(key, operations.barrier())
             return [np.zeros((), np.int64)]
 
         self._call("barrier", wait, [], [(tf.int64, [])])
@@ -210,9 +202,18 @@ class Exchange:
         return bool(flag[0])
 
     def _broadcast(self, key: str, array: np.ndarray, root: int, signature: str) -> np.ndarray:
+        if array.dtype == object:
+            return self._broadcast_strings(key, array, root, signature)
         value = np.array(array)
         self._group.run(key, broadcast(value.reshape(-1).view(np.uint8), root), signature)
         return value
+
+    def _broadcast_strings(self, key: str, array: np.ndarray, root: int, signature: str) -> np.ndarray:
+        lengths, characters = _characters(array)
+        lengths = self._broadcast(key, lengths, root, signature)
+        if self._group.rank != root:
+            characters = np.empty(lengths.sum(), np.uint8)
+        return _strings(lengths, self._broadcast(f"{key}: characters", characters, root, ""))
 
     def _call(
         self,
@@ -232,16 +233,16 @@ class Exchange:
             alike: whether the first operand has one shape on all processes.
         """
         if tf.executing_eagerly():
-            arrays = [np.asarray(operand) for operand in operands]
+            arrays = [to_array(operand) for operand in operands]
             what = "".join(
                 f" of {array.dtype} {array.shape if alike else ('*', *array.shape[1:])}" for array in arrays[:1]
             )
             return [to_tensor(array) for array in function(f"eager {kind}{what}", *arrays)]
         what = f" of {operands[0].dtype.name}" if operands else ""
-        key = call_site(f"{kind}{what}")
+        key = call_site(f"{kind}{what}", self._group.members)
 
         def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            return [to_tensor(array) for array in function(key, *(np.asarray(tensor) for tensor in tensors))]
+            return [to_tensor(array) for array in function(key, *(to_array(tensor) for tensor in tensors))]
 
         outputs = tf.py_function(on_host, list(operands), [dtype for dtype, _ in results], name="tfdist_exchange")
         for output, (_, shape) in zip(outputs, results, strict=True):
@@ -249,8 +250,23 @@ class Exchange:
         return outputs
 
 
+def _characters(strings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The length of each string, and the bytes of all."""
+    parts = strings.reshape(-1).tolist()
+    lengths = np.array([len(part) for part in parts], np.int64).reshape(strings.shape)
+    return lengths, np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _strings(lengths: np.ndarray, characters: np.ndarray) -> np.ndarray:
+    """Reverses `_characters`."""
+    text, ends = characters.tobytes(), np.cumsum(lengths.reshape(-1)).tolist()
+    strings = np.empty(lengths.size, object)
+    strings[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return strings.reshape(lengths.shape)
+
+
 def _check_rank(name: str, tensor: tf.Tensor) -> None:
     if tensor.shape.rank is None:
-        raise ValueError(f"{name} must know how many dimensions a tensor has; call tf.ensure_shape on it first")
+        raise ValueError(f"{name} must know how many dimensions the tensor has; call tf.ensure_shape on it first")
     if tensor.shape.rank == 0:
-        raise ValueError(f"{name} needs tensors of at least one dimension; got a scalar")
+        raise ValueError(f"{name} needs a tensor of at least one dimension; got a scalar")

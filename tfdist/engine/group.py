@@ -10,6 +10,7 @@ from tfdist.collectives import algorithms
 from tfdist.collectives.cost import Calibration
 from tfdist.collectives.schedule import Plan
 from tfdist.engine.engine import Engine
+from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
 from tfdist.errors import TfdistError
 
@@ -63,7 +64,7 @@ class Group:
     @property
     def failure(self) -> TfdistError | None:
         """Why no collective of the group can complete any more, if that is so."""
-        return self.engine.failure
+        return self.engine.failure_of(self.members)
 
     def using(self, algorithm: str, calibration: Calibration | None) -> Group:
         """The same group with another all-reduce.
@@ -101,24 +102,22 @@ class Group:
     def run(
         self,
         key: str,
-        plan: Plan,
+        plan: Plan | Operation,
         signature: str = "",
         *,
         contents: str = "",
-        stand_in: dict[str, Any] | None = None,
     ) -> Any:
         """Runs a collective to its end, from eager code; see `tfdist.engine.engine.Engine.run`."""
-        return self.engine.run(key, plan, signature, members=self._given, contents=contents, stand_in=stand_in)
+        return self.engine.run(key, plan, signature, members=self._given, contents=contents)
 
     def post(
         self,
         key: str,
-        plan: Plan,
+        plan: Plan | Operation,
         signature: str = "",
         *,
         overlaps: bool = True,
         contents: str = "",
-        stand_in: dict[str, Any] | None = None,
         ready: float | None = None,
     ) -> Pending:
         """Begins a collective and returns at once; see `tfdist.engine.engine.Engine.post`."""
@@ -129,7 +128,6 @@ class Group:
             overlaps=overlaps,
             members=self._given,
             contents=contents,
-            stand_in=stand_in,
             ready=ready,
         )
 

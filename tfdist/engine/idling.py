@@ -1,4 +1,4 @@
-"""How a thread passes the time between two looks at transfers under way: it spins, and then it naps."""
+"""How a thread waits between polls of running transfers: it spins first, then it sleeps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 
 _SPIN_SECONDS = 2e-3
 _LOST_SECONDS = 3e-4
-"""A thread that was off its core for so long between two looks shares it, or the GIL, with somebody."""
+"""A thread that was off its core for this long between two polls shares the core or the GIL with another thread."""
 _CONTENDED_SECONDS = 0.2
-"""How long nobody spins then, before it is tried again."""
+"""How long no thread of the process spins after that."""
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 3e-4
-"""Short enough that a line of 1 Gbit/s is not idle while its sender naps: the kernel holds some 100 KiB for it."""
+"""Short enough that a link of 1 Gbit/s is not idle while the sender sleeps: the kernel buffers about 100 KiB for it."""
 
 
 class Contention:
-    """What the threads of a process have found out about their cores.
+    """Whether other threads compete for a process's cores, as its waiting threads have observed.
 
     Attributes:
-        until: until when, on `time.perf_counter`, others are taken to want them.
+        until: the time, on `time.perf_counter`, until which the cores are assumed to be contended.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Contention:
 class Idling:
     """One thread's wait.
 
-    It spins for a short while after something has moved, unless others want its core or the GIL: then spinning only
-    uses up its share of time, and the scheduler lets it wait for a whole tick when it is needed.
+    It spins for a short time after a transfer has progressed, unless other threads compete for its core or the GIL.
+    Spinning would then only use up its time slice, and the scheduler would delay it by a whole tick when it has work.
 
     Args:
-        contention: of this process.
+        contention: shared by the threads of this process.
     """
 
     def __init__(self, contention: Contention) -> None:
@@ -42,13 +42,13 @@ class Idling:
         self.moved()
 
     def moved(self) -> None:
-        """Something has moved: more may follow at once."""
+        """Call this when a transfer has progressed, as more may follow at once."""
         now = self._look()
         self._spin_until = now + _SPIN_SECONDS if now > self._contention.until else 0.0
         self._nap = _SHORTEST_NAP
 
     def spin(self) -> bool:
-        """Lets others have the core for a moment and returns True; False when it is time to nap."""
+        """Yields the core briefly and returns True; returns False when it is time to sleep."""
         now = self._look()
         if now > self._spin_until or now < self._contention.until:
             return False
@@ -56,7 +56,7 @@ class Idling:
         return True
 
     def nap(self) -> None:
-        """Sleeps, for longer from time to time."""
+        """Sleeps; each successive sleep is longer, up to a limit."""
         time.sleep(self._nap)
         self._nap = min(2 * self._nap, _LONGEST_NAP)
         self._last, self._computed = time.perf_counter(), time.thread_time()

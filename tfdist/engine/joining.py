@@ -1,62 +1,26 @@
-"""What a rank without more data does for the others: it stands in, with nothing to add, until all are done.
+"""Joining: a rank without more data takes part, with nothing to add, in what the others do until all have joined.
 
 A rank that joins tells the rendezvous server, which tells everyone. From then on the lowest rank that has not joined
-invites those that have to each collective, over the server, with a description of what to take part in.
+invites those that have to each collective, over the server, with a description of how to take part.
 
 References:
-    `horovod.tensorflow.join`, whose meaning this keeps.
+    `horovod.tensorflow.join`, which has the same meaning.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tfdist.collectives.algorithms import ALGORITHMS
-from tfdist.collectives.all_gather import all_gather_rows
-from tfdist.collectives.barrier import barrier
-from tfdist.collectives.schedule import Plan
+from tfdist.cluster.messages import Call, Invite, Invited, Join, StandIn, State
+from tfdist.engine import operations
 from tfdist.errors import TfdistError
 
 if TYPE_CHECKING:
     from tfdist.engine.engine import Engine
 
 _POLL_SECONDS = 1e-3
-
-
-def sum_of(elements: int, dtype: np.dtype, algorithm: str) -> dict[str, Any]:
-    """Describes an all-reduce that adds."""
-    return {"what": "sum", "elements": elements, "dtype": dtype.name, "algorithm": algorithm}
-
-
-def rows_of(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """Describes an all-gather of rows.
-
-    Args:
-        shape: of a row.
-        dtype: of the rows.
-    """
-    return {"what": "rows", "shape": list(shape), "dtype": dtype.name}
-
-
-def everyone_comes() -> dict[str, Any]:
-    """Describes a barrier."""
-    return {"what": "barrier"}
-
-
-def plan_of(stand_in: dict[str, Any]) -> Plan:
-    """Takes part in what is described, with zeros or with no rows."""
-    if stand_in["what"] == "barrier":
-        return barrier()
-    import ml_dtypes  # noqa: F401  (its dtypes are known to NumPy by name from then on)
-
-    dtype = np.dtype(stand_in["dtype"])
-    if stand_in["what"] == "rows":
-        return all_gather_rows(np.empty((0, *stand_in["shape"]), dtype))
-    return ALGORITHMS[stand_in["algorithm"]](np.zeros(stand_in["elements"], dtype))
 
 
 class Attendance:
@@ -68,18 +32,18 @@ class Attendance:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._invitations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._early: list[dict[str, Any]] = []
+        self._invitations: queue.SimpleQueue[Invited] = queue.SimpleQueue()
+        self._early: list[Invited] = []
         self._last: int | None = None
 
     def join(self) -> int:
-        """Stands in for this rank until every rank has joined; returns the last one."""
+        """Takes part without data until every rank has joined; returns the last one."""
         engine = self._engine
         control = engine.control
         if control is None:
             return 0
         self._last = None
-        control.send({"type": "join", "counts": engine.counts()})
+        control.send(Join(engine.counts()))
         while self._last is None or not self._invitations.empty():
             while not self._invitations.empty():
                 self._stand_in(self._invitations.get())
@@ -89,24 +53,25 @@ class Attendance:
         engine.drain()
         return self._last
 
-    def _stand_in(self, call: dict[str, Any]) -> None:
-        engine = self._engine
-        members = call["members"] and tuple(call["members"])
-        engine.learn(call["key"], members, call["number"])
-        begun = engine.calls_of(call["key"], members)
-        if begun < call["call"]:
-            self._early.append(call)  # the invitation to the call before it is on its way
-        elif begun == call["call"]:  # else an earlier invitation to it has been followed
-            engine.post(call["key"], plan_of(call["stand_in"]), members=members, overlaps=False)
+    def _stand_in(self, invitation: Invited) -> None:
+        engine, call = self._engine, invitation.call
+        assert call.number is not None
+        engine.learn(call.key, call.members, call.number)
+        begun = engine.calls_of(call.key, call.members)
+        if begun < call.call:
+            self._early.append(invitation)  # the invitation to the call before it is on its way
+        elif begun == call.call:  # else an earlier invitation to it has been followed
+            plan = operations.without_data(invitation.stand_in)
+            engine.post(call.key, plan, members=call.members, overlaps=False)
             early, self._early = self._early, []
             for other in early:
                 self._stand_in(other)
 
-    def invite(self, call: dict[str, Any], stand_in: dict[str, Any] | None) -> None:
-        """Invites the ranks that have joined to a call that this rank has posted, if this rank is the one that invites.
+    def invite(self, call: Call, stand_in: StandIn | None) -> None:
+        """Invites the ranks that have joined to a call, if this rank is responsible for inviting them.
 
         Args:
-            call: as of `tfdist.engine.pending.Pending.describe`.
+            call: that this rank has posted.
             stand_in: how to take part.
         """
         engine = self._engine
@@ -114,29 +79,27 @@ class Attendance:
         if control is None or not control.joined or stand_in is None:
             return
         joined = dict(control.joined)
-        if call["number"] is None:
+        if call.number is None:
             return  # the ranks are agreeing on it; the engine invites when they have
-        members = range(engine.size) if call["members"] is None else call["members"]
+        members = range(engine.size) if call.members is None else call.members
         if engine.rank != min(set(members) - set(joined), default=-1):
             return
-        absent = [
-            rank
-            for rank, counts in joined.items()
-            if rank in members and counts.get(str(call["number"]), 0) <= call["call"]
-        ]
+        absent = tuple(
+            rank for rank, counts in joined.items() if rank in members and counts.get(call.number, 0) <= call.call
+        )
         if absent:
-            control.send({"type": "invite", "to": absent, "stand_in": stand_in, **call})
+            control.send(Invite(absent, call, stand_in))
 
-    # What the control connection tells.
+    # Messages of the control connection.
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """What this rank has under way."""
         return self._engine.state()
 
     def rank_joined(self) -> None:
         """Invites it to what is under way already."""
         for pending in self._engine.under_way():
-            self.invite(pending.describe(), pending.stand_in)
+            self.invite(pending.describe(), pending.operation.stand_in)
 
     def all_joined(self, last: int) -> None:
         """Ends `join`."""
@@ -146,6 +109,6 @@ class Attendance:
         """Asks the engine."""
         return self._engine.survives(rank, error)
 
-    def invited(self, call: dict[str, Any]) -> None:
+    def invited(self, invitation: Invited) -> None:
         """Keeps the invitation for the thread that has joined."""
-        self._invitations.put(call)
+        self._invitations.put(invitation)

@@ -1,4 +1,4 @@
-"""Means over processes, which do not overflow where the mean itself is within the range of its dtype."""
+"""Means over processes that do not overflow if the mean itself is within the range of its dtype."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Summing = Callable[[np.ndarray], np.ndarray]
 
 
 class Mean:
-    """One array's mean: what to sum in its place, and what to make of the sum.
+    """One array's mean: the vector to sum in its place, and the computation of the mean from the sum.
 
-    Numbers of floating point are summed as they are. Where that overflows, which all processes see alike, they are
-    summed once more, divided by a power of two; so a mean costs no precision and, but then, no bytes. Integers of fewer
-    than 64 bits are summed as int64, those of 64 bits as their quotients and remainders.
+    Floating-point numbers are summed unchanged. If the sum overflows, which all processes detect equally, they are
+    divided by a power of two and summed again; so a mean loses no precision, and sends no extra bytes unless it
+    overflows. Integers of fewer than 64 bits are summed as int64; 64-bit integers as quotients and remainders.
 
     Args:
-        array: what this process gives; only read.
-        size: number of processes.
+        array: this process's array; only read.
+        size: the number of processes.
 
     Attributes:
-        summed: what is to be summed over all processes, one-dimensional and contiguous; for each element of the array,
-            in their order, as many numbers.
+        summed: the vector to be summed over all processes, one-dimensional and contiguous; it holds the same number of
+            values for each element of the array, in order.
     """
 
     def __init__(self, array: np.ndarray, size: int) -> None:
@@ -40,12 +40,13 @@ class Mean:
             self.summed = np.stack(np.divmod(vector, vector.dtype.type(size)), axis=-1).reshape(-1)
 
     def finished(self, total: np.ndarray, again: Summing, anywhere: Callable[[bool], bool] = bool) -> np.ndarray:
-        """The mean of each element, one-dimensional; of integers, rounded towards zero.
+        """The mean of each element, one-dimensional; integers are rounded towards zero.
 
         Args:
             total: the sum of ``summed``, or this process's part of it; overwritten.
-            again: sums a vector like ``summed`` once more, and returns what corresponds to ``total``.
-            anywhere: whether something is true on any process; of processes whose ``total`` is the same, on this one.
+            again: sums a vector like ``summed`` again, and returns the part that corresponds to ``total``.
+            anywhere: returns whether a condition is true on any process. The default is for processes that all have the
+                same ``total``.
         """
         if self._integer:
             return self._rounded(total).astype(self._dtype, copy=False)
@@ -69,11 +70,11 @@ class Mean:
 
 
 def _divide(vector: np.ndarray, divisor: float) -> bool:
-    """Divides in place; whether all is finite."""
+    """Divides in place; returns whether all elements are finite."""
     finite = True
     for segment in segments(vector.size):
         part = vector[segment]
-        if part.dtype.itemsize < 4:  # which may not hold the divisor
+        if part.dtype.itemsize < 4:  # the dtype may not represent the divisor
             wide = part.astype(np.float32) / np.float32(divisor)
             part[...] = wide
         else:

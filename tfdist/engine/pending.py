@@ -1,4 +1,4 @@
-"""One call of one collective, under way."""
+"""One call of a collective that has not completed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.collectives.schedule import Plan, Schedule
+from tfdist.cluster.messages import Call
+from tfdist.collectives.schedule import Schedule
 from tfdist.comm.communicator import Request
+from tfdist.engine.operations import Operation
+from tfdist.errors import TfdistError
 
 
 class Pending:
-    """A collective under way.
+    """A posted collective.
 
     Attributes:
-        key: of its call site.
-        number: that the members know the key by; None while they are agreeing on it.
-        call: how many calls of that key came before it.
+        key: the key of its call site.
+        number: the members' number for the key; None while they are agreeing on it.
+        call: the number of earlier calls with that key.
         members: the ranks that take part; None if all do.
-        contents: what it carries, in words, for messages; may be empty.
-        plan: what to do, once that number is known.
-        stand_in: what a rank without data needs to take part, for `tfdist.engine.joining`; None if it cannot.
-        ready: when there was something to do, on `time.monotonic`.
-        done: whether it is complete, on this rank.
-        result: what it gave, once done.
+        contents: a description of its data, for messages; may be empty.
+        operation: the collective, to start once the number is known.
+        ready: when its data was ready, on `time.monotonic`.
+        done: whether it is complete on this rank.
+        result: its result, once done.
+        error: why it will not be done, although other groups' collectives go on.
     """
 
     def __init__(
@@ -31,34 +34,27 @@ class Pending:
         key: str,
         members: tuple[int, ...] | None = None,
         contents: str = "",
-        stand_in: dict[str, Any] | None = None,
         ready: float | None = None,
     ) -> None:
         self.key = key
         self.members = members
         self.contents = contents
-        self.stand_in = stand_in
         self.ready = time.monotonic() if ready is None else ready
         self.marks: list[float] = []
         self.number: int | None = None
         self.call = 0
         self.done = False
         self.result: Any = None
-        self.plan: Plan
+        self.error: TfdistError | None = None
+        self.operation: Operation
         self.schedule: Schedule
         self.requests: Sequence[Request] = ()
 
     @property
     def name(self) -> str:
-        """The key, and whose it is, for messages."""
+        """The key and the group, for messages."""
         return self.key if self.members is None else f"{self.key} in group {list(self.members)}"
 
-    def describe(self) -> dict[str, Any]:
-        """What other ranks are told of it."""
-        return {
-            "key": self.key,
-            "number": self.number,
-            "call": self.call,
-            "members": self.members,
-            "contents": self.contents,
-        }
+    def describe(self) -> Call:
+        """A description of the collective for other ranks."""
+        return Call(self.key, self.number, self.call, self.members, self.contents)

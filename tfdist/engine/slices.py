@@ -1,16 +1,14 @@
-"""Sums of sparse rows over processes: gathered, or dense where that sends fewer bytes."""
+"""Sums of sparse rows over processes: gathered, or dense if that sends fewer bytes."""
 
 from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collectives.algorithms import ALGORITHMS
-from tfdist.collectives.all_gather import all_gather_rows
-from tfdist.engine import joining
+from tfdist.engine import operations
 from tfdist.engine.group import Group
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import call_site, to_tensor
+from tfdist.tensors import call_site, to_array, to_tensor
 
 
 class Slices:
@@ -33,24 +31,26 @@ class Slices:
     ) -> tf.IndexedSlices:
         """Sums sparse rows over all processes.
 
-        Gathering sends every process's rows to all, and keeps them apart: what an optimizer makes of a row that occurs
-        more than once is then what it makes of it on one process. The dense form sends the whole variable about twice,
-        whatever the number of rows.
+        Gathering sends every process's rows to all and keeps them separate, so that an optimizer treats a row that
+        occurs more than once as it does on one process. The dense form sends the whole variable about twice, for any
+        number of rows.
 
         Args:
             slices: rows of a variable; an index may occur more than once.
-            contributes: boolean scalar, false where a process has no samples, and so no rows.
-            keep_rows: whether every occurrence of a row is kept. If not, rows are summed where that sends fewer bytes;
-                as long as the dense shape is known. The same on all processes.
-            weight: as of `tfdist.engine.bridge.Bridge.all_reduce`, of rows of floating point; where it is 0 this
-                process has no rows. Instead of ``contributes``.
+            contributes: boolean scalar; false if this process has no samples, and so no rows.
+            keep_rows: whether every occurrence of a row is kept. If not, and the dense shape is known, rows are summed
+                if that sends fewer bytes. The same on all processes.
+            weight: as in `tfdist.engine.bridge.Bridge.all_reduce`, for floating-point rows; if it is 0 this process
+                has no rows. Replaces ``contributes``.
 
         Returns:
-            The rows of all processes, in the order of their ranks; or every row of the sum.
+            The rows of all processes, in the order of their ranks; or every row of the dense sum.
         """
         slices, dense_shape = _as_tensors(slices)
         if weight is not None and contributes is not None:
-            raise ValueError("a weight stands instead of contributes: 0 where a process has no samples")
+            raise ValueError(
+                "all_reduce takes either weight or contributes; got both. Pass a weight of 0 if there are no samples."
+            )
         share = contributes if weight is None else checked_weight(weight, [slices.values])
         if self._group.size == 1:
             values = slices.values if weight is None else weighted_in_graph(slices.values, share)
@@ -63,7 +63,7 @@ class Slices:
         if tf.executing_eagerly():
             values, indices = self._host_slices(f"eager {key}", *operands)
         else:
-            site = call_site(key)
+            site = call_site(key, self._group.members)
             values, indices = tf.py_function(
                 lambda *arguments: self._host_slices(site, *arguments),
                 operands,
@@ -82,19 +82,18 @@ class Slices:
         indices: tf.Tensor,
         dense_shape: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gathers rows; or, with a dense shape, sums them where that sends fewer bytes.
+        """Gathers rows; or, with a dense shape, sums them if that sends fewer bytes.
 
-        How many rows there are is known only when they are, so all processes first tell each other and choose alike.
+        The number of rows is known only at run time, so the processes first gather it, to make the same choice.
         """
-        rows, places = np.asarray(values), np.asarray(indices)
+        rows, places = to_array(values), to_array(indices)
         if not float(tf.cast(share, tf.float64)):
             rows, places = rows[:0], places[:0]
         elif share.dtype == tf.float64:
             rows = weighted(rows.reshape(-1), float(share), np.empty_like(rows).reshape(-1)).reshape(rows.shape)
 
         def gather(what: str, array: np.ndarray) -> np.ndarray:
-            stand_in = joining.rows_of(array.shape[1:], array.dtype)
-            return self._group.run(f"{key}: {what}", all_gather_rows(np.ascontiguousarray(array)), stand_in=stand_in)[0]
+            return self._group.run(f"{key}: {what}", operations.all_gather_rows(array))[0]
 
         if dense_shape is None:
             return to_tensor(gather("rows", rows)), to_tensor(gather("indices", places))
@@ -106,14 +105,13 @@ class Slices:
         dense = self._group.take(shape[0] * row_bytes).view(rows.dtype).reshape(shape)
         dense[...] = 0
         np.add.at(dense, places, rows)
-        algorithm = self._group.choose(dense.nbytes)
-        stand_in = joining.sum_of(dense.size, dense.dtype, algorithm)
-        self._group.run(f"{key}: dense", ALGORITHMS[algorithm](dense.reshape(-1)), stand_in=stand_in)
+        total = operations.all_reduce(dense.reshape(-1), self._group.choose(dense.nbytes))
+        self._group.run(f"{key}: dense", total)
         return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
 
 
 def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor | None]:
-    """The slices with components that users may have given as lists, and the dense shape, if known, as int64."""
+    """Converts the components of slices, which may be lists, to tensors; and the dense shape, if known, to int64."""
     shape = None if slices.dense_shape is None else tf.cast(slices.dense_shape, tf.int64)
     values, indices = tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)
     return tf.IndexedSlices(values, indices, shape), shape

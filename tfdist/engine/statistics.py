@@ -1,4 +1,4 @@
-"""How much a process has communicated, and how much of that time it spent waiting."""
+"""How long a process has communicated, and how much of that time it spent waiting."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Statistics:
-    """Counts that only grow; compare two readings for what happened between them.
+    """Counters that only grow; subtract two readings to measure an interval.
 
     Attributes:
-        collectives: how many have been begun.
+        collectives: the number of collectives begun.
     """
 
     def __init__(self) -> None:
@@ -19,28 +19,28 @@ class Statistics:
 
     @property
     def communicating_seconds(self) -> float:
-        """How long at least one collective has been under way."""
+        """How long at least one collective was running."""
         return self._communicating.seconds()
 
     @property
     def waiting_seconds(self) -> float:
-        """How long at least one thread has waited for a collective: the part that is not hidden behind computing."""
+        """How long at least one thread was waiting for a collective: the part not overlapped with computation."""
         return self._waiting.seconds()
 
     def begin_communicating(self) -> None:
-        """A collective was posted while none was under way."""
+        """Call this when a collective is posted while none is running."""
         self._communicating.start()
 
     def end_communicating(self) -> None:
-        """The last collective under way is complete."""
+        """Call this when the last running collective completes."""
         self._communicating.stop()
 
     def begin_waiting(self) -> None:
-        """A thread waits, and no other did."""
+        """Call this when a thread starts to wait and no other is waiting."""
         self._waiting.start()
 
     def end_waiting(self) -> None:
-        """No thread waits any more."""
+        """Call this when the last waiting thread stops."""
         self._waiting.stop()
 
 

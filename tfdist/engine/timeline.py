@@ -1,4 +1,4 @@
-"""What a rank's collectives did when, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+"""A timeline of a rank's collectives, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
 The format is Chrome's trace events: every rank is a "process", with a track for its training (computing, or waiting for
 a collective) and one for each key. Times are microseconds on rank 0's clock.
@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 from tfdist.engine.pending import Pending
 
 VARIABLE = "TFDIST_TIMELINE"
-"""Environment variable: where each rank writes its part, before the end of its name."""
+"""Environment variable: the path of the timeline; each rank writes its part to this path plus a suffix."""
 
 MOST_RECORDS = 1_000_000
-"""Collectives and waits that are kept; what comes later is left out, and counted."""
+"""The number of collectives and waits that are recorded; later ones are only counted."""
 
 
 class Flight(NamedTuple):
     """One collective of this rank.
 
     Attributes:
-        key: of its call site.
-        call: how many calls came before it.
-        contents: what it carries.
-        marks: seconds at which it was ready, posted, resumed after each of its steps; the last is its end.
+        key: the key of its call site.
+        call: the number of earlier calls with that key.
+        contents: a description of its data.
+        marks: times, in seconds: when its data was ready, when it was posted, and the end of each of its steps.
     """
 
     key: str
@@ -51,11 +51,11 @@ class Wait(NamedTuple):
 
 
 class Timeline:
-    """Keeps what happens; written by the engine.
+    """Records collectives and waits; called by the engine.
 
     Args:
-        rank: this process's.
-        offset: seconds to add to this process's clock for rank 0's; see `tfdist.collectives.clock`.
+        rank: this process's rank.
+        offset: seconds to add to this process's clock to get rank 0's; see `tfdist.collectives.clock`.
     """
 
     def __init__(self, rank: int, offset: float = 0.0) -> None:
@@ -66,20 +66,20 @@ class Timeline:
         self.left_out = 0
 
     def posted(self, pending: Pending) -> None:
-        """The collective has begun."""
+        """Records the start of a collective."""
         pending.marks = [pending.ready, time.monotonic()]
 
     def stepped(self, pending: Pending) -> None:
-        """One more step of the collective is complete; maybe its last."""
+        """Records the end of a step of a collective, which may be its last."""
         if not pending.marks:
-            return  # begun before the timeline was
+            return  # it started before the timeline
         pending.marks.append(time.monotonic())
         if pending.done:
             self._keep(self.flights, Flight(pending.name, pending.call, pending.contents, pending.marks))
 
     @contextlib.contextmanager
     def waiting(self, pending: Pending) -> Iterator[None]:
-        """Around a wait for the collective."""
+        """Context that records a wait for a collective."""
         begin = time.monotonic()
         try:
             yield
@@ -113,7 +113,7 @@ class Timeline:
             begin = end
 
     def _of_training(self) -> Iterator[dict[str, Any]]:
-        """Waits, merged where several threads wait at once, and the computing between them."""
+        """Waits, with overlapping ones of several threads merged, and the computation between them."""
         end_of_last: float | None = None
         for wait in sorted(self.waits, key=lambda wait: wait.begin):
             begin = wait.begin
@@ -144,16 +144,16 @@ class Timeline:
 
 
 def part(path: str, rank: int) -> str:
-    """Where a rank writes its part of the timeline at ``path``."""
+    """The path of a rank's part of the timeline at ``path``."""
     return f"{path}.rank{rank}"
 
 
 def merge(path: str, ranks: int) -> list[int]:
-    """Puts the parts together, as one file; returns the ranks whose part is missing.
+    """Merges the parts into one file; returns the ranks whose part is missing.
 
     Args:
-        path: of that file.
-        ranks: how many parts there should be.
+        path: the path of that file.
+        ranks: the number of parts.
     """
     events, missing = [], []
     for rank in range(ranks):
@@ -167,7 +167,7 @@ def merge(path: str, ranks: int) -> list[int]:
 
 
 def write(path: str, events: Iterable[dict[str, Any]]) -> None:
-    """Writes a timeline, times from its beginning on."""
+    """Writes a timeline, with times relative to its beginning."""
     events = list(events)
     begin = min((event["ts"] for event in events if event["ph"] == "X"), default=0.0)
     _write(path, [{**event, "ts": event["ts"] - begin} if event["ph"] == "X" else event for event in events])

@@ -1,4 +1,4 @@
-"""A process's share of a sum: its vector times a weight."""
+"""A process's weighted term of a sum."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     """Multiplies a vector by a weight, in one pass.
 
     Args:
-        vector: of floating point or complex, one-dimensional and contiguous; only read.
-        weight: where it is 0 the result is zero, also of NaN and infinity.
+        vector: floating-point or complex, one-dimensional and contiguous; only read.
+        weight: the factor; if it is 0 the result is zero, also for NaN and infinity.
         out: receives the result; of the vector's size and dtype.
 
     Returns:
@@ -25,7 +25,7 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
         out.fill(0)
     elif vector.dtype.kind == "c":
         weighted(vector.view(vector.real.dtype), weight, out.view(vector.real.dtype))
-    elif vector.dtype.itemsize < 4:  # which would round the weight
+    elif vector.dtype.itemsize < 4:  # the dtype would round the weight
         for segment in segments(vector.size):
             out[segment] = vector[segment].astype(np.float32) * np.float32(weight)
     else:
@@ -37,13 +37,13 @@ def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor
     """A weight as a float64 scalar.
 
     Raises:
-        ValueError: it is for tensors of integers.
+        ValueError: the weight is for integer tensors.
     """
     if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
-        raise ValueError(f"a weight is for tensors of floating point; got {[t.dtype.name for t in tensors]}")
+        raise ValueError(f"a weight needs tensors of floating point; got {[t.dtype.name for t in tensors]}")
     return tf.cast(weight, tf.float64)
 
 
 def weighted_in_graph(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """A tensor times a weight; zero where the weight is, whatever the tensor holds."""
+    """A tensor times a weight; zero if the weight is zero, also for NaN and infinity."""
     return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))

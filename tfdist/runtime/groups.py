@@ -23,7 +23,7 @@ class Group:
         if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size for r in self.ranks):
             raise ValueError(
                 f"a group needs different ranks from 0 to {size - 1}, at least one; got {list(self.ranks)}. Groups are "
-                "of the job that this process has joined: call tfdist.init() first."
+                "of the job that this process has entered: call tfdist.init() first."
             )
 
     @property

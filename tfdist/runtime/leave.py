@@ -1,4 +1,4 @@
-"""How a process leaves its job: it waits for the others to end with it, takes MPI down, and says what went wrong."""
+"""How a process leaves its job: it waits for those that it shares MPI with, shuts MPI down, and reports errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.comm import mpi_library
 from tfdist.engine import timeline
 from tfdist.engine.engine import Engine
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
-from tfdist.runtime.start import Started
+from tfdist.runtime.membership import LEAVE_SECONDS, Membership, Started
 
 log = logging.getLogger("tfdist")
 
@@ -26,35 +26,8 @@ _FINALIZE_SECONDS = 10.0
 _END_SECONDS = 2 * _FINALIZE_SECONDS
 
 
-def arrange(started: Started, engine: Engine) -> None:
-    """Has this process leave the job when it ends, and tell the others why where it fails.
-
-    Args:
-        started: to be taken down.
-        engine: of the same processes.
-    """
-    atexit.register(_leave, started, engine, os.getpid(), _Watchdog())
-    os.register_at_fork(after_in_child=started.control.after_fork)
-    sys.excepthook = _telling_others(started.control, sys.excepthook)
-
-
-def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Says why this task ends as soon as it is known: the end itself may wait for threads of the user's."""
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if control.failure is not None:
-            launcher.tell(launcher.VICTIM)
-        elif not isinstance(error, TfdistError):  # those have been told already
-            control.fails_first = True
-            control.tell_failure(error)
-            launcher.tell(launcher.CAUSE)
-        original(kind, error, traceback)
-
-    return hook
-
-
 class _Watchdog:
-    """Ends the process if `MPI_Finalize` does not; a thread made in time, as none can be at the end."""
+    """Ends the process if `MPI_Finalize` does not return; its thread is started early, as none can be at the end."""
 
     def __init__(self) -> None:
         self.begin, self.done = threading.Event(), threading.Event()
@@ -66,19 +39,62 @@ class _Watchdog:
             _die_at_the_end(f"MPI_Finalize did not end within {_FINALIZE_SECONDS:g} s")
 
 
-def _leave(started: Started, engine: Engine, pid: int, watchdog: _Watchdog) -> None:
-    """At the end of the process: announces it, waits until the others have ended too, and finalizes MPI."""
-    control = started.control
-    if os.getpid() != pid:
-        return  # a forked child; the job is its parent's
-    _write_timeline(engine)
+def arrange(membership: Membership) -> None:
+    """Has this process leave the job when it ends, and tell the others why if it fails.
+
+    Args:
+        membership: of this process.
+    """
+    atexit.register(_leave, membership, os.getpid(), _Watchdog())
+    os.register_at_fork(after_in_child=membership.control.after_fork)
+    sys.excepthook = _telling_others(membership.control, sys.excepthook)
+
+
+def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Reports why this task ends at once: the end of the process may wait for the user's threads."""
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if control.failure is not None or isinstance(error, PeerLostError):
+            launcher.tell(launcher.VICTIM)
+        elif not isinstance(error, TfdistError):  # those have been reported already
+            control.fails_first = True
+            control.tell_failure(error)
+            launcher.tell(launcher.CAUSE)
+        original(kind, error, traceback)
+
+    return hook
+
+
+def _leave(membership: Membership, pid: int, watchdog: _Watchdog) -> None:
+    """At the end of the process. A forked child leaves the job to its parent."""
+    if os.getpid() != pid or membership.is_closed:
+        return
     error = getattr(sys, "last_value", None)
-    reason = f"{type(error).__name__}: {error}" if error is not None else None
-    known = engine.failure is not None or error is not None  # the script has seen it, and ends as it chose to
-    failed = known or control.failure is not None
-    if (control.failure is not None or engine.failure is not None) and not control.fails_first:
+    reason = f"{type(error).__name__}: {error}"[:1000] if error is not None else None
+    if membership.started is None or membership.engine is None:
+        _leave_without_mpi(membership, reason)
+    else:
+        _leave_with_mpi(membership, membership.started, membership.engine, watchdog, reason)
+
+
+def _leave_without_mpi(membership: Membership, reason: str | None) -> None:
+    control = membership.control
+    if control.failure is not None and not control.fails_first:
         launcher.tell(launcher.VICTIM)
-    control.leave(reason[:1000] if reason else None, engine.counts())
+    membership.leave(reason)
+
+
+def _leave_with_mpi(
+    membership: Membership, started: Started, engine: Engine, watchdog: _Watchdog, reason: str | None
+) -> None:
+    """Waits until the other ranks' scripts have ended too, and finalizes MPI with them."""
+    control = membership.control
+    _write_timeline(engine)
+    known = engine.failure is not None or reason is not None  # the script has seen it, and ends as it chose to
+    failed = known or control.failure is not None
+    if (control.failure or engine.failure or engine.unnoticed) and not control.fails_first:
+        launcher.tell(launcher.VICTIM)
+    control.leave(reason, engine.counts(), LEAVE_SECONDS if failed else 0.0)
     if not failed:
         failed = not _await_others(control, engine)
     engine.close()
@@ -93,15 +109,15 @@ def _leave(started: Started, engine: Engine, pid: int, watchdog: _Watchdog) -> N
         control.end(0)  # without MPI, which waits for the lost
     if started.manager:
         started.manager.release()
-    control.close()
-    if started.server:
-        started.server.close()
+    membership.close()
+    if not known and engine.unnoticed:
+        _die_at_the_end(str(engine.unnoticed))
     if not known and isinstance(control.failure, (PeerLostError, MismatchError)):
         _end_after_failure(control)
 
 
 def _end_after_failure(control: Control) -> None:
-    """Says what the script, which has ended, could not see. Its own exit code stays, unless a process has died."""
+    """Reports a failure that came after the script's end. The exit code changes only if a process has died."""
     if not control.peer_died:
         _say_at_the_end(str(control.failure))
         return

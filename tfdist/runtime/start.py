@@ -1,105 +1,75 @@
-"""How MPI comes up among the tasks that have met: from their own sockets, or by a launcher's MPI."""
+"""How MPI comes up among the training tasks of a job: from their own sockets, or by a launcher's MPI."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from tfdist._version import __version__
+import msgspec
+
 from tfdist.cluster import hosts, launcher, rendezvous
 from tfdist.cluster.control import Control
+from tfdist.cluster.messages import Claims
 from tfdist.cluster.pmi import ProcessManager
-from tfdist.cluster.settings import Timeouts, read_secret
-from tfdist.cluster.spec import Cluster
+from tfdist.cluster.settings import Timeouts
 from tfdist.comm import messages, mpi_library, segments
 from tfdist.comm.mpi import MPICommunicator, simulates_hosts
 from tfdist.comm.probe import CELLS_VARIABLE, Probe, Sharing, decide, ptrace_is_free
 from tfdist.errors import MPIUnavailableError, RendezvousError, TfdistError
+from tfdist.runtime import membership
+from tfdist.runtime.membership import Membership, Started
 
 log = logging.getLogger("tfdist")
 
 
-@dataclass
-class Started:
-    """What has come up, for the world to stand on and to take down again.
+def among_tasks(member: Membership, timeouts: Timeouts) -> None:
+    """Brings MPI up among the training tasks of a cluster. Each of them calls this once.
 
-    Attributes:
-        module: `mpi4py.MPI`.
-        communicator: among all ranks.
-        control: the connection to the rendezvous server.
-        members: what each task says of itself, by rank.
-        server: the rendezvous server, on the rank that has started it.
-        manager: of this process's part of MPI; None under a launcher.
-    """
-
-    module: Any
-    communicator: MPICommunicator
-    control: Control
-    members: list[dict[str, Any]]
-    server: rendezvous.ServerProcess | None
-    manager: ProcessManager | None
-
-
-def among_tasks(cluster: Cluster, timeouts: Timeouts) -> Started:
-    """Meets the other tasks of a cluster at the chief's address, and brings MPI up among them.
+    All of them start MPI together, as its processes are fixed from then on: a group that is made later may be any of
+    them.
 
     Args:
-        cluster: who takes part, this task among them.
+        member: this task's membership.
         timeouts: how long to wait for the others.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; no MPI library can be used.
+        TfdistError: the others did not come; no MPI library can be used. The process has left the job then.
     """
-    module = mpi_library.load()  # before anyone is kept waiting
-    address = cluster.tasks[0].address
-    secret = read_secret()
-    server = None
-    if cluster.rank == 0:
-        if not secret:
-            _say_who_can_join(address)
-        names = [str(task) for task in cluster.tasks]
-        server = rendezvous.ServerProcess(rendezvous.listen(address), names, cluster.digest(), secret, timeouts)
-    control = Control(address, _claims(cluster.rank, cluster.digest()), secret, timeouts)
+    cluster, control = member.cluster, member.control
+    assert cluster is not None
+    assert cluster.rank is not None
+    rank, size = cluster.rank, cluster.size
     try:
-        members = control.join()
-        probe = Probe(control.job, cluster.rank)
+        module = mpi_library.load()  # before the others are kept waiting
+        members = _bind(control, size)
+        probe = Probe(control.job, rank)
         sharing = _find_out_what_is_shared(control, probe, members)
-        if cluster.rank == 0:
+        if rank == 0:
             _say_what_is_not_shared(sharing)
-        settings = mpi_library.network_settings(module, len({member["network"] for member in members}) == 1)
+        settings = mpi_library.network_settings(module, len({member.network for member in members}) == 1)
         if sharing.cells is not None:
-            settings[CELLS_VARIABLE] = str(sharing.cells[cluster.rank])
-        manager = ProcessManager(control, cluster.size, sharing.nodes)
+            settings[CELLS_VARIABLE] = str(sharing.cells[rank])
+        manager = ProcessManager(control, size, sharing.nodes)
         with _initialization(control, timeouts):
-            mpi_library.initialize_from_socket(module, manager.fd, cluster.rank, cluster.size, settings)
-            if sharing.nodes and sharing.nodes.count(sharing.nodes[cluster.rank]) == 1:
+            mpi_library.initialize_from_socket(module, manager.fd, rank, size, settings)
+            if sharing.nodes and sharing.nodes.count(sharing.nodes[rank]) == 1:
                 segments.unlink_own()  # at once: nobody else may be allowed to, where ranks run as different users
-            control.request("barrier", name="initialized")
+            control.barrier("initialized", range(size))
             communicator = MPICommunicator(module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas)
     except BaseException as error:
-        if control.failure is not None:
-            launcher.tell(launcher.VICTIM)
-        else:
-            control.leave(f"{type(error).__name__}: {error}"[:1000], {})
-        if control.job:
-            segments.unlink_of(control.job)
-        control.close()
-        if server:
-            server.close()
+        member.abandon(error)
         raise
     segments.unlink_own()
-    return Started(module, communicator, control, members, server, manager)
+    member.started = Started(module, communicator, members, manager)
 
 
-def under_launcher(timeouts: Timeouts) -> Started:
-    """Joins the MPI that mpiexec or srun has started, and opens a rendezvous on its rank 0.
+def under_launcher(timeouts: Timeouts) -> Membership:
+    """Initializes the MPI that mpiexec or srun has started, and opens a rendezvous on its rank 0.
 
     Args:
         timeouts: how long to wait for the others.
@@ -127,53 +97,40 @@ def under_launcher(timeouts: Timeouts) -> Started:
             host = "127.0.0.1" if one_network else hosts.outside_address()
             meeting = {"address": f"{host}:{listener.getsockname()[1]}", "secret": secret}
             names = [f"rank {rank}" for rank in range(comm.size)]
-            server = rendezvous.ServerProcess(listener, names, "launched", secret.encode(), timeouts)
+            server = rendezvous.ServerProcess(listener, names, comm.size, "launched", secret.encode(), timeouts)
         except (OSError, TfdistError) as error:
             meeting = {"failed": f"rank 0 could not open the rendezvous: {error}"[:1000]}
     meeting = messages.broadcast(comm, meeting)
     if "failed" in meeting:
         raise RendezvousError(meeting["failed"])
-    claims = _claims(comm.rank, "launched")
+    claims = membership.claims(comm.rank, f"rank {comm.rank}", "launched")
     control = Control(meeting["address"], claims, meeting["secret"].encode(), timeouts)
-    members = control.join()
+    control.enter()
+    members = _bind(control, comm.size)
     probe = Probe(control.job, comm.rank, before_mpi=False)
     sharing = _find_out_what_is_shared(control, probe, members)
     communicator = MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas)
     _refuse_false_neighbours(module, communicator, sharing)
-    return Started(module, communicator, control, members, server, None)
+    launched = Membership(None, control, server)
+    launched.started = Started(module, communicator, members, None)
+    return launched
 
 
-def _claims(rank: int, digest: str) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "version": __version__,
-        "digest": digest,
-        "host": hosts.host_id(),
-        "network": hosts.network_id(),
-        "hostname": socket.gethostname(),
-        "pid": os.getpid(),
-    }
+def _bind(control: Control, size: int) -> list[Claims]:
+    own = msgspec.to_builtins(control.claims)
+    return [msgspec.convert(other, Claims) for other in control.bind(own, size)]
 
 
-def _say_who_can_join(address: str) -> None:
-    reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
-    log.warning(
-        "tfdist: no job secret is set: %s (%s) can join this job. Set TFDIST_SECRET to the same value on every task.",
-        reach,
-        address,
-    )
-
-
-def _find_out_what_is_shared(control: Control, probe: Probe, members: list[dict[str, Any]]) -> Sharing:
+def _find_out_what_is_shared(control: Control, probe: Probe, members: list[Claims]) -> Sharing:
     """Has every process try what the others offer; see `tfdist.comm.probe`.
 
     Raises:
         MPIUnavailableError: a process has no room for MPI's shared memory, which MPICH makes in any case.
     """
     try:
-        offers = control.all_gather("what each offers", probe.offer())
+        offers = control.gather("what each offers", probe.offer(), range(len(members)))
         if problems := [
-            f"rank {rank} on {members[rank]['hostname']}: {offer['problem']}"
+            f"rank {rank} on {members[rank].hostname}: {offer['problem']}"
             for rank, offer in enumerate(offers)
             if offer["problem"]
         ]:
@@ -181,7 +138,7 @@ def _find_out_what_is_shared(control: Control, probe: Probe, members: list[dict[
                 f"MPI needs shared memory in /dev/shm; {'; '.join(problems[:5])}. Give the container more "
                 "(`docker run --shm-size=1g`; in Kubernetes an emptyDir of medium Memory at /dev/shm)."
             )
-        findings = control.all_gather("what each found", probe.try_all(offers))
+        findings = control.gather("what each found", probe.try_all(offers), range(len(members)))
     finally:
         probe.close()
     sharing = decide(offers, findings)
@@ -205,7 +162,7 @@ def _say_what_is_not_shared(sharing: Sharing) -> None:
 
 
 def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing: Sharing) -> None:
-    """Fails where a launcher's MPICH would read the memory of a process that it cannot read, or of a stranger."""
+    """Fails where a launcher's MPICH would read memory that it cannot read, or that of the wrong process."""
     enabled = os.environ.get("MPIR_CVAR_CH4_CMA_ENABLE", "1") != "0" and ptrace_is_free()
     if not enabled or not mpi_library.library(module)[0].startswith("MPICH"):
         return

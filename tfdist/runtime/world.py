@@ -1,8 +1,8 @@
-"""A process's place among the processes that train together, and how it gets there.
+"""A process's place among those that train together.
 
-There are three ways in. From TF_CONFIG (or a resolver), tasks meet at the chief's address and bring MPI up
-themselves. Under mpiexec, MPI comes first, and the meeting place is made known over it. And a process that nobody
-told anything is a world of one.
+From TF_CONFIG (or a resolver), tasks enter a job at the chief's address, and those that train bring MPI up themselves.
+Under mpiexec, MPI comes first, and the address of the rendezvous is broadcast over it. Without a cluster a process
+trains alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
 from tfdist.errors import ClusterSpecError
 from tfdist.notices import notice
-from tfdist.runtime import leave, start
-from tfdist.runtime.start import Started
+from tfdist.runtime import job, start
+from tfdist.runtime.membership import Membership
 
 _SWITCH_SECONDS = 1e-4
 """How long a busy Python thread (a data pipeline, a callback) may keep the GIL from a collective that wants it. By
@@ -33,78 +33,97 @@ default it is 5 ms, for which each step would wait several times."""
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together, seen from one of them.
+    """The processes that train together, seen from one process of the job.
 
     Attributes:
-        engine: runs their collectives.
+        engine: runs this process's collectives.
+        rank: this process's rank, from 0; -1 if it is a parameter server or an evaluator.
+        size: the number of processes that train together.
         local_rank: this process's rank among those on its machine.
         local_size: how many those are.
+        role: ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``.
     """
 
     engine: Engine
+    rank: int = 0
+    size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    role: str = "chief"
 
     @property
     def group(self) -> Group:
-        """All processes."""
+        """All processes that train together.
+
+        Raises:
+            ClusterSpecError: this process is none of them.
+        """
+        if self.rank < 0:
+            raise ClusterSpecError(
+                f"this task is of the job {self.role!r}: it has no rank and takes no part in collectives. Call them in "
+                "training tasks only: `if tfdist.rank() >= 0:`."
+            )
         return Group(self.engine)
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
-        """Every process's value, by rank; over the rendezvous, as no collective is needed yet.
+        """Every process's value, by rank; over the rendezvous, before any collective is needed.
 
         Args:
             name: of this exchange, used once.
             value: for JSON.
         """
         control = self.engine.control
-        return [value] if control is None else control.all_gather(name, value)
-
-    @property
-    def rank(self) -> int:
-        """This process's, from 0."""
-        return self.engine.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        return self.engine.size
+        return [value] if control is None else control.gather(name, value, range(self.size))
 
 
 _world: World | None = None
 _alone: World | None = None
-_cluster: Cluster | None = None
 _lock = threading.Lock()
 
 
-def join(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    """Joins the world, once per process; later calls return the same one. A world of one is nothing to join.
+def enter(cluster: Cluster | None, timeouts: Timeouts) -> World:
+    """Enters the job, once per process; later calls return the same world. A process alone has none to enter.
 
     Args:
-        cluster: who takes part; None to learn it from a launcher, or to be alone.
+        cluster: the job's tasks; None to learn them from a launcher, or to be alone.
         timeouts: how long to wait for the others, at the start and later.
 
     Raises:
         TfdistError: the others did not come, or refused this process; no MPI library can be used.
     """
-    global _world, _cluster
-    if launcher.size() == 1 if cluster is None else cluster.outside or cluster.size == 1:
+    global _world
+    if launcher.size() == 1 if cluster is None else cluster.size == 0 or cluster.tasks == (cluster.task,):
         return _world_of_one()
     with _lock:
-        if _world is not None and _cluster != cluster:
-            raise ClusterSpecError(
-                f"this process has joined a job already ({_cluster or 'of an MPI launcher'}), and joins one in its "
-                f"life; got {cluster}."
-            )
+        member = job.enter(cluster, timeouts)
         if _world is None:
-            begun = start.under_launcher(timeouts) if cluster is None else start.among_tasks(cluster, timeouts)
-            _world = _world_of(begun, timeouts)
-            _cluster = cluster
+            _world = _world_of(member, timeouts)
         return _world
 
 
+def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
+    """Enters the job to train with collectives. An evaluator, and a chief without workers, are alone.
+
+    Args:
+        cluster: as of `enter`.
+        timeouts: as of `enter`.
+
+    Raises:
+        TfdistError: as `enter`; or this task does not train.
+    """
+    if cluster is None:
+        return enter(cluster, timeouts)
+    if cluster.rank is None and cluster.task.job != "evaluator":
+        raise ClusterSpecError(
+            f"AllReduceStrategy trains on the chief and the workers of a cluster, and this process is {cluster.task}, "
+            f"{'a parameter server' if cluster.task.job == 'ps' else 'which the cluster does not list'}. Start the "
+            "script without this task."
+        )
+    return _world_of_one() if cluster.rank is None or cluster.size == 1 else enter(cluster, timeouts)
+
+
 def current() -> World:
-    """The world that this process has joined; a world of one before."""
+    """The world that this process has entered; itself alone before."""
     return _world or _world_of_one()
 
 
@@ -112,20 +131,32 @@ def _world_of_one() -> World:
     global _alone
     with _lock:
         if _alone is None:
-            _alone = World(Engine(LocalWorld(1).communicator(0), None, Timeouts.from_environment()))
+            _alone = World(_engine_alone())
         return _alone
 
 
-def _world_of(begun: Started, timeouts: Timeouts) -> World:
+def _engine_alone() -> Engine:
+    return Engine(LocalWorld(1).communicator(0), None, Timeouts.from_environment())
+
+
+def _world_of(member: Membership, timeouts: Timeouts) -> World:
+    """Brings MPI up if this task trains with others."""
+    cluster = member.cluster
+    if cluster is not None and cluster.rank is None:
+        return World(_engine_alone(), -1, cluster.size, role=cluster.task.job)
+    if cluster is not None and cluster.size == 1:
+        return World(_engine_alone())
+    if member.started is None:
+        start.among_tasks(member, timeouts)
+    assert member.started is not None
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-    communicator = begun.communicator
-    engine = Engine(communicator, begun.control, timeouts, communicator.tags)
-    machines = [member["host"] for member in begun.members]
-    local_rank, local_size = hosts.local_place(machines, communicator.rank)
+    communicator = member.started.communicator
+    rank, size = communicator.rank, communicator.size
+    engine = member.engine = Engine(communicator, member.control, timeouts, communicator.tags)
+    machines = [claims.host for claims in member.started.members]
     if timeline.VARIABLE in os.environ:
-        engine.timeline = timeline.Timeline(engine.rank, engine.run("the clocks", clock_offset()))
-    if communicator.rank == 0:
+        engine.timeline = timeline.Timeline(rank, engine.run("the clocks", clock_offset()))
+    if rank == 0:
         count = len(set(machines))
-        notice("tfdist: %d processes on %d host%s have joined.", communicator.size, count, "s" if count > 1 else "")
-    leave.arrange(begun, engine)
-    return World(engine, local_rank, local_size)
+        notice("tfdist: training on %d processes on %d host%s.", size, count, "s" if count > 1 else "")
+    return World(engine, rank, size, *hosts.local_place(machines, rank), "worker" if rank else "chief")

@@ -10,12 +10,12 @@ HOW_TO_INSTALL = "`pip install tensorflow-cpu`, or with NVIDIA GPUs `pip install
 
 
 def require_tensorflow() -> None:
-    """Fails with one clear line where TensorFlow is not installed.
+    """Raises an error if TensorFlow is not installed.
 
     Raises:
-        TensorFlowMissingError: there is none.
+        TensorFlowMissingError: TensorFlow is not installed.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise TensorFlowMissingError(
-            f"tfdist needs TensorFlow, and leaves the choice of the build to you: {HOW_TO_INSTALL}."
+            f"tfdist needs TensorFlow, which is not installed. Choose a build: {HOW_TO_INSTALL}."
         )

@@ -1,17 +1,18 @@
-"""What a strategy can do: what the seams of Keras and TensorFlow ask for, each for no more than it needs.
+"""Abilities of strategies, which the seams of Keras and TensorFlow require.
 
-The inner half of a strategy (a `tf.distribute.StrategyExtended`) inherits its abilities beside the class of
-TensorFlow's that it extends. Where it lacks one, the seams that need it do what Keras does:
+A strategy's `extended` (a `tf.distribute.StrategyExtended`) inherits its abilities beside the TensorFlow class that it
+extends. If it lacks an ability, the seams that require it do what Keras does:
 
-| ability | what rests on it |
+| ability | what requires it |
 |---|---|
 | `SharesBatches` | data, shuffling, steps on shares, Dropout's seeds, `predict` and `predict_on_batch` |
-| `ReducesGradients` | gradients are summed before clipping, and agreed to be finite; compression |
-| both of them | gradients are weighed by samples, and losses left alone |
+| `ReducesGradients` | summing gradients before clipping, agreement on whether they are finite; compression |
+| both of them | weighting gradients by samples, unscaled losses |
 | `MergesMetrics` | results of metrics, and logs |
-| `AveragesState` | what layers keep (moving statistics, counts), after each step and before `evaluate` |
+| `AveragesState` | layers' state (moving statistics, counts), after each step and before `evaluate` |
 | `WritesOnce` | saving, callbacks that write, the progress bar |
 | `LoadsForAll` | ``load_weights``, `load_model`, `BackupAndRestore` |
+| `UpdatesOnServers` | optimizers, whose updates are made by parameter servers |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
 | any | `compile` in the model's scope, and errors as they were before a graph wrapped them |
 """
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class Ability:
-    """What every strategy of tfdist is; the base of all abilities."""
+    """The base of all abilities, and of every tfdist strategy."""
 
-    if TYPE_CHECKING:  # what the seams use of TensorFlow's own
+    if TYPE_CHECKING:  # members of TensorFlow's class that the seams use
 
         @property
         def worker_devices(self) -> Any:
@@ -49,12 +50,12 @@ class Ability:
 
     @property
     def has_several_replicas(self) -> bool:
-        """Whether there is anybody to train together with."""
+        """Whether there is more than one replica."""
         return self._num_replicas_in_sync > 1
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that has ended the communication of this process, if one has."""
+        """The error that ended this process's communication, or None."""
         return None
 
 
@@ -63,7 +64,7 @@ class HasCollectives(Ability):
 
     Attributes:
         group: the processes.
-        bridge: reduces tensors over them.
+        bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors.
     """
 
@@ -73,7 +74,7 @@ class HasCollectives(Ability):
 
     @property
     def is_local_only(self) -> bool:
-        """Whether the caller is inside of `WritesOnce.local_only`, and must call no collective."""
+        """Whether the caller is inside `WritesOnce.local_only`, and must not call collectives."""
         return False
 
 
@@ -81,17 +82,17 @@ class SharesBatches(HasCollectives, abc.ABC):
     """Every replica trains on its share of the global batch, on a copy of the model's variables.
 
     Attributes:
-        shares: how many samples each has in the current step.
+        shares: the number of samples of each replica in the current step.
     """
 
     shares: Shares
 
     @abc.abstractmethod
     def count(self, optionals: list[Any]) -> tf.Tensor:
-        """How many replicas have another batch, over all processes; notes the samples of the step in `shares`.
+        """Counts the replicas of all processes that have another batch; records the step's samples in `shares`.
 
         Args:
-            optionals: the local replicas' next batches, of `tf.experimental.Optional`.
+            optionals: the local replicas' next batches, each a `tf.experimental.Optional`.
 
         Returns:
             An int64 scalar, the same on all processes.
@@ -99,59 +100,74 @@ class SharesBatches(HasCollectives, abc.ABC):
 
     @abc.abstractmethod
     def reading_for_keras(self) -> contextlib.AbstractContextManager[None]:
-        """Datasets distributed inside yield a `Share`, with a row that stands in for samples where there are none."""
+        """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples."""
 
     @abc.abstractmethod
     def reading_in_order(self) -> contextlib.AbstractContextManager[None]:
-        """Of datasets distributed inside all processes read the same batches: what is gathered is in their order."""
+        """Context in which all processes read the same batches of a dataset; gathered outputs keep its order."""
 
 
 class ReducesGradients(HasCollectives):
-    """Gradients of Keras's optimizers are summed over all replicas, before anything else is done to them.
+    """Gradients of Keras optimizers are summed over all replicas before any other processing.
 
-    A strategy that also `SharesBatches` has them weighed by samples under `fit`, so that the sum is a mean.
+    With `SharesBatches` they are weighted by samples under `fit`, so that the sum is a mean.
 
     Attributes:
-        reduces_gradients: whether they are in the step that is traced, or run eagerly. A boolean scalar tensor or
-            `tf.Variable` is read in each step of a graph, on all replicas alike. Where it is false, every replica
-            applies the gradient of its own share. It must not change between the steps of one gradient accumulation.
-        compressor: knows the variables whose gradients are compressed; None where none are.
+        reduces_gradients: whether the step that is traced, or run eagerly, reduces gradients. A boolean scalar tensor
+            or `tf.Variable` is read in each step of a graph, and must be equal on all replicas. If it is false, every
+            replica applies the gradient of its own share. It must not change between the steps of one gradient
+            accumulation.
+        compressor: compresses gradients; None for no compression.
     """
 
     reduces_gradients: bool | tf.Tensor | tf.Variable = True
     compressor: Compressor | None = None
 
 
+class UpdatesOnServers(Ability, abc.ABC):
+    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
+
+    @abc.abstractmethod
+    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+        """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
+
+        Args:
+            optimizer: a Keras optimizer.
+            gradients: tensors, `tf.IndexedSlices` or None.
+            variables: Keras variables.
+        """
+
+
 class MergesMetrics(HasCollectives):
-    """Results of metrics and logs are of all replicas."""
+    """Results of metrics and logs cover all replicas."""
 
 
 class AveragesState(HasCollectives):
-    """What layers keep is made equal on all replicas, after each step of Keras's and before `evaluate`."""
+    """Layers' state is made equal on all replicas, after each Keras step and before `evaluate`."""
 
 
 class WritesOnce(Ability, abc.ABC):
-    """One process writes files and shows progress."""
+    """Only one process, the writer, writes files and shows progress."""
 
     @property
     @abc.abstractmethod
     def is_writer(self) -> bool:
-        """Whether this process is the one."""
+        """Whether this process is the writer."""
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
-        """Around what the writer does alone: nothing inside waits for other processes."""
+        """Context for what the writer does alone: nothing inside waits for other processes."""
         yield
 
 
 class LoadsForAll(HasCollectives, WritesOnce):
-    """One process reads weights and backups, and hands them to the others."""
+    """One process reads weights and backups, and broadcasts them to the others."""
 
     is_reading_for_all = False
 
     @contextlib.contextmanager
     def reading_for_all(self) -> Iterator[None]:
-        """Weights that are loaded inside are handed on by the caller."""
+        """Context in which the caller broadcasts the weights that are loaded."""
         self.is_reading_for_all = True
         try:
             yield
@@ -163,7 +179,7 @@ class EndsEpochsTogether(HasCollectives):
     """All processes stop after the same epoch.
 
     Attributes:
-        checks_weights: whether their weights must be equal then.
+        checks_weights: whether the weights of all processes are compared then.
     """
 
     checks_weights: bool

@@ -27,16 +27,16 @@ log = logging.getLogger("tfdist")
 
 
 class AllReduceStrategy(tf.distribute.Strategy):
-    """Trains one model on all devices of all processes of a job, in step.
+    """Synchronous data-parallel training on all devices of all processes of a job.
 
-    Every replica computes the gradient of its share of the global batch; a ring all-reduce sums them, and every
+    Every replica computes the gradient of its share of the global batch; an all-reduce sums the gradients, and every
     replica takes the same step. The weights start equal (the chief's) and stay equal to the last bit.
 
-    Five steps from a script for one process to one for many:
+    To turn a script for one process into one for many:
 
     1. ``strategy = tfdist.AllReduceStrategy()`` before anything else of TensorFlow runs.
     2. Build and compile the model inside ``with strategy.scope():``.
-    3. Leave ``batch_size`` and the data alone: a batch is the *global* batch, and every process takes its share.
+    3. Do not change ``batch_size`` or the data: a batch is the *global* batch, and every process takes its share.
     4. Call ``fit``, ``evaluate``, ``predict`` and ``save`` on every process, as before.
     5. Start it: ``tfdist run -n 4 train.py``; or on every machine with TF_CONFIG; or under ``mpiexec``/``srun``.
 
@@ -48,40 +48,41 @@ class AllReduceStrategy(tf.distribute.Strategy):
         >>> model.fit(x, y, batch_size=256)
 
     Args:
-        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that says who takes part. By default
-            an MPI launcher (mpiexec, srun) is asked, then TF_CONFIG, then Slurm; a process that nobody told
-            anything runs alone.
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that describes the cluster. By default
+            the cluster is taken from the MPI launcher (mpiexec, srun), else from TF_CONFIG, else from Slurm; without
+            any of them the process trains alone.
         devices: this process's devices, such as ``["GPU:0", "GPU:1"]``; the same number on every process. By
-            default the GPUs, shared out among the processes of a machine by local rank; the CPU when there is none.
+            default the machine's GPUs, divided among its processes by local rank, or the CPU if there are none.
         timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
-        algorithm: how processes sum: ``"auto"`` chooses by the cost model, for every vector by its size, with what
-            `tfdist bench` has measured, or else typical figures. By name: ``"ring"``, which sends the fewest bytes;
-            ``"butterfly"`` or ``"tree"``, which send the fewest messages; ``"reduce_scatter_gather"``, which sends few
-            of both where the number of processes is a power of two; ``"hierarchical"``, for several processes on each
-            of several machines; ``"mpi"``, the library's own; or ``"naive"``. Sums of one algorithm and number of
-            processes are equal to the last bit from run to run.
-        compression: what is sent of gradients: a method of `tfdist.compression`, such as ``TopK(ratio=0.01)``, with
-            which matrices of at least 1024 elements are compressed; a schedule over steps; or a policy that chooses by
-            variable. Biased methods get `tfdist.compression.ErrorFeedback`. Nothing is compressed by default, nor
-            are sparse gradients and whatever is no gradient of a Keras optimizer. Over shared memory it does not pay.
+        algorithm: the all-reduce algorithm. ``"auto"`` chooses one for every vector by its size, with a cost model
+            that uses the figures `tfdist bench` measured, or else typical figures. By name: ``"ring"``, which sends
+            the fewest bytes; ``"butterfly"`` or ``"tree"``, which send the fewest messages;
+            ``"reduce_scatter_gather"``, which sends few of both if the number of processes is a power of two;
+            ``"hierarchical"``, for several processes on each of several machines; ``"mpi"``, the MPI library's own; or
+            ``"naive"``. With the same algorithm and number of processes, sums are bitwise equal from run to run.
+        compression: how gradients are compressed: a method of `tfdist.compression`, such as ``TopK(ratio=0.01)``,
+            which is applied to matrices of at least 1024 elements; a schedule over steps; or a policy that chooses by
+            variable. Biased methods get `tfdist.compression.ErrorFeedback`. By default nothing is compressed. Sparse
+            gradients, and tensors that are not gradients of a Keras optimizer, never are. Over shared memory
+            compression does not pay.
         check_weights: whether `fit` compares the weights of all ranks after each epoch, by a hash of each variable,
-            and raises `MismatchError` with the first that is not equal.
+            and raises `MismatchError` for the first that is not equal.
         sum_sparse_rows: whether the rows of sparse gradients (of an `Embedding`) are summed where that sends fewer
-            bytes than gathering them. Optimizers that square gradients then see the square of a sum, where one process
-            squares each occurrence of a row.
-        group: the processes that train this model together, this one among them; by default all of the job. Several
-            groups may train different models at the same time, each with a strategy of its own.
+            bytes than gathering them. Optimizers that square gradients then square the sum, where one process squares
+            each occurrence of a row.
+        group: the processes that train this model together, including this one; by default all of the job. Several
+            groups may train different models at the same time, each with its own strategy.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
-        TypeError: ``compression`` is nothing of the kind.
+        TypeError: ``compression`` is not a method, a schedule or a policy.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
-        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster with this task in it.
-        RendezvousError: not all tasks came, or this one was refused.
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
+        RendezvousError: not all tasks entered the job, or this one was refused.
         MPIUnavailableError: no MPI library can be loaded.
     """
 
-    # What MirroredExtended asks of its strategy; it is only used among this process's devices.
+    # Read by MirroredExtended; used only among this process's devices.
     _collective_key_base = 0
 
     def __init__(
@@ -96,25 +97,25 @@ class AllReduceStrategy(tf.distribute.Strategy):
         group: Group | None = None,
     ) -> None:
         algorithms.check(algorithm)
-        policy.as_policy(compression)  # what it finds wrong is said before anybody is waited for
+        policy.as_policy(compression)  # raises its errors before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
-        joined = world.join(cluster, timeouts or Timeouts.from_environment())
-        chosen = list(devices) if devices is not None else default_devices(joined.local_rank, joined.local_size)
+        entered = world.train(cluster, timeouts or Timeouts.from_environment())
+        chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
         if not chosen:
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
-        self._local_rank = joined.local_rank
-        own = joined.group if group is None else joined.group.subgroup(group.members())
+        self._local_rank = entered.local_rank
+        own = entered.group if group is None else entered.group.subgroup(group.members())
         own = own.using(algorithm, calibration.agreed(own, algorithm))
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         super().__init__(AllReduceExtended(self, own, chosen, compressor, check_weights, not sum_sparse_rows))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """The resolver that the strategy was made with, or one of what TF_CONFIG or Slurm say.
+        """The resolver that the strategy was made with, or one made from TF_CONFIG or Slurm.
 
-        Under mpiexec, and for a process alone, it names no tasks.
+        Under mpiexec, and for a process that trains alone, it names no tasks.
         """
         return self._cluster_resolver
 
@@ -130,14 +131,14 @@ class AllReduceStrategy(tf.distribute.Strategy):
 
     @property
     def local_rank(self) -> int:
-        """This process's rank among those on its machine."""
+        """This process's rank among the processes on its machine."""
         return self._local_rank
 
     def communication(self) -> dict[str, int]:
-        """What this process has communicated since it started.
+        """The communication of this process since it started.
 
         Returns:
-            ``collectives`` begun, and ``messages`` and ``bytes`` sent.
+            The number of ``collectives`` begun, and of ``messages`` and ``bytes`` sent.
         """
         engine = self.extended.group.engine
         communicator = engine.communicator
@@ -148,31 +149,34 @@ class AllReduceStrategy(tf.distribute.Strategy):
         }
 
     def compression(self) -> dict[str, dict[str, int]]:
-        """What compression has done since this process started, by the paths of the variables.
+        """The bytes of compressed gradients since this process started, by variable path.
 
         Returns:
-            For each variable whose gradient is compressed: ``given_bytes``, of its gradients; ``sent_bytes``, by this
-            process to others; and ``plain_bytes``, that a ring all-reduce would have sent.
+            For each variable whose gradient is compressed: ``given_bytes``, the size of its gradients;
+            ``sent_bytes``, sent by this process to others; and ``plain_bytes``, which a ring all-reduce would have
+            sent.
         """
         compressor = self.extended.compressor
         return {} if compressor is None else compressor.traffic()
 
     def save_compression(self, path: str) -> None:
-        """Writes this process's residuals beside a checkpoint; for loops of your own. Call it on every process.
+        """Writes this process's residuals beside a checkpoint, for custom training loops. Call it on every process.
 
-        `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do it by themselves.
+        `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do this already.
 
         Args:
-            path: of the checkpoint. The file's name is made from it, this rank and the number of processes.
+            path: the checkpoint's. The file's name is made from it, this rank and the number of processes.
         """
         if self.extended.compressor is not None:
             self.extended.compressor.save(path)
 
     def restore_compression(self, path: str) -> None:
-        """Reads what `save_compression` wrote. Call it on every process; all of them begin anew if one cannot go on.
+        """Reads the residuals that `save_compression` wrote. Call it on every process.
+
+        If they cannot be restored on one process, all processes start without residuals.
 
         Args:
-            path: of the checkpoint.
+            path: the checkpoint's.
 
         Raises:
             OSError: a file is damaged.
@@ -181,11 +185,11 @@ class AllReduceStrategy(tf.distribute.Strategy):
 
 
 def default_devices(local_rank: int, local_size: int) -> list[str]:
-    """This process's share of the machine's GPUs, which are hidden from TensorFlow but for it; or its CPU.
+    """This process's share of the machine's GPUs, or its CPU. All other GPUs are hidden from TensorFlow.
 
     Args:
-        local_rank: of this process on its machine.
-        local_size: how many processes share the machine.
+        local_rank: this process's rank on its machine.
+        local_size: the number of processes on the machine.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

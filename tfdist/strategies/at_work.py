@@ -1,4 +1,4 @@
-"""Which strategy of tfdist is at work, if one is, and can do what a seam needs: what every seam asks first."""
+"""Finds the tfdist strategy in use, if there is one and it has the ability that a seam needs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ A = TypeVar("A", bound=Ability)
 
 
 def of_model(model: Any, ability: type[A]) -> A | None:
-    """The inner half of the strategy that a model was built under, if it has the ability."""
+    """The `extended` of the strategy that a model was built under, if it has the ability."""
     return of_strategy(getattr(model, "_distribute_strategy", None), ability)
 
 
 def of_strategy(strategy: Any, ability: type[A]) -> A | None:
-    """The inner half of a strategy, if it has the ability."""
+    """The `extended` of a strategy, if it has the ability."""
     extended = getattr(strategy, "extended", None)
     return extended if isinstance(extended, ability) else None
 
 
 def current(ability: type[A]) -> A | None:
-    """The inner half of the strategy whose scope or replica this is in, if it has the ability."""
+    """The `extended` of the strategy whose scope or replica the caller is in, if it has the ability."""
     return of_strategy(tf.distribute.get_strategy(), ability)
 
 
 def sharing() -> SharesBatches | None:
-    """The strategy at work, if the caller is one of its replicas, in a step of Keras's on shares."""
+    """The strategy in use, if the caller is one of its replicas in a Keras step on shares."""
     extended = current(SharesBatches)
     return extended if extended is not None and extended.shares.active else None
 
 
 def weighing() -> SharesBatches | None:
-    """As `sharing`, if the gradients of the step are weighed by samples where they are reduced."""
+    """As `sharing`, if the reduction weights the step's gradients by samples."""
     extended = sharing()
     return extended if isinstance(extended, ReducesGradients) else None

@@ -1,9 +1,9 @@
-"""Gradients through collectives between replicas, in steps whose gradients are weighed by samples.
+"""Gradients through collectives between replicas, in steps whose gradients are weighted by samples.
 
-A replica's gradient is multiplied by its weight w after back-propagation. What flows back through a collective, as with
-synchronized batch normalization, comes from the losses of all replicas, and each must count by its own weight: so it is
-multiplied by the weight of the replica that it comes from before it is sent, and divided by that of the replica that
-it goes to.
+A replica's gradient is multiplied by its weight w after back-propagation. The gradient that flows back through a
+collective, as in synchronized batch normalization, comes from the losses of all replicas, and each loss must count by
+its own replica's weight. So it is multiplied by the weight of the replica that sends it, and divided by the weight of
+the replica that receives it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tfdist.strategies.shares import weighed
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of collectives in place.
+    """Installs the seams for collectives.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(private.ReplicaContext, "all_reduce", _all_reduce)
     replace(private.ReplicaContext, "all_gather", _all_gather)
@@ -43,7 +43,7 @@ def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
-    """What a collective makes of a value; its gradient is weighed."""
+    """The result of a collective, with a weighted gradient."""
     extended = at_work.weighing()
     if extended is None or isinstance(options, private.WeighedOptions):
         return collective(value)
@@ -56,7 +56,7 @@ def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, o
 
 
 def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:
-    """The value, whose gradient is multiplied by a factor."""
+    """The same value, with its gradient multiplied by a factor."""
     if isinstance(value, tf.IndexedSlices):
         return value
     tensor = tf.convert_to_tensor(value)

@@ -23,8 +23,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     Args:
         group: the processes.
         local: TensorFlow's operations among this process's devices.
-        shares: tells which replicas have samples in the current step.
-        compressor: knows the variables whose gradients are compressed; None where none are.
+        shares: the number of samples of each replica in the current step.
+        compressor: compresses gradients; None for no compression.
         keep_rows: whether sparse gradients keep every occurrence of a row, as on one process.
     """
 
@@ -53,7 +53,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
-        """See `tf.distribute.CrossDeviceOps`. The pairs' order is taken for that of the forward pass."""
+        """See `tf.distribute.CrossDeviceOps`. The pairs are assumed to be in the order of the forward pass."""
         is_weighed = isinstance(options, private.WeighedOptions)
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
@@ -77,24 +77,24 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         ]
 
     def _of_samples(self, value: Any) -> Any:
-        """What replicas without samples contribute is zero."""
+        """Sets the contributions of replicas without samples to zero."""
         if self._processes * len(value.values) == 1:
             return value
         rows = self._shares.rows_of_replicas()
         return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
 
     def _common_indices(self, value: Any) -> tf.Tensor | None:
-        """The indices of a sparse gradient whose rows are the same on all replicas; None of any other value."""
+        """The indices of a sparse gradient whose rows are the same on all replicas; None for any other value."""
         parts = value.values
         if not self._shares.step_is_shared or not isinstance(parts[0], tf.IndexedSlices):
             return None
         return None if any(sparse_gradients.are_of_samples(part) for part in parts) else parts[0].indices
 
     def _locally(self, value: Any, is_mean: bool) -> Any:
-        """The sum or the mean over this process's devices, on the first of them."""
+        """The sum or mean over this process's devices, on the first of them."""
         if isinstance(value.values[0], tf.IndexedSlices):
             return private.concat_slices(value.values, tf.add_n) if len(value.values) > 1 else value.values[0]
-        if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is of floating point, as TensorFlow's
+        if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is floating point, as in TensorFlow
             value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
         if len(value.values) == 1:
             return value.values[0]
@@ -105,11 +105,11 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     def _over_processes(
         self, values: Sequence[Any], names: Sequence[str], options: private.WeighedOptions | None, is_mean: bool
     ) -> list[Any]:
-        """The sum or the mean over processes of what each has in the mean, or in all."""
+        """The sum or mean over processes of each process's sum or mean."""
         weight = None if options is None else options.weight
         totals = list(values)
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
-        dense.reverse()  # the last layer's gradient is there first
+        dense.reverse()  # the last layer's gradient is ready first
         compressed = self._compressed(values, options)
         reduced = self._bridge.all_reduce(
             [values[place] for place in dense],
@@ -128,7 +128,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return totals
 
     def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
-        """How each value is compressed, if it is the dense gradient of a variable."""
+        """How each value is compressed; None for values that are not dense gradients of a variable."""
         if self._compressor is None or options is None or not options.variables:
             return [None] * len(values)
         return [
@@ -137,13 +137,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         ]
 
     def _has_samples(self) -> tf.Tensor | None:
-        """Whether any replica of this process has samples, a boolean scalar; None outside of shared steps."""
+        """Whether any replica of this process has samples, a boolean scalar; None outside shared steps."""
         if not self._shares.step_is_shared:
             return None
         return tf.add_n(self._shares.rows_of_replicas()) > 0
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """See `tf.distribute.CrossDeviceOps`: to this process's devices."""
+        """See `tf.distribute.CrossDeviceOps`. Broadcasts to this process's devices only."""
         return private.simple_broadcast(tensor, destinations, always_mirrored=True)
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
@@ -168,7 +168,7 @@ def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:
 
 
 def _name(value: Any, destination: Any) -> str:
-    """What a value is called in messages: as the variable that it is for, or as the operation that yields it."""
+    """The name of a value in messages: its variable's name, or that of the operation that yields it."""
     if private.is_distributed_variable(destination):
         return destination.name
     tensor = value.values if isinstance(value, tf.IndexedSlices) else value

@@ -1,4 +1,4 @@
-"""How a dataset is dealt out to the replicas of all processes."""
+"""Distribution of datasets over the replicas of all processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger("tfdist")
 
 
 def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
-    """Whether every process reads the dataset, and takes its share of each batch.
+    """Whether every process reads the whole dataset and takes its share of each batch.
 
-    Otherwise `tf.data` deals out the files that are read, or every process is trusted to bring its own samples.
+    Otherwise `tf.data` shards the dataset by files, or every process is assumed to provide its own samples.
 
     Args:
         dataset: with the user's `tf.data.experimental.AutoShardPolicy`.
@@ -29,31 +29,31 @@ def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
 
 
 _strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The inner halves of strategies by their ids, which the types of iterators hold: types are made of plain values."""
+"""The `extended` of strategies by id. Iterator types hold the id, because a type spec consists of plain values."""
 
 
 class SharedDataset(tf.distribute.DistributedDataset):
     """A dataset of global batches, of which every replica gets its share: contiguous rows, in the order of replicas.
 
-    Batches are cut after they were read, in the step's own graph: a function of the dataset's would be optimized anew
-    for each iterator, which takes longer than a short epoch. Rows are copied. A batch that a generator has yielded may
-    lie in the user's own array, and TensorFlow's kernels take a slice of it for memory that they may write to.
+    Batches are cut in the step's graph, after reading: a `map` on the dataset would be optimized again for each
+    iterator, which takes longer than a short epoch. Rows are copied: a batch from a generator may share memory with
+    the user's array, and TensorFlow's kernels may write into a slice of it.
 
     Args:
-        dataset: of global batches.
-        extended: of the strategy.
-        stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples where there are none.
+        dataset: a dataset of global batches.
+        extended: the strategy's `extended`.
+        stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples if there are none.
 
     Raises:
-        ValueError: the dataset's elements are no batches.
+        ValueError: the dataset's elements are not batches.
     """
 
     def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool) -> None:
         if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
             raise ValueError(
                 "the elements of the dataset must be batches, to be cut into shares for "
-                f"{extended._num_replicas_in_sync} replicas; got elements of {dataset.element_spec}. Call `batch` on "
-                "the dataset."
+                f"{extended._num_replicas_in_sync} replicas; got elements of {dataset.element_spec}. Call `batch()` "
+                "on the dataset."
             )
         self._dataset = private.not_tuned(dataset).prefetch(1)
         _strategies[id(extended)] = extended
@@ -64,7 +64,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """The type of what each step yields for all local replicas."""
+        """The type of each step's value for all local replicas."""
         return self._spec.of_shares()
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
@@ -88,7 +88,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
     @property
     def element_spec(self) -> Any:
-        """The type of what each step yields for all local replicas."""
+        """The type of each step's value for all local replicas."""
         return self._spec.of_shares()
 
     def __iter__(self) -> SharedIterator:
@@ -120,12 +120,12 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         )
 
     def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
-        """What makes the local replicas' shares, and whether any process has another batch."""
+        """A function that makes the local replicas' shares, and whether any process has another batch."""
         extended, spec = self._spec.extended(), self._spec
         devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
         first = extended._get_replica_id_in_sync_group(0)
         optional = self._iterator.get_next_as_optional()
-        # Where another process has a batch and this one has not, a row of zeros stands in.
+        # If this process has no batch but another one has, a row of zeros stands in.
         batch = tf.cond(
             optional.has_value(), optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data
         )
@@ -149,8 +149,8 @@ class _SharedIteratorSpec(tf.TypeSpec):
 
     Args:
         batch: the type of the dataset's elements.
-        strategy: the id of the strategy's inner half.
-        stand_in: as of `SharedDataset`.
+        strategy: the id of the strategy's `extended`.
+        stand_in: as in `SharedDataset`.
     """
 
     __slots__ = ("_strategy", "batch", "stand_in")
@@ -161,11 +161,11 @@ class _SharedIteratorSpec(tf.TypeSpec):
         self._strategy = strategy
 
     def extended(self) -> Any:
-        """The strategy's inner half."""
+        """The strategy's `extended`."""
         return _strategies[self._strategy]
 
     def of_shares(self) -> Any:
-        """The type of what each step yields for all local replicas."""
+        """The type of each step's value for all local replicas."""
         share = tf.nest.map_structure(_of_any_rows, self.batch)
         if self.stand_in:
             share = Share(share, tf.TensorSpec([], tf.int64))
@@ -199,7 +199,7 @@ def _share(batch: Any, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
 
 
 def _part(samples: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-    """Where a replica's share of some samples begins; the first replicas have one more where they do not divide."""
+    """The first row of a replica's share. If samples do not divide evenly, the first replicas have one more."""
     replica = tf.cast(replica, tf.int64)
     return replica * (samples // replicas) + tf.minimum(replica, samples % replicas)
 
@@ -209,7 +209,7 @@ def _has_rows(spec: Any) -> bool:
 
 
 def _of_any_rows(spec: Any) -> Any:
-    """The type of a component that may be cut."""
+    """The type of a component after cutting: its number of rows is unknown."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return spec
     shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
@@ -230,7 +230,7 @@ def _rows(component: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
 
 
 def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
-    """Processes that shuffle one dataset differently see some samples twice and others never."""
+    """Warns if a dataset is shuffled without a seed: processes would see some samples twice and others never."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:
         return
@@ -239,7 +239,7 @@ def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
         for part in private.parts_of(dataset)
     ):
         log.warning(
-            "tfdist: this dataset is shuffled without a seed, so every process shuffles it in its own way and "
-            "some samples are seen twice, others never. Pass seed= to shuffle(), or call "
-            "keras.utils.set_random_seed() with the same number on every process before you build it."
+            "tfdist: this dataset is shuffled without a seed, so every process shuffles it differently, and some "
+            "samples are seen twice, others never. Pass seed= to shuffle(), or call "
+            "keras.utils.set_random_seed() with the same number on every process before building it."
         )

@@ -1,4 +1,4 @@
-"""The strategy's inner half: what `tf.distribute` calls, and what of `MirroredStrategy`'s differs here."""
+"""The strategy's `extended`: implements the calls of `tf.distribute` where they differ from `MirroredStrategy`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tfdist.strategies.abilities import (
 )
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.shares import Shares, batch_size
+from tfdist.tensors import unnumbered
 
 
 class AllReduceExtended(
@@ -36,13 +37,13 @@ class AllReduceExtended(
     LoadsForAll,
     EndsEpochsTogether,
 ):
-    """`MirroredExtended` over the devices of this process, and over the processes of a group.
+    """`MirroredExtended` over the devices of this process and the processes of a group.
 
     Args:
-        strategy: the strategy that this is the inner half of.
+        strategy: the strategy that this is the `extended` of.
         group: the processes.
-        devices: this process's.
-        compressor: knows the variables whose gradients are compressed; None where none are.
+        devices: this process's devices.
+        compressor: compresses gradients; None for no compression.
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
 
@@ -63,7 +64,7 @@ class AllReduceExtended(
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
         self.group = group
-        # What TensorFlow's own multi-worker strategies have, and others (KerasTuner) name temporary folders after.
+        # As in TensorFlow's multi-worker strategies. KerasTuner names temporary folders after them.
         self._task_type, self._task_id = "worker", group.rank
         self.shares = Shares(len(devices))
         self.compressor = compressor
@@ -79,9 +80,9 @@ class AllReduceExtended(
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
-        """Reads of variables that are kept apart per replica (metrics) stay inside this process.
+        """Context in which reads of per-replica variables (metrics) stay inside this process.
 
-        For what the chief does alone: it must not wait for ranks that do not come.
+        For what the chief does alone: it must not wait for ranks that do not take part.
         """
         self._local_only += 1
         try:
@@ -97,8 +98,8 @@ class AllReduceExtended(
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if len(self.worker_devices) > 1:
             return super()._call_for_each_replica(fn, args, kwargs)
-        # One replica needs no thread of its own. Without one it can synchronize anywhere, also inside the
-        # conditionals of Keras's gradient accumulation and loss scaling.
+        # A single replica runs in the calling thread. It can then synchronize anywhere, also inside the conditionals
+        # of Keras's gradient accumulation and loss scaling.
         args, kwargs = private.select_replica(0, args), private.select_replica(0, kwargs)
         replica_id = self._get_replica_id_in_sync_group(0)
         with tf.device(self.worker_devices[0]), private.ReplicaContext(self._container_strategy(), replica_id):
@@ -115,13 +116,15 @@ class AllReduceExtended(
             is_sum = reduce_op == tf.distribute.ReduceOp.SUM
             if is_sum and len(self.worker_devices) > 1 and not isinstance(part, private.DistributedValues):
                 raise ValueError(
-                    f"reduce: {part} is one value, and each process has {len(self.worker_devices)} replicas; a sum is "
-                    "of a value for each, such as strategy.run returns."
+                    f"reduce: a sum needs one value for each of this process's {len(self.worker_devices)} replicas, "
+                    f"such as strategy.run returns; got the single value {part}."
                 )
             if private.is_mirrored(part):
                 if reduce_op == tf.distribute.ReduceOp.MEAN:
                     return part
-                raise ValueError("a value that is the same on all replicas cannot be summed over them; reduce by MEAN")
+                raise ValueError(
+                    "reduce: a value that is the same on all replicas cannot be summed over them; use ReduceOp.MEAN"
+                )
             if not isinstance(part, private.DistributedValues):
                 part = tf.convert_to_tensor(part)
             where = self._where(destinations)
@@ -137,7 +140,7 @@ class AllReduceExtended(
         return self._cross_device_ops._gather(value, self._where(destinations), axis, self._communication_options)
 
     def _where(self, destinations: Any) -> Any:
-        """Where a result goes: TensorFlow takes the value's device, which is not known in a function of the user's."""
+        """The destinations of a result. TensorFlow takes the value's device, which is unknown in a user's function."""
         return self.worker_devices[0] if isinstance(destinations, str) and not destinations else destinations
 
     # Variables.
@@ -159,7 +162,7 @@ class AllReduceExtended(
             if isinstance(value, private.CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            name = kwargs.get("name") or "a variable"
+            name = unnumbered(kwargs.get("name") or "a variable")
             return exchange.broadcast_once(
                 value, f"the initial value of variable {number}", f"{name} {value.dtype.name} {value.shape}"
             )
@@ -167,7 +170,7 @@ class AllReduceExtended(
         def of_the_chief() -> tf.Tensor:
             if tf.executing_eagerly() or not callable(kwargs["initial_value"]):
                 return value_of_the_chief()
-            # A function that makes variables is being traced, on all processes: they are agreed on now.
+            # All processes are tracing a function that creates variables: broadcast the values outside its graph.
             with tf.init_scope():
                 value = value_of_the_chief().numpy()
             return tf.constant(value)
@@ -181,7 +184,7 @@ class AllReduceExtended(
 
     @contextlib.contextmanager
     def reading_for_keras(self) -> Iterator[None]:
-        """Datasets distributed inside yield a `Share`, with a row that stands in for samples where there are none."""
+        """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples."""
         self._reads_for_keras = True
         try:
             yield
@@ -190,7 +193,7 @@ class AllReduceExtended(
 
     @contextlib.contextmanager
     def reading_in_order(self) -> Iterator[None]:
-        """Of datasets distributed inside all processes read the same batches: what is gathered is in their order."""
+        """Context in which all processes read the same batches of a dataset; gathered outputs keep its order."""
         self._reads_in_order = True
         try:
             yield
@@ -226,7 +229,7 @@ class AllReduceExtended(
 
     @property
     def is_local_only(self) -> bool:
-        """Whether this is inside of `local_only`."""
+        """Whether the caller is inside `local_only`."""
         return self._local_only > 0
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
@@ -237,7 +240,7 @@ class AllReduceExtended(
         return private.regroup(local, always_wrap=True)
 
     def count(self, optionals: list[Any]) -> tf.Tensor:
-        """How many replicas have another batch, over all processes; notes the samples of the step on the way."""
+        """Counts the replicas of all processes that have another batch; records the samples of the step."""
         filled = tf.add_n([tf.cast(optional.has_value(), tf.int64) for optional in optionals])
         samples = tf.add_n(
             [
@@ -252,29 +255,29 @@ class AllReduceExtended(
         return self.count_step(filled, samples)
 
     def count_step(self, filled: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        """Adds up what all processes have for the next step; notes the samples.
+        """Sums the replicas and samples of all processes for the next step; records the samples.
 
         Args:
-            filled: how many local replicas have another batch, an int64 scalar.
-            samples: how many samples they have together, an int64 scalar.
+            filled: the number of local replicas that have another batch, an int64 scalar.
+            samples: the number of their samples, an int64 scalar.
 
         Returns:
-            How many replicas have another batch, over all processes.
+            The number of replicas of all processes that have another batch, an int64 scalar.
         """
         counts = self.bridge.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
         with tf.control_dependencies([self.shares.set_total(counts[1])]):
             return tf.identity(counts[0])
 
-    # Who is who.
+    # Ranks and replicas.
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that has ended the group's communication, if one has."""
+        """The error that ended the group's communication, or None."""
         return self.group.failure
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process is the one that writes for its group."""
+        """Whether this process writes for its group."""
         return self.group.is_writer
 
     @property
@@ -297,12 +300,12 @@ class AllReduceExtended(
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process is the one that writes checkpoints."""
+        """Whether this process writes checkpoints."""
         return self.group.is_writer
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process is the one that writes summaries."""
+        """Whether this process writes summaries."""
         return self.group.is_writer
 
 

@@ -1,8 +1,8 @@
-"""`keras.callbacks.BackupAndRestore` on several processes: the chief writes and reads, and a backup is whole.
+"""`keras.callbacks.BackupAndRestore` on several processes: the chief writes and reads, and a backup is atomic.
 
-Keras writes the weights and then the epoch, in two files. A process that is killed between them would train an epoch
-twice. Here the epoch stands in the file of the weights, which appears under its name by one renaming; the backup before
-it is kept, for when the file turns out to be damaged.
+Keras writes the weights and then the epoch, in two files. A process killed between them would train an epoch twice.
+Here the epoch is stored in the weights file, which is written under a temporary name and then renamed. The previous
+backup is kept, in case the latest one is damaged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _METADATA = "training_metadata"
 
 
 def share(callback: Any, extended: LoadsForAll) -> None:
-    """Changes a callback such that all ranks go on from the chief's backup.
+    """Makes a callback restore all ranks from the chief's backup.
 
     Args:
         callback: a `keras.callbacks.BackupAndRestore`.
-        extended: of the strategy.
+        extended: the strategy's `extended`.
     """
     if not hasattr(callback, "_tfdist_shared"):
         callback._tfdist_shared = _Shared(callback, extended)
 
 
 class _Shared:
-    """What the callback's methods become on one rank."""
+    """Replacements for the callback's methods, on one rank."""
 
     def __init__(self, callback: Any, extended: LoadsForAll) -> None:
         self._callback = callback
@@ -56,6 +56,12 @@ class _Shared:
         """Restores the chief's backup on all ranks, if there is one."""
         callback, extended = self._callback, self._extended
         model, chief = callback.model, extended.group.is_writer
+        optimizer = model.optimizer
+        if model.built and optimizer is not None and not optimizer.built:
+            # `fit` leaves this to the first step of a model that it cannot call. All ranks create the variables here,
+            # because the chief must not do so alone, and before any backup, so that every run has the same ones.
+            with model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
         failure = None
         if chief:
             try:
@@ -68,16 +74,17 @@ class _Shared:
         if failure is not None:
             raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
         if status[0]:
-            raise RuntimeError(f"the chief could not read the backup in {callback.backup_dir}; its own error says why")
+            raise RuntimeError(
+                f"the chief could not read the backup in {callback.backup_dir}; see the error of rank "
+                f"{extended.group.members[0]} for the cause"
+            )
         model._initial_epoch = int(status[1])
-        if status[1] and not chief and model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         broadcast_state(model, extended)
         if status[1]:
             keras_saving.restore_compression(extended, self._residuals)
 
     def save(self) -> None:
-        """Writes a backup: the chief's of the model, every rank's of its residuals."""
+        """Writes a backup: the chief writes the model, every rank its residuals."""
         compressor = keras_saving.compressor_of(self._extended)
         if compressor is not None:
             self._residuals.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +94,11 @@ class _Shared:
                 self._files.save()
 
     def end(self, logs: Any = None) -> None:
-        """Removes the backup, where it is not to be kept."""
+        """Removes the backup, unless it is to be kept."""
         compressor = keras_saving.compressor_of(self._extended)
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._residuals).unlink(missing_ok=True)
-            self._extended.exchange.barrier()  # the chief removes the folder, which may be the same one
+            self._extended.exchange.barrier()  # the chief then removes the directory, which may be a shared one
         if self._extended.group.is_writer:
             self._end(logs)
 
@@ -109,7 +116,7 @@ class _Files:
         self._metadata = Path(callback._training_metadata_path)
 
     def save(self) -> None:
-        """Writes weights and epoch, and puts them in the place of those before by one renaming."""
+        """Writes weights and epoch to one file, and replaces the previous file by renaming."""
         if self._is_remote:
             self._keras_save()
             return
@@ -123,16 +130,16 @@ class _Files:
         if self._latest.exists():
             os.replace(self._latest, self._previous)
         os.replace(partial, self._latest)
-        # For a later start without tfdist.
+        # Keras's own metadata file, for restoring without tfdist.
         partial = keras_saving.partial_name(self._metadata)
         partial.write_text(metadata)
         os.replace(partial, self._metadata)
 
     def load(self) -> None:
-        """Restores the latest backup, or the one before it where that is damaged or missing.
+        """Restores the latest backup, or the previous one if the latest is damaged or missing.
 
         Raises:
-            Exception: whatever Keras or the file system raises if there are backups and none can be read.
+            Exception: any error of Keras or the file system, if there are backups and none can be read.
         """
         if self._is_remote:
             self._keras_load()
@@ -146,13 +153,13 @@ class _Files:
             try:
                 self._load(file)
             except Exception as error:
-                log.warning("tfdist: the backup %s cannot be read (%s); trying the one before it", file, error)
+                log.warning("tfdist: the backup %s cannot be read (%s); trying the previous one", file, error)
                 failure = failure or error
             else:
                 return
         if failure is not None:
             raise failure
-        self._load(self._latest)  # Keras says what else there is to say
+        self._load(self._latest)  # Keras handles a missing file
 
     def _load(self, file: Path) -> None:
         epoch = _epoch(file, self._metadata) if file.exists() else None
@@ -167,10 +174,10 @@ class _Files:
 
 
 def _epoch(file: Path, metadata: Path) -> int:
-    """The epoch that a backup goes on with."""
+    """The epoch that training resumes with from a backup."""
     with h5py.File(file, "r") as weights:
         text = weights.attrs.get(_METADATA)
-    if text is None:  # Keras has written it
+    if text is None:  # the file was written by Keras without tfdist
         text = metadata.read_text() if metadata.exists() else '{"epoch": 0}'
     return int(json.loads(text)["epoch"])
 

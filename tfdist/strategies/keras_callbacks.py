@@ -1,4 +1,4 @@
-"""What becomes of a user's callbacks when several processes run them."""
+"""Adapts a user's callbacks to several processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ WRITING = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
 )
-"""Callbacks whose work is to write: only the writer's do."""
+"""Callbacks that only write; they run on the writer alone."""
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
 def adapt(callbacks: Any, extended: Ability) -> Any:
-    """The callbacks that this process runs: the user's, around them tfdist's own.
+    """The callbacks that this process runs: the user's, followed by tfdist's own.
 
     Args:
-        callbacks: what the user gave to ``fit``.
-        extended: of the strategy.
+        callbacks: the ``callbacks`` argument of ``fit``.
+        extended: the strategy's `extended`.
 
     Returns:
-        A list, or the user's `CallbackList`, changed.
+        A list, or the user's `CallbackList`, modified in place.
     """
     given = (
         callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tree.flatten(callbacks or [])
@@ -44,7 +44,7 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
     kept = []
     for callback in given:
         if isinstance(callback, WRITING) and isinstance(extended, WritesOnce):
-            # Where there are residuals, every rank saves its own when the writer saves the model.
+            # If there are residuals, every rank saves its own when the writer saves the model.
             has_residuals = keras_saving.compressor_of(extended) is not None
             saves_own = has_residuals and isinstance(callback, keras.callbacks.ModelCheckpoint)
             if not extended.is_writer and not saves_own:
@@ -63,7 +63,7 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
 
 
 def _keep_local(callback: Any, extended: WritesOnce) -> None:
-    """Whatever the writer's callback reads, it reads without the other ranks."""
+    """Makes the writer's callback run without collectives."""
     if getattr(callback, "_tfdist_local", False):
         return
     callback._tfdist_local = True
@@ -81,44 +81,44 @@ def _locally(hook: Any, extended: WritesOnce) -> Any:
 
 
 class Together(keras.callbacks.Callback):
-    """At the end of each epoch all ranks stop if any wishes to, and compare their weights and optimizers.
+    """Stops all ranks at the end of an epoch if any requests it, and compares their weights and optimizer state.
 
     Args:
-        extended: of the strategy.
+        extended: the strategy's `extended`.
     """
 
     def __init__(self, extended: EndsEpochsTogether) -> None:
         super().__init__()
         self._extended = extended
-        self._wish = False
+        self._stop_requested = False
         self._read: Callable[[], list[list[tf.Tensor]]] = list
         self._read_ids: list[int] | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Puts a wish off: a rank that left the epoch now would leave the others waiting."""
+        """Defers ``stop_training`` to the end of the epoch: the other ranks would wait for a rank that stops now."""
         if self.model.stop_training:
-            self._wish, self.model.stop_training = True, False
+            self._stop_requested, self.model.stop_training = True, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Asks all ranks.
+        """Agrees with all ranks on ``stop_training``, and compares weights.
 
         Raises:
             MismatchError: weights are not equal on all ranks.
         """
-        wish = int(self._wish or self.model.stop_training)
+        stop = int(self._stop_requested or self.model.stop_training)
         variables = self._compared()
         hashes = self._hashes(variables)
-        # The largest of a number and of its negative are those of one copy if it is the same on all.
-        numbers = np.array([wish, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
+        # One all-reduce by maximum yields the maximum and, of the negatives, the minimum: equal if all copies are.
+        numbers = np.array([stop, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
         found = self._extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
         differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
         if differs.any():
-            self._tell(epoch, variables[int(differs.argmax())], hashes[int(differs.argmax())])
+            self._raise_mismatch(epoch, variables[int(differs.argmax())], hashes[int(differs.argmax())])
         self.model.stop_training = bool(found[0])
-        self._wish = False
+        self._stop_requested = False
 
     def _compared(self) -> list[Any]:
-        """The model's weights, and what the optimizer keeps; not the gradients that it accumulates, each its own."""
+        """The model's weights and the optimizer's state, without accumulated gradients, which differ by replica."""
         if not self._extended.checks_weights or not self._extended.has_several_replicas:
             return []
         optimizer = self.model.optimizer
@@ -127,7 +127,7 @@ class Together(keras.callbacks.Callback):
         return [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
 
     def _hashes(self, variables: list[Any]) -> list[list[int]]:
-        """Of each copy of each variable."""
+        """The hash of each copy of each variable."""
         copies = [private.copies(variable.value) for variable in variables]
 
         def read() -> list[list[tf.Tensor]]:
@@ -141,15 +141,16 @@ class Together(keras.callbacks.Callback):
             values = self._read()
         return [[_hash(value.numpy()) for value in group] for group in values]
 
-    def _tell(self, epoch: int, variable: Any, hashes: list[int]) -> None:
+    def _raise_mismatch(self, epoch: int, variable: Any, hashes: list[int]) -> None:
         everyone = self._extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
-        others = [rank for rank, found in enumerate(everyone) if (found != everyone[0]).any()]
-        where = f"on rank(s) {others} than on rank 0" if others else "on one device of a rank than on the others"
+        group = self._extended.group
+        others = [rank for rank, found in zip(group.members, everyone, strict=True) if (found != everyone[0]).any()]
+        where = f"between rank {group.members[0]} and rank(s) {others}" if others else "between the devices of a rank"
         raise MismatchError(
-            f"after epoch {epoch + 1} the ranks' weights are not equal: {variable.path} is another {where}; this is "
-            f"rank {self._extended.group.rank}. Something has changed weights or the state of the optimizer on some "
-            "ranks only: a callback that decides by a rank's own values, or an assignment in a custom train_step. To "
-            "train on all the same, make the strategy with check_weights=False."
+            f"rank {group.members[group.rank]}: after epoch {epoch + 1} the ranks' weights are not equal: "
+            f"{variable.path} differs {where}. Weights or optimizer state were changed on some ranks only, for example "
+            "by a callback that depends on a rank's own values, or by an assignment in a custom train_step. To skip "
+            "this check, make the strategy with check_weights=False."
         )
 
 

@@ -1,4 +1,4 @@
-"""How Keras reads data under a strategy: models are built without drawing a batch, and all processes shuffle alike."""
+"""Reading data in Keras under a strategy: models are built without drawing a batch; all processes shuffle equally."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tfdist.strategies.shares import Share, as_share
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of data in place.
+    """Installs the seams for data.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
     replace(tf_trainer.TFEpochIterator, "__init__", _shuffled_alike)
@@ -41,32 +41,32 @@ def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
         if iterator is None:
             return original(self, data_batch=data_batch)
         if type(self).call is keras.Model.call:
-            return None  # its own steps say what is called
+            return None  # the model's own steps determine what is called
         spec = iterator._distributed_dataset.element_spec
         spec = spec.data if isinstance(spec, Share) else spec
         rows = _fixed_batch(self) or 1
         batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
         if any(part is None for part in tree.flatten(batch)):
-            # The spec does not tell the shapes.
+            # The spec does not contain the shapes.
             batch = next((_local(next(batches)) for _, _, batches in iterator), None)
         try:
             return original(self, data_batch=batch)
         except (RuntimeError, ValueError):
             if type(self).train_step is tf_trainer.TensorFlowTrainer.train_step:
                 raise
-            return None  # its own steps may call it otherwise, or not at all
+            return None  # the model's own steps may call it differently, or not at all
 
     return _maybe_symbolic_build
 
 
 def _fixed_batch(model: Any) -> int | None:
-    """The number of rows that a model takes and no other, as with stateful layers."""
+    """The only number of rows that a model accepts, as with stateful layers; None if it accepts any."""
     inputs = getattr(model, "inputs", None) or []
     return next((part.shape[0] for part in inputs if len(part.shape)), None)
 
 
 def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
-    """Rows like those that a dataset holds; None where its spec does not tell the shape."""
+    """Placeholder rows of a dataset's type; None if its spec does not contain the shape."""
     spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
         return None
@@ -75,7 +75,7 @@ def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
 
 
 def _local(batch: Any) -> Any:
-    """The first local replica's part of a batch, with a row to build a model from."""
+    """The first local replica's part of a batch, with at least one row to build a model from."""
     batch = tree.map_structure(
         lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, batch
     )
@@ -101,21 +101,19 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
-    """Datasets that Keras makes inside are shuffled in the chief's way on every process.
+    """Context in which datasets that Keras makes are shuffled in the chief's order on every process.
 
     Yields:
-        The seed for what is shuffled on the host.
+        The seed for shuffling on the host.
     """
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
-    agreed = extended.exchange.broadcast_once(
-        tf.constant(state), "the seed that data is shuffled with", "int64 (3,)"
-    ).numpy()
+    agreed = extended.exchange.broadcast_once(tf.constant(state), "the seed for shuffling data", "int64 (3,)").numpy()
     if agreed[0]:
         with private.seeded(int(agreed[1])):
             yield int(agreed[1])
         return
-    # No seed was set. A seeded operation would repeat one order in every epoch, so draw the orders on the host.
+    # No seed was set. A seeded operation would repeat the same order in every epoch, so draw the orders on the host.
     generator = np.random.default_rng(int(agreed[2]))
     original, thread = tf.random.shuffle, threading.get_ident()
 
@@ -134,11 +132,11 @@ def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
 
 
 _ORDER = "_tfdist_order"
-"""The attribute of what shuffles a `PyDataset` that holds the generator of its orders, the same on all processes."""
+"""Attribute of the adapter or enqueuer of a `PyDataset`: the random generator of its orders, equal on all processes."""
 
 
 class _Random(threading.local):
-    """The module `random` as Keras's reader of a `PyDataset` sees it: it shuffles by what the calling thread says."""
+    """Stands in for the module `random` in Keras's `PyDataset` adapter; uses the calling thread's generator."""
 
     generator: Any = random
 
@@ -173,7 +171,7 @@ def _in_its_order(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run_in_its_order(original: Callable[..., Any]) -> Callable[..., Any]:
     def _run(self: Any) -> None:
-        with _random.of(self):  # a thread of its own
+        with _random.of(self):  # runs in its own thread
             original(self)
 
     return _run

@@ -1,20 +1,20 @@
-"""Losses under `fit`: a share's own, and such that the mean over shares, weighed by samples, is the whole batch's.
+"""Losses under `fit`: corrected so that the mean over shares, weighted by samples, is the loss of the whole batch.
 
-Gradients are reduced as the mean over replicas, weighed by their samples (`tfdist.strategies.keras_optimizers`). What
-a loss gives for a share is therefore left alone where it is a mean over samples, as most are. The rest is corrected
-where Keras takes it:
+Gradients are reduced as the mean over replicas, weighted by samples (`tfdist.strategies.keras_optimizers`). A loss
+that is a mean over samples, as most are, needs no correction. Other losses are corrected where Keras computes them:
 
 | loss | correction |
 |---|---|
-| a sum over samples | times N/n: samples of all, by those of the share |
-| a vector of losses, of which Keras takes the gradient as of their sum | the same |
-| a mean by sample weights | times (w/W)·(N/n): the share's weights, by those of all |
-| a mean over the valid steps of a mask | times (v/V)·(N/n): the share's valid steps, by those of all |
+| a sum over samples | times N/n: all samples divided by the share's |
+| a vector of losses, whose sum Keras differentiates | the same |
+| a mean weighted by sample weights | times (w/W)·(N/n): the share's weights divided by all weights |
+| a mean over the valid steps of a mask | times (v/V)·(N/n): the share's valid steps divided by all valid steps |
 | `tf.nn.compute_average_loss`, made for sums | times N/n |
 | `tf.nn.scale_regularization_loss`, made for sums | undone |
 
-What is no mean over samples, such as the square root of one or a Dice coefficient over the batch, is the mean of the
-shares' own values. Outside of `fit`, `evaluate` and their like, Keras's and TensorFlow's own rules hold: sums.
+A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
+mean of the shares' values. Outside `fit`, `evaluate` and similar methods, Keras's and TensorFlow's own rules apply:
+sums.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tfdist.strategies.keras_private import losses
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of losses in place.
+    """Installs the seams for losses.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(losses, "scale_loss_for_distribution", _left_alone)
     replace(losses, "unscale_loss_for_distribution", _left_alone)
@@ -48,14 +48,15 @@ def install(replace: Callable[..., None]) -> None:
 
 
 def scale_summed_loss(loss: Any) -> tf.Tensor:
-    """Says that a loss in a custom `train_step` is a sum over samples, or a sum by the global batch's size.
+    """Marks a loss in a custom `train_step` as a sum over samples, or a sum divided by the global batch's size.
 
-    Under `fit` gradients are averaged over replicas, weighed by samples. This multiplies the share's part of a sum by
-    N/n, the samples of all replicas by those of this one, so that the mean is the sum over all samples. Elsewhere it
-    does nothing. `tf.nn.compute_average_loss` and Keras losses with ``reduction="sum"`` do it by themselves.
+    Under `fit` gradients are averaged over replicas, weighted by samples. This function multiplies the share's part of
+    a sum by N/n, the samples of all replicas divided by those of this one, so that the mean is the sum over all
+    samples. Elsewhere it does nothing. `tf.nn.compute_average_loss` and Keras losses with ``reduction="sum"`` need no
+    call.
 
     Args:
-        loss: of this replica's share; any shape, of a floating dtype.
+        loss: the loss of this replica's share; any shape, of a floating dtype.
 
     Returns:
         A tensor like ``loss``.
@@ -105,15 +106,15 @@ def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _part_of_all(extended: SharesBatches, divisor: tf.Tensor) -> tf.Tensor:
-    """What turns a share's sum by its own divisor into its part of the sum by everybody's, times N/n."""
+    """The factor that replaces the share's own divisor by the sum of all replicas' divisors, times N/n."""
     replica = tf.distribute.get_replica_context()
     own = tf.cast(divisor, tf.float64)
-    everybody = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-    return tf.math.divide_no_nan(own, everybody) * extended.shares.inverse_weight()
+    total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return tf.math.divide_no_nan(own, total) * extended.shares.inverse_weight()
 
 
 def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient that is taken of a vector of losses is that of its sum."""
+    """Treats a vector of losses as a sum, because Keras differentiates its sum."""
 
     def scale_loss(self: Any, loss: Any) -> Any:
         loss = original(self, loss)
@@ -141,11 +142,11 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale_regularization_loss
 
 
-# What is reported.
+# Reported losses.
 
 
 def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A number that a step gives a mean without a weight is of its batch: a share's counts by its samples."""
+    """Weights a scalar that a step passes to a `Mean` without a weight by the share's samples."""
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
         extended = at_work.sharing()

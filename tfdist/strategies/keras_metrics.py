@@ -1,8 +1,8 @@
-"""Metrics over all replicas: each keeps its own state, which is merged when results are asked for.
+"""Metrics over all replicas: each replica keeps its own state, which is merged when results are computed.
 
-State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric says otherwise. A variable that
-a step updates by a maximum or a minimum of what it was is merged by that instead; one that says ``"none"``, and is
-updated otherwise, cannot be.
+State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric sets another. A variable that a
+step updates to a maximum or minimum of its value and another is merged by that instead. A variable with ``"none"`` that
+is updated in any other way cannot be merged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _COMBINE = {"sum": np.add, "mean": np.add, "only_first_replica": np.add, "max": 
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seam of results in place.
+    """Installs the seam for metric results.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(base_trainer.Trainer, "get_metrics_result", _over_all_replicas)
 
@@ -46,14 +46,14 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
         if not variables:
             return original(self)
         with backend.StatelessScope(state_mapping=merged(variables, extended)):
-            # A result may be a variable itself, which is read in here.
+            # A result may be a variable, which must be read inside the scope.
             return tree.map_structure(_read, original(self))
 
     return get_metrics_result
 
 
 def _read(result: Any) -> Any:
-    """A result as a tensor; a number, as Keras 3.10 has them, stays one: TensorFlow would make a float32 of it."""
+    """A result as a tensor. Python numbers (Keras 3.10) are kept: TensorFlow would convert them to float32."""
     return result if isinstance(result, (int, float)) else tf.convert_to_tensor(result)
 
 
@@ -63,7 +63,7 @@ def _is_of_a_replica_or_symbolic() -> bool:
 
 
 def all_metrics(model: Any) -> list[Any]:
-    """The metrics of a model, those inside of others and those that it does not name among them."""
+    """The metrics of a model, including metrics inside others and those not in ``model.metrics``."""
     found: dict[int, Any] = {}
     pending = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
     while pending:
@@ -78,11 +78,11 @@ def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any,
     """The state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
 
     Args:
-        variables: Keras's, of metrics.
-        extended: of the strategy.
+        variables: Keras variables of metrics.
+        extended: the strategy's `extended`.
 
     Returns:
-        Pairs of a variable and its value.
+        Pairs of a variable and its merged value.
 
     Raises:
         ValueError: there are several replicas, and a variable has the aggregation "none".
@@ -93,15 +93,15 @@ def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any,
 def merged_beside(
     variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: MergesMetrics
 ) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
-    """The state of metrics, and sums of numbers of this process, in as few collectives as the state alone takes.
+    """The state of metrics, and sums of numbers over processes, in as few collectives as the state alone needs.
 
     Args:
-        variables: as of `merged`.
-        numbers: to be summed over processes.
-        extended: of the strategy.
+        variables: as in `merged`.
+        numbers: this process's terms of the sums.
+        extended: the strategy's `extended`.
 
     Returns:
-        Pairs of a variable and its value; the sums.
+        Pairs of a variable and its merged value; the sums.
     """
     unique = list({id(variable): variable for variable in variables}.values())
     values: dict[int, tf.Tensor] = {}
@@ -126,8 +126,8 @@ def _rule(variable: Any, extended: MergesMetrics) -> str:
         return "sum"
     if rule == "none":
         raise ValueError(
-            f"the metric variable {variable.path} cannot be merged over replicas: its aggregation is 'none'. Make it "
-            "by add_variable(aggregation='sum', 'mean' or 'only_first_replica')."
+            f"the metric variable {variable.path} cannot be merged over replicas: its aggregation is 'none'. Create it "
+            "with add_variable(aggregation='sum', 'mean' or 'only_first_replica')."
         )
     return rule
 
@@ -153,15 +153,15 @@ def _as_kept(variable: Any, total: tf.Tensor, extended: MergesMetrics) -> tf.Ten
     return tf.cast(total, variable.dtype)
 
 
-# What a step tells of a variable.
+# How a step updates a variable.
 
 
 def learn(variable: Any, values: Sequence[Any]) -> None:
-    """Sees from the graph how a metric's variable is updated, and warns where its parts do not add up.
+    """Learns from the graph how a metric's variable is updated, and warns if summing its parts may be wrong.
 
     Args:
-        variable: of a metric, Keras's.
-        values: that were assigned to it in a step.
+        variable: a Keras variable of a metric.
+        values: the values assigned to it in a step.
     """
     if variable.aggregation not in ("sum", "none") or hasattr(variable, MERGED_BY):
         return
@@ -172,8 +172,8 @@ def learn(variable: Any, values: Sequence[Any]) -> None:
         elif kind == "other" and variable.aggregation == "sum":
             setattr(variable, MERGED_BY, "sum")
             log.warning(
-                "tfdist: the metric variable %s is set in a step, not added to; its parts on all replicas are summed, "
-                "which may not be what it means. Keep sums, a maximum or a minimum, or make it by "
+                "tfdist: the metric variable %s is overwritten in a step, not added to; the values of all replicas "
+                "are summed, which may be wrong. Keep a sum, a maximum or a minimum, or create it with "
                 "add_variable(aggregation='mean' or 'only_first_replica').",
                 variable.path,
             )
@@ -196,7 +196,7 @@ def _update(variable: Any, value: Any) -> str:
     reads = [_seen_through(given).op for given in operation.inputs]
     if any(read.type == "ReadVariableOp" for read in reads):
         return kind
-    # The sum of a sum, such as `total + a + b`.
+    # A nested update, such as `total + a + b`.
     return kind if any(read.type in _UPDATES and _UPDATES[read.type] == kind for read in reads) else "other"
 
 
@@ -206,11 +206,11 @@ def _seen_through(tensor: Any) -> Any:
     return tensor
 
 
-# What a step returns.
+# Values that a step returns.
 
 
 class Results:
-    """Which tensors of a step are results of which metrics."""
+    """Maps tensors of a step to the metrics that they are results of."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[Any, Any, Any]] = {}
@@ -218,10 +218,10 @@ class Results:
 
     @contextlib.contextmanager
     def of(self, metrics: Sequence[Any]) -> Iterator[None]:
-        """Notes the results of metrics that are asked for inside.
+        """Context that records results of metrics.
 
         Args:
-            metrics: that may be asked.
+            metrics: the metrics to record.
         """
         # The replicas of several devices enter in turn before the first leaves.
         self._entered += 1
@@ -247,6 +247,6 @@ class Results:
         return noting
 
     def whose(self, tensor: Any) -> tuple[Any, Any] | None:
-        """The metric that a tensor is the result of, and its path in what the metric returns; None if of none."""
+        """The metric that returned a tensor, and the tensor's path in that result; None if no metric did."""
         noted = self._noted.get(id(tensor))
         return None if noted is None else noted[:2]

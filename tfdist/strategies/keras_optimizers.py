@@ -1,8 +1,8 @@
-"""Keras's optimizers: gradients are reduced before anything is done to them, and all agree on what is finite.
+"""Keras optimizers: gradients are reduced before any other processing; all replicas agree on whether they are finite.
 
-Keras clips, decays weights and averages them on every replica, and has `tf.distribute` sum the gradients last. Here
-they are summed first, so that clipping sees the gradient that one process would have. Gradients that are accumulated
-are summed when they are used. In a step in which the strategy does not reduce, every replica goes on with its own.
+Keras clips gradients, decays and averages weights on every replica, and has `tf.distribute` sum the gradients last.
+Here they are summed first, so that clipping applies to the gradient that one process would have. Accumulated gradients
+are summed when they are applied. In a step in which the strategy does not reduce, every replica uses its own.
 """
 
 from __future__ import annotations
@@ -17,23 +17,35 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import ReducesGradients
+from tfdist.strategies.abilities import ReducesGradients, UpdatesOnServers
 from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 from tfdist.strategies.shares import Shares, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of the optimizers in place.
+    """Installs the seams for optimizers.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
+    replace(base_optimizer.BaseOptimizer, "apply", _on_servers)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
     replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
+
+
+def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        extended = at_work.current(UpdatesOnServers)
+        if extended is None or not len(grads):
+            return original(self, grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        return extended.update(self, list(grads), variables)
+
+    return apply
 
 
 def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +56,14 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
             return finite
         infinite = tf.cast(tf.logical_not(finite), tf.int32)
         sharing = at_work.sharing()
-        if sharing is not None:  # a replica without samples has no say
+        if sharing is not None:  # ignore replicas without samples
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
 
         def everywhere() -> list[tf.Tensor]:
             return [tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, infinite)]
 
         def in_this_process() -> list[tf.Tensor]:
-            # Its replicas take Keras's conditional on this together.
+            # The local replicas take Keras's conditional on this value together.
             return [tf.distribute.get_replica_context().merge_call(_sum_of_local, args=(infinite,))]
 
         return tf.equal(_where_reduced(extended, everywhere, in_this_process)[0], 0)
@@ -64,9 +76,9 @@ def _sum_of_local(strategy: Any, values: Any) -> tf.Tensor:
 
 
 def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Variables that take their gradient for a value (the ranges of float8) take the largest of all replicas.
+    """Overwrites variables whose "gradient" is their new value (float8 ranges) with the maximum over replicas.
 
-    Keras accumulates them by the maximum, too. A stand-in row changes none: it is a row of the batch, or zeros.
+    Keras also accumulates them by the maximum. A stand-in row has no effect: it is a row of the batch, or zeros.
     """
 
     def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
@@ -98,12 +110,12 @@ def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Reduction:
-    """What is known of an optimizer's gradients, from their way in until they are applied.
+    """The state of an optimizer's gradients, from being given to the optimizer until they are applied.
 
     Attributes:
         variables: ids of their variables.
-        weight: by which the process's gradients are yet to be multiplied; None if they are.
-        summed: the local replicas whose gradients are summed already.
+        weight: the factor that the process's gradients must still be multiplied by; None if they have been.
+        summed: the local replicas whose gradients are already summed.
     """
 
     def __init__(self) -> None:
@@ -146,7 +158,7 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weight(extended: ReducesGradients, shares: Shares) -> tf.Tensor:
-    """What the calling replica's gradients are multiplied by; if they stay its own, one, or zero without samples."""
+    """The weight of the calling replica's gradients. If they are not reduced, one, or zero without samples."""
     if extended.reduces_gradients is True:
         return shares.weight()
     own = tf.cast(tf.logical_not(shares.is_empty()), tf.float64)
@@ -154,7 +166,7 @@ def _weight(extended: ReducesGradients, shares: Shares) -> tf.Tensor:
 
 
 def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: ReducesGradients) -> bool:
-    """Whether gradients can be weighed while they are summed over processes, which saves a pass over them."""
+    """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
     return (
         len(extended.worker_devices) == 1
         and extended.reduces_gradients is True
@@ -197,12 +209,12 @@ def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _where_reduced(
     extended: ReducesGradients, reduced: Callable[[], list[Any]], own: Callable[[], list[Any]]
 ) -> list[Any]:
-    """What one of two functions returns, as the strategy reduces gradients in this step or not. Called by replicas.
+    """Calls one of two functions, depending on whether the strategy reduces gradients in this step. Called by replicas.
 
     Args:
-        extended: of the strategy.
-        reduced: may call collectives.
-        own: what the replica does by itself.
+        extended: the strategy's `extended`.
+        reduced: called if it does; may call collectives.
+        own: called if it does not.
     """
     answer = extended.reduces_gradients
     if isinstance(answer, bool):
@@ -210,14 +222,14 @@ def _where_reduced(
     if len(extended.worker_devices) == 1:
         return tf.cond(answer, reduced, own)
 
-    # What synchronizes may not stand in a conditional of one of several replicas: they take it together.
+    # With several local replicas, collectives may not run in one replica's conditional: take it for all of them.
     def take(strategy: Any, branches: Any) -> list[Any]:
         def run(branch: str) -> Callable[[], list[Any]]:
             def in_each_replica() -> list[Any]:
                 found = strategy.extended.call_for_each_replica(
                     lambda functions: functions.branches[branch](), args=(branches,)
                 )
-                # What is one object on all replicas comes back as it is.
+                # A value that is the same object on all replicas is returned once.
                 parts = [strategy.experimental_local_results(value) for value in found]
                 return [list(part) * (len(extended.worker_devices) // len(part)) for part in parts]
 
@@ -231,10 +243,10 @@ def _where_reduced(
 
 
 class _OptimizerOps:
-    """`keras.ops` as the optimizers see it: conditionals are taken for all local replicas at once.
+    """Stands in for `keras.ops` in the optimizers: conditionals are taken for all local replicas at once.
 
-    Gradient accumulation and the averaging of weights hold updates inside `ops.cond`; replicas of several devices
-    can meet there only if the conditional stands outside of them.
+    Gradient accumulation and weight averaging put updates inside `ops.cond`. Replicas on several devices can
+    synchronize there only if the conditional is outside of them.
     """
 
     def __init__(self, ops: Any) -> None:
@@ -264,7 +276,7 @@ class _OptimizerOps:
 
 
 class _Branches:
-    """One replica's two ways; an object, so that `tf.distribute` passes it through as it is."""
+    """The two branches of one replica; an object, so that `tf.distribute` does not unpack it."""
 
     def __init__(self, branches: dict[str, Callable[[], Any]]) -> None:
         self.branches = branches

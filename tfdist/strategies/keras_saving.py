@@ -1,4 +1,4 @@
-"""Saving and loading when several processes run the same script: one writes, one reads for all."""
+"""Saving and loading on several processes: one writes, and one reads for all."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger("tfdist")
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of saving in place.
+    """Installs the seams for saving.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(keras.Model, "save", functools.partial(_written_once, whole=True))
     replace(keras.Model, "save_weights", functools.partial(_written_once, whole=True))
@@ -49,7 +49,7 @@ def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
-    """One process writes, without the others; a file appears whole, under its name, or not at all."""
+    """Only the writer saves, without collectives; files are written atomically."""
 
     def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, WritesOnce)
@@ -77,18 +77,18 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
 
 
 def partial_name(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
+    """The temporary name of a file until it is complete."""
     return path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
 
 
 def remove_partial(path: Path) -> None:
-    """Removes what a process that was killed while it wrote this file has left."""
+    """Removes partial files left by a process that was killed while it wrote this file."""
     for left in path.parent.glob(f".????????.{glob.escape(path.name)}"):
         left.unlink(missing_ok=True)
 
 
 def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a save makes one local file, which may be written under another name first."""
+    """Whether a save makes one local file, which can be written under a temporary name first."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return False
     path = Path(filepath)
@@ -97,7 +97,7 @@ def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The chief reads the weights, and every rank gets them; also where only the chief has the file."""
+    """The chief reads the weights and broadcasts them, so only the chief needs the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, LoadsForAll)
@@ -115,7 +115,10 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
         if failure is not None:
             raise failure
         if bool(failed[0]):
-            raise OSError(f"the chief could not load the weights from {filepath}; its own error says why")
+            raise OSError(
+                f"the chief could not load the weights from {filepath}; see the error of rank "
+                f"{extended.group.members[0]} for the cause"
+            )
         broadcast_state(self, extended)
         restore_compression(extended, filepath)
         return None
@@ -124,7 +127,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Under a strategy's scope all ranks load together, after the chief has written what they load."""
+    """Under a strategy's scope all ranks load together, after the chief has finished writing."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.current(LoadsForAll)
@@ -139,19 +142,19 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compressor_of(extended: Ability) -> Compressor | None:
-    """What knows the residuals of a strategy, if it has any: each rank saves its own, beside what the writer saves."""
+    """The compressor of a strategy, if it has one. Each rank saves its own residuals beside the writer's files."""
     return extended.compressor if isinstance(extended, ReducesGradients) else None
 
 
 def restore_compression(extended: Ability, path: Any) -> None:
-    """Goes on with the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
+    """Restores the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
 
     Args:
-        extended: of the strategy.
-        path: of the checkpoint.
+        extended: the strategy's `extended`.
+        path: the checkpoint's.
 
     Raises:
-        OSError: this rank's file is damaged; the other ranks begin anew.
+        OSError: this rank's file is damaged; the other ranks start without residuals.
     """
     if not isinstance(extended, ReducesGradients) or extended.compressor is None:
         return
@@ -167,10 +170,10 @@ def restore_compression(extended: Ability, path: Any) -> None:
     elif everyone.any() or failure is not None:
         compressor.forget()
         if extended.group.is_writer:
-            missing = [rank for rank, step in enumerate(everyone) if not step]
+            missing = [rank for rank, step in zip(extended.group.members, everyone, strict=True) if not step]
             log.warning(
-                "tfdist: the residuals of compression saved beside %s are not used, as %s. What had not been sent is "
-                "lost; training goes on.",
+                "tfdist: the residuals of compression saved beside %s are not used, because %s. Training continues "
+                "without them: the parts of gradients they held are lost.",
                 path,
                 f"those of rank(s) {missing} are missing" if missing else "they are of different steps",
             )

@@ -1,27 +1,27 @@
-"""Every adaptation of Keras that a strategy alone cannot make, and those of training steps.
+"""Patches of Keras ("seams") for what a strategy alone cannot change, and those for training steps.
 
-Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras by one that asks whether the strategy at work
-has the ability that it needs (`tfdist.strategies.abilities`), and otherwise does what Keras does. Each has a test of
-its own. They are put in place when the first strategy is made: an import changes nothing.
+Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras. The replacement checks whether the strategy in
+use has the required ability (`tfdist.strategies.abilities`), and otherwise does what Keras does. Each seam has its own
+test. Seams are installed when the first strategy is made: importing tfdist changes nothing.
 
 | seam | why |
 |---|---|
-| losses are a share's own in ``fit``, gradients are weighed | Keras takes a mean of means; shares may be unequal |
+| losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
-| gradients through collectives of a step | come from losses that count by their own share |
-| steps work on shares, with a stand-in row where one is empty | kernels return garbage or crash without rows |
+| gradients through collectives of a step | come from losses that are weighted by their own shares |
+| steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
 | logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
-| assignments in a step | go to the replica's own copy, and are merged by samples after it |
+| assignments in a step | go to the replica's own copy, and are merged by samples after the step |
 | `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
 | `_maybe_symbolic_build` | Keras would draw a batch and all-reduce it to learn its shapes |
-| state made outside of the scope | would differ between processes, silently |
-| the optimizers' `ops.cond` | with several devices, what synchronizes may not stand in a replica's conditional |
+| state made outside the scope | would silently differ between processes |
+| the optimizers' `ops.cond` | with several devices, collectives may not run in one replica's conditional |
 | `SeedGenerator.next` | Dropout must differ between replicas |
-| `predict`'s reduction | Keras gathers for its own multi-worker strategy only |
+| `predict`'s reduction | Keras gathers only for its own multi-worker strategy |
 | shuffling | processes that shuffle differently train on some samples twice and on others never |
 | callbacks | one process writes; all stop at the same epoch; weights are compared |
-| ``save``, ``load_weights`` | one process writes, whole files only; one reads for all |
-| `predict_on_batch` | every process brings its own rows |
+| ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
+| `predict_on_batch` | every process passes its own rows |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -54,7 +54,7 @@ _installed = False
 
 
 def install() -> None:
-    """Puts the seams in place, once."""
+    """Installs the seams, once."""
     global _installed
     if _installed:
         return
@@ -95,7 +95,7 @@ def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
 
 
 def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An error of tfdist that went through a graph comes back as TensorFlow's; raise the one that was meant."""
+    """A graph wraps an error of tfdist in one of TensorFlow; raise the original."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, Ability)
@@ -125,7 +125,7 @@ def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`fit` leaves the state of layers equal on all replicas; a hand-written loop before `evaluate` may not."""
+    """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, AveragesState)
@@ -137,7 +137,7 @@ def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `compile` makes, it makes in the scope that the model was made in."""
+    """Runs `compile` in the scope that the model was made in."""
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
         if at_work.of_model(self, Ability) is None:
@@ -149,7 +149,7 @@ def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _said_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Progress is shown by the writer alone, unless ``verbose`` says otherwise."""
+    """Only the writer shows progress, unless ``verbose`` is set."""
     signature = inspect.signature(original)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ def _said_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_order(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `predict` gathers is in the order of the input: no process reads files of its own."""
+    """Keeps the outputs of `predict` in the order of the input: all processes read the same batches."""
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, SharesBatches)
@@ -178,7 +178,7 @@ def _in_order(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`predict_on_batch` is of the rows that this process brings, and of no others."""
+    """`predict_on_batch` predicts only the rows that this process passes."""
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         if at_work.of_model(self, SharesBatches) is None:

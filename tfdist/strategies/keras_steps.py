@@ -1,4 +1,4 @@
-"""Steps of Keras on several replicas: each works on its share of the batch, and all come together after it."""
+"""Keras steps on several replicas: each works on its share of the batch, and their results are merged after it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seams of steps in place.
+    """Installs the seams for steps.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
     replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
@@ -29,25 +29,25 @@ def install(replace: Callable[..., None]) -> None:
 
 
 _last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
-"""By strategy, the step that was traced last, or run eagerly, and whose logs are yet to be merged."""
+"""By strategy, the last step that was traced or run eagerly and whose logs are not yet merged."""
 
 _latest_logs: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
-"""By strategy, the logs of the last step, if they are results of metrics; and `Changes` then."""
+"""By strategy, the logs of the last step, if they are results of metrics, and the value of `Changes.count` then."""
 
 
 class Step:
-    """A step function of Keras's, for every replica.
+    """A Keras step function, called by every replica.
 
-    The replica works on its share, which may be empty; then a stand-in row counts for nothing. What it returns are
-    logs: where the strategy merges metrics, they become those of all replicas, in `logs_of_all`.
+    The replica works on its share. If that is empty, it holds a stand-in row with weight zero. The step returns logs;
+    if the strategy merges metrics, `logs_of_all` turns them into those of all replicas.
 
     Args:
-        model: of Keras.
-        extended: of its strategy, of several replicas.
+        model: a Keras model.
+        extended: the `extended` of its strategy, with several replicas.
         function: the model's `train_step` or `test_step`.
 
     Attributes:
-        reports_metrics: whether its logs are the results of the model's metrics, and are not changed afterwards.
+        reports_metrics: whether its logs are the unchanged results of the model's metrics.
     """
 
     def __init__(self, model: Any, extended: SharesBatches, function: Callable[..., Any]) -> None:
@@ -85,14 +85,14 @@ class Step:
         return outputs
 
     def _contributions(self, outputs: Any) -> Any:
-        """What this replica's logs add to those of all; notes how to put them together."""
+        """This replica's terms of the logs of all replicas; records how to merge them."""
         self._kinds = []
 
         def contribution(path: Any, value: Any) -> Any:
             result = self._results.whose(value) or self._by_name(path, value)
             if result is not None:
                 self._kinds.append(result)
-                return tf.constant(0)  # it is computed anew
+                return tf.constant(0)  # a placeholder: `logs_of_all` computes the result
             tensor = tf.convert_to_tensor(value)
             if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or not tensor.shape.is_fully_defined():
                 self._kinds.append("own")
@@ -104,7 +104,7 @@ class Step:
         return tree.pack_sequence_as(outputs, flat)
 
     def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
-        """A result that came out of a `tf.function` of the user's is known by its metric's name alone."""
+        """Finds the metric of a result from a user's `tf.function`, which can only be identified by name."""
         if not path or not tf.is_symbolic_tensor(value) or "PartitionedCall" not in value.op.type:
             return None
         for metric in keras_metrics.all_metrics(self._model):
@@ -115,12 +115,12 @@ class Step:
     def logs_of_all(self, outputs: Any, extended: MergesMetrics) -> Any:
         """The logs of the step over all replicas; in the cross-replica context.
 
-        Results of metrics are computed anew from everybody's state. Numbers are means, weighed by samples. What is
-        neither a metric's result nor a number of known shape is this process's own.
+        Results of metrics are computed from the merged state of all replicas. Numbers are means, weighted by samples.
+        Any value that is neither a metric's result nor a number of known shape is this process's own.
 
         Args:
-            outputs: of all local replicas, as the strategy returns them.
-            extended: of the strategy.
+            outputs: the outputs of all local replicas, as the strategy returns them.
+            extended: the strategy's `extended`.
         """
         flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
         numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
@@ -172,7 +172,7 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unless_they_are_known(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The logs of the last step are the results of metrics over all replicas, unless something changed since."""
+    """Returns the logs of the last step if they are the metrics' results and no metric has changed since."""
 
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         extended = at_work.of_model(self, MergesMetrics)
@@ -189,7 +189,7 @@ def _are_latest(logs: Any, extended: MergesMetrics) -> bool:
 
 
 def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
-    """Data that every process brings itself (`train_on_batch`): every local replica gets all of it."""
+    """Iterates over data that every process passes itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
         extended.shares.set_total(extended.bridge.all_reduce([samples])[0])
@@ -214,7 +214,7 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 def _gathered(value: Any, strategy: Any, extended: SharesBatches) -> tf.Tensor:
     parts = strategy.experimental_local_results(value)
     if not all(isinstance(part, tf.Tensor) for part in parts):
-        raise TypeError(f"predict gathers dense outputs; got {type(parts[0]).__name__}. Return a dense tensor.")
+        raise TypeError(f"predict gathers only dense outputs; got {type(parts[0]).__name__}. Return dense tensors.")
     parts = [tf.stack([part]) if part.shape.rank == 0 else part for part in parts]
     return extended.exchange.all_gather(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
 
@@ -236,14 +236,14 @@ def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_samples(output: Any, share: Share) -> Any:
-    """An output without what was predicted for a row that stands in for samples."""
+    """An output without the prediction for a stand-in row."""
     if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
         return output
     return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]
 
 
 class _Model:
-    """A model with another `predict_step`, for Keras to make functions of."""
+    """A model with another `predict_step`, from which Keras makes functions."""
 
     def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:
         self.__dict__.update(_model=model, predict_step=predict_step)

@@ -1,4 +1,4 @@
-"""A warning for `fit` in a job that was joined by `tfdist.init`: the functions are there, but nothing calls them."""
+"""A warning for `fit` after `tfdist.init`, which enters the job but does not synchronize `fit`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _installed = False
 
 
 def warn_in_fit() -> None:
-    """Has Keras's `fit` warn where no strategy and no step of the user's brings the processes together."""
+    """Makes Keras's `fit` warn if neither a strategy nor a custom step can synchronize the processes."""
     global _installed
     if _installed or "keras" not in sys.modules:
         return
@@ -27,9 +27,9 @@ def warn_in_fit() -> None:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._distribute_strategy is None and type(self).train_step is trainer.train_step:
             log.warning(
-                "tfdist: this fit trains on this process alone: tfdist.init() joins the job, and leaves calling "
-                "tfdist.all_reduce to you. To synchronize fit, build and compile the model inside "
-                "`with tfdist.AllReduceStrategy().scope():`."
+                "tfdist: this fit trains on this process alone: tfdist.init() enters the job but does not synchronize "
+                "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`, or call "
+                "tfdist.all_reduce in a custom train_step."
             )
         return original(self, *args, **kwargs)
 

@@ -1,23 +1,25 @@
-"""State of a model that is no weight to be trained, under several replicas: moving statistics, counts, metrics.
+"""Non-trainable state of a model on several replicas: moving statistics, counts, metrics.
 
-In a step of Keras's every replica assigns to its own copy. After it,
+In a Keras step every replica assigns to its own copy. After the step,
 
-- what a layer keeps is made equal on all replicas, by the variable's ``aggregation``: ``"sum"`` adds up the changes;
-  ``"only_first_replica"`` takes the chief's; otherwise it is the mean weighed by samples, of integers the chief's;
-- what metrics keep stays apart, and is merged when their results are asked for (`tfdist.strategies.keras_metrics`);
-  a replica without samples takes back what its stand-in row has changed.
+- the state of layers is made equal on all replicas, by the variable's ``aggregation``: ``"sum"`` adds up the changes;
+  ``"only_first_replica"`` takes the chief's value; otherwise it is the mean weighted by samples, and for integers the
+  chief's value;
+- the state of metrics stays separate, and is merged when their results are computed
+  (`tfdist.strategies.keras_metrics`). A replica without samples reverts the changes of its stand-in row.
 
-Left alone are the state of seed generators, which differs between replicas on purpose, and that of stateful RNNs,
-which is of the rows that the replica has.
+Two kinds of state are not merged: that of seed generators, which differs between replicas on purpose, and that of
+stateful RNNs, which belongs to the replica's rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies import at_work
@@ -25,28 +27,29 @@ from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import AveragesState, LoadsForAll, MergesMetrics
 from tfdist.strategies.keras_private import tf_core
 from tfdist.strategies.shares import Shares, weighed
+from tfdist.tensors import unnumbered
 
 _calling = threading.local()
 
 
 def install(replace: Callable[..., None]) -> None:
-    """Puts the seam of assignments in place.
+    """Installs the seam for assignments.
 
     Args:
-        replace: puts one function in the place of another.
+        replace: replaces one function by another.
     """
     replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
     replace(tf_core.Variable, "_map_aggregation", _readable)
 
 
 def check_scope(model: Any) -> None:
-    """State that was made outside of the scope is this process's alone, and nothing would tell.
+    """Checks that all state was made in the strategy's scope: other state would silently differ between processes.
 
     Args:
-        model: of Keras, built under a strategy whose replicas have copies of its variables.
+        model: a Keras model, built under a strategy whose replicas have copies of its variables.
 
     Raises:
-        ValueError: a variable or the optimizer was made outside.
+        ValueError: a variable or the optimizer was made outside the scope.
     """
     outside = [
         variable.path
@@ -59,19 +62,19 @@ def check_scope(model: Any) -> None:
         outside.append(f"the optimizer {optimizer.name}")
     if outside:
         raise ValueError(
-            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Make "
-            "the model, and the optimizer and the metrics that `compile` is given, inside `with strategy.scope():`, or "
+            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Create "
+            "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`; otherwise "
             "their values would differ between processes."
         )
 
 
 class Assigned:
-    """The variables that a step assigns to, in the order in which it was first seen to.
+    """The variables that a step assigns to, in the order of their first recorded assignment.
 
-    It keeps them: a function that was traced before assigns without being seen.
+    Variables are kept between calls, because assignments in a function that was traced before are not recorded.
 
     Attributes:
-        values: that were assigned, by the ids of the variables.
+        values: the assigned values, by the ids of the variables.
     """
 
     def __init__(self) -> None:
@@ -79,19 +82,19 @@ class Assigned:
         self.values: dict[int, list[Any]] = {}
 
     def note(self, variable: Any, value: Any) -> None:
-        """Notes an assignment."""
+        """Records an assignment."""
         _calling.reported = None
         self._variables.setdefault(id(variable), variable)
         self.values.setdefault(id(variable), []).append(value)
 
     def among(self, variables: Any) -> list[Any]:
-        """Those of the variables that are assigned to."""
+        """Those of ``variables`` that the step assigns to."""
         ids = {id(variable) for variable in variables}
         return [variable for key, variable in self._variables.items() if key in ids]
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes what the calling thread assigns inside."""
+        """Context that records the calling thread's assignments."""
         before = getattr(_calling, "assigned", None)
         _calling.assigned, _calling.reported = self, None
         try:
@@ -101,17 +104,17 @@ class Assigned:
 
 
 def report(results: Any) -> None:
-    """Notes what `get_metrics_result` returns to a step."""
+    """Records what `get_metrics_result` returns to a step."""
     _calling.reported = results
 
 
 def is_report(outputs: Any) -> bool:
-    """Whether a step returns what `get_metrics_result` has returned to it, with nothing assigned since."""
+    """Whether a step returns the result of `get_metrics_result` unchanged, with no assignment since."""
     return outputs is not None and outputs is getattr(_calling, "reported", None)
 
 
 def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a replica assigns goes to its own copy, without TensorFlow's aggregation, which knows no samples."""
+    """Assigns to the replica's own copy, without TensorFlow's aggregation, which does not weight by samples."""
 
     def _direct_assign(self: Any, value: Any) -> None:
         assigned = getattr(_calling, "assigned", None)
@@ -129,27 +132,28 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MERGED_BY = "_tfdist_merged_by"
-"""The attribute of a metric's variable that says how it is merged, where a step has told better than its metric."""
+"""Attribute of a metric's variable: how it is merged, if a step shows that its ``aggregation`` does not apply."""
 
 _WHOLE = "_tfdist_whole"
-"""The attribute of a metric's variable that keeps the value of which each replica has its part."""
+"""Attribute of a metric's variable: the value that was divided among the replicas."""
 
 
 class Changes:
     """Counts the assignments to metrics outside of steps.
 
     Attributes:
-        count: so far.
+        count: the number of assignments so far.
     """
 
     count = 0
 
 
 def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
-    """Assigns to a metric's variable what its parts make up, as TensorFlow does, but without reading it everywhere.
+    """Divides a value among the copies of a metric's variable, as TensorFlow does, but without reading them back.
 
     Returns:
-        Whether this is a variable of a metric, of a strategy that merges them, outside of replicas.
+        Whether it did: the variable must belong to a metric under a strategy that merges metrics, and the caller must
+        be outside of replicas.
     """
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
     if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
@@ -172,10 +176,10 @@ def _assign_copies(variable: Any, value: Any) -> None:
 
 
 def merge_by_extreme(variable: Any, kind: str) -> None:
-    """Has a metric's variable merged by its maximum or minimum; what was assigned before the step is no sum then.
+    """Makes a metric's variable merge by maximum or minimum, and undoes the division of its initial value.
 
     Args:
-        variable: of a metric.
+        variable: a metric's variable.
         kind: "max" or "min".
     """
     setattr(variable, MERGED_BY, kind)
@@ -185,7 +189,7 @@ def merge_by_extreme(variable: Any, kind: str) -> None:
 
 
 def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A metric's variable that says "none" can be read while Keras builds; tfdist merges it by what Keras knows."""
+    """Lets metric variables with the aggregation "none" be read while Keras builds; tfdist merges them itself."""
 
     def _map_aggregation(self: Any, aggregation: str) -> Any:
         if aggregation == "none" and self.synchronization == "on_read" and at_work.current(MergesMetrics) is not None:
@@ -202,7 +206,7 @@ def copy_of(variable: Any) -> Any:
 
 
 def state_of_layers(model: Any) -> list[Any]:
-    """The variables that were made not to be trained, of all layers of a model; not frozen weights, nor metrics."""
+    """The variables of a model's layers that were created non-trainable; not frozen weights, nor metrics."""
     return [
         variable
         for layer in model._flatten_layers()
@@ -212,11 +216,11 @@ def state_of_layers(model: Any) -> list[Any]:
 
 
 class StateOfStep:
-    """What a replica's step does to the state of a model's layers, and how the replicas come together again.
+    """The changes of a replica's step to the state of a model's layers, to be merged over replicas.
 
     Args:
-        model: of Keras.
-        shares: of the step.
+        model: a Keras model.
+        shares: the step's shares.
     """
 
     def __init__(self, model: Any, shares: Shares) -> None:
@@ -239,16 +243,15 @@ class StateOfStep:
         for variable, total in zip(changed, sums, strict=True):
             copy = copy_of(variable)
             if variable.aggregation == "sum":
-                total = self._before[id(variable)] + tf.cast(total, copy.dtype)
+                before = _as_number(self._before[id(variable)])
+                total = before + tf.cast(total, before.dtype)
             copy.assign(tf.cast(total, copy.dtype), read_value=False)
 
     def _contribution(self, variable: Any) -> tf.Tensor:
         shares = self._shares
-        value = copy_of(variable).read_value()
-        if value.dtype.is_bool:
-            value = tf.cast(value, tf.int32)
+        value = _as_number(copy_of(variable).read_value())
         if variable.aggregation == "sum":
-            change = value - self._before[id(variable)]
+            change = value - _as_number(self._before[id(variable)])
             return tf.where(shares.is_empty(), tf.zeros_like(change), change)
         if variable.aggregation == "only_first_replica" or not value.dtype.is_floating:
             is_first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
@@ -259,11 +262,11 @@ class StateOfStep:
 
 
 class StateOfMetrics:
-    """What a replica's step does to metrics, to be taken back where the replica has no samples.
+    """The changes of a replica's step to metrics, to be reverted if the replica has no samples.
 
     Args:
-        variables: of the metrics.
-        shares: of the step.
+        variables: the metrics' variables.
+        shares: the step's shares.
     """
 
     def __init__(self, variables: list[Any], shares: Shares) -> None:
@@ -272,17 +275,21 @@ class StateOfMetrics:
         self._before = {id(variable): copy_of(variable).read_value() for variable in variables}
 
     def forget_stand_in(self, assigned: Assigned) -> None:
-        """Takes back what was assigned, if the calling replica has no samples."""
+        """Reverts the assignments, if the calling replica has no samples."""
         changed = assigned.among(self._variables)
         if not changed:
             return
 
-        def take_back() -> tf.Operation:
+        def revert() -> tf.Operation:
             for variable in changed:
                 copy_of(variable).assign(self._before[id(variable)], read_value=False)
             return tf.no_op()
 
-        tf.cond(self._shares.is_empty(), take_back, tf.no_op)
+        tf.cond(self._shares.is_empty(), revert, tf.no_op)
+
+
+def _as_number(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.int32) if value.dtype.is_bool else value
 
 
 def _is_numeric(variable: Any) -> bool:
@@ -293,28 +300,45 @@ def _is_numeric(variable: Any) -> bool:
 
 
 def broadcast_state(model: Any, extended: LoadsForAll) -> None:
-    """Gives every process the chief's weights and optimizer state."""
+    """Gives every process the chief's weights and the state of its optimizers."""
     variables = list(model.variables)
-    if getattr(model, "optimizer", None) is not None:
-        variables += model.optimizer.variables
+    for optimizer in _optimizers(model):
+        variables += optimizer.variables
     seen: set[int] = set()
     for variable in variables:
         if id(variable) in seen or getattr(variable, "synchronization", None) == "on_read":
             continue
-        seen.add(id(variable))
         value = tf.convert_to_tensor(variable.value)
-        key = f"the state of {variable.path} {value.dtype.name} {value.shape}"
+        key = f"the state of {unnumbered(variable.path)} #{len(seen)} {value.dtype.name} {value.shape}"
+        seen.add(id(variable))
         variable.assign(extended.exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
 
-def average_state(model: Any, extended: AveragesState) -> None:
-    """Makes the state of layers equal that a hand-written loop has left different on every replica.
+def _optimizers(model: Any) -> list[Any]:
+    """All optimizers that Keras saves with a model, not only that of `compile`: a GAN has one for each network."""
+    attributes = _flattened(vars(layer) for layer in model._flatten_layers())
+    return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]
 
-    It becomes the mean over all replicas that have a finite value; of integers nothing is changed.
+
+def _flattened(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists, tuples and dictionaries contain; unlike `tree.flatten`, with keys that cannot be sorted."""
+    for value in values:
+        if isinstance(value, dict):
+            yield from _flattened(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _flattened(value)
+        else:
+            yield value
+
+
+def average_state(model: Any, extended: AveragesState) -> None:
+    """Makes the state of layers equal on all replicas after a custom training loop.
+
+    It becomes the mean over all replicas whose value is finite; integers are not changed.
 
     Args:
-        model: of Keras.
-        extended: of its strategy.
+        model: a Keras model.
+        extended: the `extended` of its strategy.
     """
     variables = [variable for variable in state_of_layers(model) if variable.dtype.startswith(("float", "bfloat"))]
     if not variables:

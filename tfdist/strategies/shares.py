@@ -1,11 +1,10 @@
-"""What part of a step's global batch each replica has: its share.
+"""Shares: each replica's part of a step's global batch.
 
-A replica's mean over its share counts as much as the share's part of all samples. With unequal shares (a last partial
-batch, a shard that ends early, fewer samples than replicas) a mean of means would end elsewhere than one process on
-the whole batch.
+A replica's mean over its share is weighted by the share's part of all samples. With unequal shares (a last partial
+batch, a shard that ends early, fewer samples than replicas) an unweighted mean of means would differ from the mean of
+one process over the whole batch.
 
-An empty share holds one row that stands in for samples, as TensorFlow's kernels cannot be trusted with none. Whatever
-comes of it has weight zero.
+An empty share holds one stand-in row, because some TensorFlow kernels fail without rows. Its results have weight zero.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Share(NamedTuple):
     """One replica's part of a global batch.
 
     Attributes:
-        data: as the dataset yields it, with at least one row.
-        rows: how many of its rows are samples, an int64 scalar: all of them, or none.
+        data: the data, structured as the dataset yields it, with at least one row.
+        rows: the number of rows that are samples (all or none), an int64 scalar.
     """
 
     data: Any
@@ -45,12 +44,12 @@ def batch_size(batch: Any) -> tf.Tensor:
             continue
         if tf.convert_to_tensor(component).shape.rank != 0:
             return tf.shape(component, out_type=tf.int64)[0]
-        samples = 1  # of scalars alone
+        samples = 1  # if all components are scalars
     return tf.constant(samples, tf.int64)
 
 
 def as_share(batch: Any) -> Share:
-    """A batch as a share: one without rows gets a row of zeros to stand in for samples."""
+    """A batch as a share. A batch without rows gets a stand-in row of zeros."""
     if isinstance(batch, Share):
         return batch
     rows = batch_size(batch)
@@ -87,12 +86,12 @@ def _row_of_zeros(component: Any) -> Any:
 
 
 class Shares:
-    """The shares of one strategy's current step.
+    """The shares of a strategy's current step.
 
-    The numbers lie in variables, so that they can be read inside of functions that were traced before.
+    The numbers are held in variables, so that functions that were traced before can read them.
 
     Args:
-        devices: how many local replicas there are.
+        devices: the number of local replicas.
     """
 
     def __init__(self, devices: int) -> None:
@@ -105,12 +104,12 @@ class Shares:
         self._active: set[int] = set()
 
     def set_total(self, total: tf.Tensor) -> tf.Operation | tf.Tensor:
-        """Notes how many samples all replicas of all processes have together; returns the operation that does."""
+        """Sets the number of samples of all replicas of all processes; returns the assigning operation."""
         return self._total.assign(total, read_value=False) or tf.no_op()
 
     @contextlib.contextmanager
     def replica(self, rows: tf.Tensor) -> Iterator[None]:
-        """Around the work of the calling replica on its share.
+        """Context for the calling replica's work on its share.
 
         Args:
             rows: the number of its samples, an int64 scalar.
@@ -125,24 +124,24 @@ class Shares:
 
     @property
     def active(self) -> bool:
-        """Whether the caller is a replica inside of `replica`."""
+        """Whether the caller is a replica inside the context of `replica`."""
         return private.local_replica_id() in self._active
 
     @property
     def step_is_shared(self) -> bool:
-        """Whether the replicas of this process are at work on shares; for callers that are no replica."""
+        """Whether the replicas of this process are working on shares; for callers that are not a replica."""
         return bool(self._active)
 
     def rows(self) -> tf.Tensor:
-        """How many samples the calling replica has, an int64 scalar."""
+        """The number of the calling replica's samples, an int64 scalar."""
         return self._rows[private.local_replica_id()].read_value()
 
     def rows_of_replicas(self) -> list[tf.Tensor]:
-        """How many samples each local replica has, int64 scalars."""
+        """The number of each local replica's samples, int64 scalars."""
         return [rows.read_value() for rows in self._rows]
 
     def total(self) -> tf.Tensor:
-        """How many samples all replicas of all processes have together, an int64 scalar."""
+        """The number of samples of all replicas of all processes, an int64 scalar."""
         return self._total.read_value()
 
     def is_empty(self) -> tf.Tensor:
@@ -150,16 +149,16 @@ class Shares:
         return tf.equal(self.rows(), 0)
 
     def weight(self) -> tf.Tensor:
-        """The calling replica's part of all samples, a float64 scalar; these add up to one over all replicas."""
+        """The calling replica's fraction of all samples, a float64 scalar; the weights of all replicas sum to one."""
         return tf.math.divide_no_nan(tf.cast(self.rows(), tf.float64), tf.cast(self.total(), tf.float64))
 
     def inverse_weight(self) -> tf.Tensor:
-        """What a share's part of a sum is multiplied by, as a mean will be taken of it; 0 of an empty share."""
+        """The factor that turns a share's part of a sum into a term of the weighted mean; 0 for an empty share."""
         return tf.math.divide_no_nan(tf.cast(self.total(), tf.float64), tf.cast(self.rows(), tf.float64))
 
 
 def weighed(value: Any, weight: tf.Tensor) -> Any:
-    """A value times a weight, dense or sparse; exactly zero where the weight is, whatever the value.
+    """A dense or sparse value times a weight; exactly zero if the weight is zero, also for NaN and infinity.
 
     Args:
         value: a tensor, or `tf.IndexedSlices`, of a floating or complex dtype.

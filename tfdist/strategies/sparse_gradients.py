@@ -1,9 +1,9 @@
-"""Whether the rows of a sparse gradient are of samples, or the same ones for every share.
+"""Tells whether the rows of a sparse gradient depend on the samples, or are the same on every replica.
 
-An embedding that looks up words has rows for each sample: those of all replicas, one after the other, are what one
-process has. One that looks up positions, say ``range(16)``, has the same rows on every replica, whatever its samples;
-one process has them once, with the sum of what is computed for all samples. Optimizers that square gradients tell the
-two apart, so gradients of the first kind are gathered, and those of the second summed.
+An embedding that looks up words has rows for each sample: one process would have those of all replicas, concatenated.
+An embedding that looks up positions, such as ``range(16)``, has the same rows on every replica: one process would have
+them once, with the sum over all samples. Optimizers that square gradients treat the two differently, so gradients of
+the first kind are gathered and those of the second are summed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tensorflow as tf
 
 
 def are_of_samples(slices: tf.IndexedSlices) -> bool:
-    """Whether indices follow from the batch, as far as the graph tells; true where there is none.
+    """Whether the indices may depend on the batch, according to the graph; true without a graph.
 
     Args:
-        slices: of a gradient, in the replica's own graph.
+        slices: a gradient, in the replica's own graph.
     """
     if not tf.is_symbolic_tensor(slices.indices):
         return True
@@ -38,9 +38,9 @@ def are_of_samples(slices: tf.IndexedSlices) -> bool:
         elif operation.type in _OPAQUE:
             return True
         elif operation.type == "Reshape":
-            pending.append(operation.inputs[0])  # as the gradient of a gather flattens its indices
+            pending.append(operation.inputs[0])  # the gradient of a gather flattens its indices
         elif operation.type in ("Shape", "Size", "ShapeN"):
-            return True  # the number of samples is among it
+            return True  # the shape contains the number of samples
         elif not _is_of_another_dimension(operation):
             pending += operation.inputs
     return False
@@ -51,7 +51,7 @@ _OPAQUE = ("If", "While", "StatelessIf", "StatelessWhile", "PartitionedCall", "S
 
 
 def _is_of_another_dimension(operation: Any) -> bool:
-    """Whether an operation takes one dimension of a shape that is not the first, that of samples."""
+    """Whether an operation takes one dimension of a shape other than the first, which counts samples."""
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False
     begin = tf.get_static_value(operation.inputs[1])

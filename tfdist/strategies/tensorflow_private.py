@@ -1,12 +1,12 @@
 """Every private module of TensorFlow that tfdist uses, imported here and nowhere else.
 
-Checked on TensorFlow 2.18 and 2.21. What may change between versions, and what tfdist expects of it:
+Checked on TensorFlow 2.18 and 2.21. tfdist relies on the following, which may change between versions:
 
 - ``mirrored_strategy.MirroredExtended`` runs replicas on one process's devices and leaves ``_cross_device_ops``,
   the dataset methods, ``_reduce_to`` and the replica ids to be overridden.
 - ``input_lib._calculate_replicas_with_values`` is called once per step of a distributed iterator, with the
-  optionals of all local replicas; its result decides, on all processes alike, whether there is another step.
-- ``multi_device_iterator_ops._create_device_dataset`` makes what brings batches to one device.
+  optionals of all local replicas; its result decides, equally on all processes, whether there is another step.
+- ``multi_device_iterator_ops._create_device_dataset`` makes the dataset that copies batches to one device.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
     input_lib,
     mirrored_strategy,
+    one_device_strategy,
     values,
     values_util,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "InputReplicationMode",
     "InputWorkers",
     "MirroredExtended",
+    "OneDeviceExtended",
     "PerReplica",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -82,6 +84,7 @@ regroup = distribute_utils.regroup
 select_replica = distribute_utils.select_replica
 is_mirrored = distribute_utils.is_mirrored
 MirroredExtended = mirrored_strategy.MirroredExtended
+OneDeviceExtended = one_device_strategy.OneDeviceExtended
 DistributedValues = values.DistributedValues
 PerReplica = values.PerReplica
 CheckpointInitialValue = trackable.CheckpointInitialValue
@@ -89,11 +92,11 @@ local_replica_id = values_util.get_current_replica_id_as_int
 
 
 class WeighedOptions(collective_util.Options):
-    """Options of a reduction whose contributions are weighed: those of an empty share already count for nothing.
+    """Options of a reduction with weighted contributions, in which those of an empty share are zero.
 
     Args:
         variables: ids of the variables whose gradients are reduced, in their order; empty if there are none.
-        weight: float64 scalar by which this process's contributions are yet to be multiplied; None if they are.
+        weight: float64 scalar that this process's contributions must still be multiplied by; None if they have been.
     """
 
     def __init__(self, variables: Sequence[str] = (), weight: Any = None) -> None:
@@ -108,7 +111,7 @@ def is_distributed_variable(value: Any) -> bool:
 
 
 class _Number:
-    """Keras calls float() and int() on the variables behind its own; TensorFlow gives these methods to others only."""
+    """Adds float() and int(), which Keras calls on variables and TensorFlow's distributed ones do not support."""
 
     def __float__(self: Any) -> float:
         return float(self.read_value().numpy())
@@ -129,8 +132,8 @@ _NUMBERS = {values.MirroredVariable: _MirroredVariable, values.SyncOnReadVariabl
 
 
 def as_number(variable: Any) -> Any:
-    """A variable that was just made, of a class that float() and int() take."""
-    # TensorFlow's `_create_variable` takes its classes from a table of the module, which is everybody's.
+    """Gives a new variable a class that supports float() and int()."""
+    # TensorFlow's `_create_variable` takes its classes from a module-level table, which other strategies share.
     variable.__class__ = _NUMBERS.get(type(variable), type(variable))
     return variable
 
@@ -141,9 +144,9 @@ def copies(variable: Any) -> tuple[Any, ...]:
 
 
 def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any) -> Any:
-    """A `tf.distribute.DistributedDataset` whose every step counts replicas and samples over all processes.
+    """A `tf.distribute.DistributedDataset` that counts replicas and samples over all processes in every step.
 
-    TensorFlow divides its batches and shards it, as its policy says.
+    TensorFlow divides its batches and shards it according to its policy.
     """
     distributed = _DistributedDataset(
         input_workers,
@@ -157,24 +160,24 @@ def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context
 
 
 def per_replica(values_of_replicas: list[Any], extended: Any) -> Any:
-    """Values of the local replicas as one, as distributed iterators yield them."""
+    """Combines values of the local replicas into one, as distributed iterators yield them."""
     return input_lib._create_per_replica(values_of_replicas, extended._container_strategy())
 
 
 def spec_of_replicas(spec: Any, extended: Any) -> Any:
-    """The type of `per_replica` of values of a type."""
+    """The type of `per_replica` for values of the given type."""
     return input_lib._create_distributed_tensor_spec(extended._container_strategy(), spec)
 
 
 def without_rows(spec: Any) -> Any:
-    """A batch of a type, with no rows."""
+    """A batch of the given type, without rows."""
     return input_lib._dummy_tensor_fn(spec)
 
 
 def distributed_datasets_from_function(
     function: Callable[..., Any], input_workers: Any, strategy: Any, contexts: Sequence[Any], options: Any
 ) -> Any:
-    """As `distributed_dataset`, of the datasets that the user's function makes, one for each context."""
+    """As `distributed_dataset`, for the datasets that the user's function makes, one for each context."""
     distributed = _DistributedDatasetsFromFunction(
         input_workers,
         strategy,
@@ -186,9 +189,9 @@ def distributed_datasets_from_function(
 
 
 def _read_directly(input_workers: Any, options: Any) -> Any:
-    """Options by which one replica on the CPU reads the dataset itself, without an iterator for several devices.
+    """Options that make a single replica on the CPU read the dataset directly, without a multi-device iterator.
 
-    Making such an iterator traces six functions anew, which takes 30 ms, and Keras makes two an epoch.
+    Making a multi-device iterator traces six functions, which takes 30 ms, and Keras makes two per epoch.
     """
     devices = [device for worker in range(input_workers.num_workers) for device in
                input_workers.compute_devices_for_worker(worker)]  # fmt: skip
@@ -197,7 +200,7 @@ def _read_directly(input_workers: Any, options: Any) -> Any:
     return _DIRECTLY
 
 
-# One object for all datasets: TensorFlow tells iterators' types apart by it, and traces functions of them anew.
+# One object for all datasets: it is part of an iterator's type, and a new type makes TensorFlow retrace functions.
 _DIRECTLY = distribute_lib.InputOptions(
     experimental_fetch_to_device=False, experimental_replication_mode=InputReplicationMode.PER_REPLICA
 )
@@ -206,7 +209,7 @@ _FILE_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset
 
 
 def reads_files(dataset: Any) -> bool:
-    """Whether `tf.data` would shard the dataset by files, as far as its rules go: it reads records of files."""
+    """Whether `tf.data` would by its rules shard the dataset by files, because it reads records from files."""
     for part in parts_of(dataset):
         if type(part).__name__.startswith(_FILE_READERS):
             return True
@@ -219,7 +222,7 @@ def reads_files(dataset: Any) -> bool:
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
-    """A dataset, and all that it is made of."""
+    """Yields a dataset and, recursively, its input datasets."""
     pending = [dataset]
     while pending:
         part = pending.pop()
@@ -228,11 +231,11 @@ def parts_of(dataset: Any) -> Iterator[Any]:
 
 
 def not_tuned(dataset: Any) -> Any:
-    """The dataset without tf.data's tuner, unless the user has asked for it.
+    """The dataset without tf.data's autotuner, unless the user has enabled it.
 
-    An iterator that is dropped waits for its tuner's next turn, whose period doubles from 10 ms to a minute: it is
-    woken before `CancellationManager.IsCancelled` is true, and goes to sleep again. An epoch could take twice as long.
-    ``AUTOTUNE`` then stands for as many calls at once as there are cores, and prefetching works as before.
+    Deleting an iterator waits for its autotuner's next run, whose period doubles from 10 ms to a minute: the autotuner
+    is woken before `CancellationManager.IsCancelled` is true, and sleeps again. This could double the time of an epoch.
+    Without the autotuner ``AUTOTUNE`` means as many parallel calls as there are cores, and prefetching works as before.
     """
     if dataset.options().autotune.enabled is not None:
         return dataset
@@ -242,7 +245,7 @@ def not_tuned(dataset: Any) -> Any:
 
 
 class _Iterating(threading.local):
-    """Whether the calling thread makes an iterator of a dataset of ours."""
+    """Whether the calling thread is making an iterator of a tfdist dataset."""
 
     ours = False
 
@@ -250,8 +253,8 @@ class _Iterating(threading.local):
 _iterating = _Iterating()
 
 
-class _BroughtWithoutTuning:
-    """What brings batches to the devices has a tuner of its own, with nothing to tune."""
+class _WithoutDeviceAutotuning:
+    """Disables the autotuner of the dataset that copies batches to devices, which has nothing to tune."""
 
     def __iter__(self) -> Any:
         before, _iterating.ours = _iterating.ours, True
@@ -261,18 +264,18 @@ class _BroughtWithoutTuning:
             _iterating.ours = before
 
 
-class _DistributedDataset(_BroughtWithoutTuning, input_lib.DistributedDataset):
+class _DistributedDataset(_WithoutDeviceAutotuning, input_lib.DistributedDataset):
     pass
 
 
-class _DistributedDatasetsFromFunction(_BroughtWithoutTuning, input_lib.DistributedDatasetsFromFunction):
+class _DistributedDatasetsFromFunction(_WithoutDeviceAutotuning, input_lib.DistributedDatasetsFromFunction):
     pass
 
 
 def _counting(distributed: Any, strategy: Any) -> Any:
-    # An infinite dataset may hold partial batches (`batch(64).repeat()`), and a dataset that the user's function
-    # made may end earlier on this process than on others: neither may skip the count that keeps all in step.
-    # A replica that is alone has nobody to keep step with, and keeps the static shapes of its batches.
+    # An infinite dataset may hold partial batches (`batch(64).repeat()`), and a dataset made by the user's function
+    # may end earlier on this process than on others, so neither may skip the count that synchronizes the processes.
+    # A single replica needs no count, and keeps the static shapes of its batches.
     distributed._enable_get_next_as_optional = strategy.num_replicas_in_sync > 1
     distributed._cardinality = _UNKNOWN
     return distributed
@@ -282,13 +285,13 @@ _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
 
 
 def install(replace: Callable[..., None], counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:
-    """Puts the seams of TensorFlow's own iterators in place.
+    """Installs the seams for TensorFlow's own iterators.
 
     Args:
-        replace: puts one function in the place of another.
-        counter_of: what counts the replicas that have data, for a strategy: a function of the optionals of its local
-            replicas that returns how many have a value, over all processes, as an int64 scalar. None where TensorFlow
-            counts.
+        replace: replaces one function by another.
+        counter_of: returns, for a strategy, the function that counts the replicas that have data: given the optionals
+            of the local replicas, it returns how many have a value, over all processes, as an int64 scalar. None if
+            TensorFlow counts.
     """
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,13 +315,13 @@ def install(replace: Callable[..., None], counter_of: Callable[[Any], Callable[[
 
 
 def global_seed() -> int | None:
-    """What `tf.random.set_seed` was given, or None."""
+    """The seed set by `tf.random.set_seed`, or None."""
     return context.global_seed()
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Gives operations that are created inside the seed, and leaves TensorFlow's generators as they were."""
+    """Context that gives new operations the seed, and restores TensorFlow's generators on exit."""
     state = context.context()
     kept = state._seed, state._rng
     state._seed, state._rng = seed, random.Random(seed)

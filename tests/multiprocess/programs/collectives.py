@@ -21,8 +21,8 @@ from tfdist.collectives.schedule import partition
 from tfdist.engine.group import Group
 from tfdist.runtime import world
 
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
-engine, rank, size = joined.engine, joined.rank, joined.size
+entered = world.enter(discovery.discover(None), Timeouts.from_environment())
+engine, rank, size = entered.engine, entered.rank, entered.size
 
 
 def exact():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.cluster import discovery
-from tfdist.cluster.control import Control
+from tfdist.cluster import connection, discovery
+from tfdist.cluster.channel import Channel
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
@@ -44,9 +44,9 @@ def kill_server():
 
 
 if POINT == "before_handshake":
-    before(Control, "_handshake", die)
+    before(connection, "_handshake", die)
 elif POINT == "after_handshake":
-    before(Control, "_listen", die)
+    before(Channel, "_listen", die)
 elif POINT == "in_mpi_init":
     before(ProcessManager, "_answer", die)  # MPI_Init has asked its first question
 elif POINT == "server_in_mpi_init":
@@ -56,6 +56,6 @@ elif POINT == "deaf_in_mpi_init":
 elif POINT == "after_mpi_init":
     before(segments, "unlink_own", die)
 
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
-print("JOINED", joined.rank, flush=True)
-joined.engine.run("sum", ring.all_reduce(np.ones(10)))
+entered = world.enter(discovery.discover(None), Timeouts.from_environment())
+print("ENTERED", entered.rank, flush=True)
+entered.engine.run("sum", ring.all_reduce(np.ones(10)))

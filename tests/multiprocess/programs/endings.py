@@ -1,30 +1,27 @@
 """How processes end, and what the others see of it; TEST_CASE names one way."""
 
 import atexit
-import json
 import os
 import sys
 import threading
 
 import numpy as np
 
-from tfdist.cluster import discovery
+from tfdist.cluster import discovery, messages
 from tfdist.cluster.settings import Timeouts
-from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.comm import mpi_library
-from tfdist.engine import joining
+from tfdist.engine import operations
 from tfdist.errors import TfdistError
 from tfdist.runtime import world
 
 atexit.register(lambda: print("OTHER EXIT HANDLER", flush=True))
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
-engine, rank, size = joined.engine, joined.rank, joined.size
+entered = world.enter(discovery.discover(None), Timeouts.from_environment())
+engine, rank, size = entered.engine, entered.rank, entered.size
 
 
 def sum_of_ones(key, members=None):
     total = np.ones(4)
-    stand_in = joining.sum_of(4, total.dtype, "ring")
-    engine.run(key, ALGORITHMS["ring"](total), members=members, stand_in=stand_in)
+    engine.run(key, operations.all_reduce(total, "ring"), members=members)
     return total[0]
 
 
@@ -76,11 +73,10 @@ def group_of_some():
         while 2 not in engine.control.joined:
             threading.Event().wait(0.01)
         assert sum_of_ones("in a group", members=(1, 2)) == 1
-        engine.control.send({"type": "put", "key": "rank 1 is through", "value": "yes"})
+        engine.control.publish("rank 1 is through", "yes")
         engine.join()
     else:
-        while engine.control.request("get", key="rank 1 is through")["value"] is None:
-            pass
+        assert engine.control.look_up("rank 1 is through") == "yes"
         engine.join()
     print("DONE", flush=True)
 
@@ -157,7 +153,7 @@ def broken_line():
     """What comes to rank 1 from the server is damaged."""
     assert sum_of_ones("known") == size
     if rank == 1:
-        engine.control._heard = lambda message: json.loads('{"type": "fai')
+        engine.control._channel._receive = lambda message: messages.from_server(b'{"type": "fai')
     while engine.control.failure is None:
         threading.Event().wait(0.01)
     try:

@@ -11,11 +11,11 @@ from tfdist.collectives import ring
 from tfdist.runtime import world
 
 folder = Path(os.environ["TEST_FOLDER"])
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
+entered = world.enter(discovery.discover(None), Timeouts.from_environment())
 stop = np.zeros(1)
 while not stop[0]:
-    stop[0] = joined.group.is_writer and (folder / "stop").exists()
-    joined.engine.run("sum", ring.all_reduce(stop))
-    if not (folder / str(joined.rank)).exists():
-        (folder / f"{joined.rank}.new").write_text(str(os.getpid()))
-        (folder / f"{joined.rank}.new").rename(folder / str(joined.rank))
+    stop[0] = entered.group.is_writer and (folder / "stop").exists()
+    entered.engine.run("sum", ring.all_reduce(stop))
+    if not (folder / str(entered.rank)).exists():
+        (folder / f"{entered.rank}.new").write_text(str(os.getpid()))
+        (folder / f"{entered.rank}.new").rename(folder / str(entered.rank))

@@ -196,7 +196,7 @@ def weights():
         found = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
         np.testing.assert_allclose(found.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
         np.testing.assert_array_equal(found.indices, [place for r in everyone[1:] for place in (1, r)])
-    with pytest.raises(ValueError, match="a weight stands instead of contributes"):
+    with pytest.raises(ValueError, match="either weight or contributes"):
         sums.all_reduce(tf.IndexedSlices(tf.ones([1, 1]), [0]), weight=weight, contributes=tf.constant(True))
     with pytest.raises(ValueError, match="of floating point; got"):
         bridge.all_reduce([tf.constant(1)], weight=weight)

@@ -1,4 +1,4 @@
-"""Joins a job as `AllReduceStrategy` does, sums once over all ranks, and leaves; without TensorFlow."""
+"""Enters a job as `AllReduceStrategy` does, sums once over all ranks, and leaves; without TensorFlow."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from tfdist.collectives import ring
 from tfdist.runtime import world
 
 logging.basicConfig(format="%(message)s")
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
+joined = world.train(discovery.discover(None), Timeouts.from_environment())
 value = np.full(1000, joined.rank + 1.0)
 joined.engine.run("sum", ring.all_reduce(value))
 result = f"SUM {joined.rank} {joined.size} {joined.local_rank} {value[0]}"

@@ -40,13 +40,13 @@ def forbid(names):
 if forbidden := os.environ.get("TEST_FORBIDDEN"):
     forbid(forbidden.split())
 logging.basicConfig(format="%(message)s", level=logging.INFO)
-joined = world.join(discovery.discover(None), Timeouts.from_environment())
-print("JOINED", flush=True)
-expected = sum(range(1, joined.size + 1))
+entered = world.enter(discovery.discover(None), Timeouts.from_environment())
+print("ENTERED", flush=True)
+expected = sum(range(1, entered.size + 1))
 for algorithm in ("ring", "mpi"):
     for count in (1, 1000, 10_000, 1_000_000):
-        value = np.arange(count) % 7 * (joined.rank + 1.0)
-        joined.engine.run(f"{algorithm} {count}", ALGORITHMS[algorithm](value))
+        value = np.arange(count) % 7 * (entered.rank + 1.0)
+        entered.engine.run(f"{algorithm} {count}", ALGORITHMS[algorithm](value))
         assert np.array_equal(value, np.arange(count) % 7 * float(expected)), (algorithm, count)
-hosts, nodes = joined.engine.communicator.hosts, joined.engine.communicator.nodes
+hosts, nodes = entered.engine.communicator.hosts, entered.engine.communicator.nodes
 print("RIGHT", f"hosts {len(set(hosts))}", f"nodes {len(set(nodes))}", flush=True)

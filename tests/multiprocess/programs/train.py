@@ -18,7 +18,7 @@ DO = os.environ.get("TEST_DO", "")
 EPOCHS = int(os.environ.get("TEST_EPOCHS", "3"))
 
 strategy = tfdist.AllReduceStrategy(algorithm=os.environ.get("TEST_ALGORITHM", "ring"))
-print("JOINED", strategy.rank, flush=True)
+print("ENTERED", strategy.rank, flush=True)
 with strategy.scope():
     units = 4 + (strategy.rank if DO == "differ" else 0)
     model = keras.Sequential(

@@ -229,7 +229,7 @@ def a_dataset_for_each_replica():
 @spread
 def a_sum_of_one_value():
     if len(strategy.extended.worker_devices) > 1:
-        with pytest.raises(ValueError, match="one value, and each process has 2 replicas"):
+        with pytest.raises(ValueError, match="one value for each of this process's 2 replicas"):
             strategy.reduce("SUM", 5.0, axis=None)
     else:
         assert float(strategy.reduce("SUM", 5.0, axis=None)) == 5.0 * strategy.size

@@ -4,23 +4,23 @@ import socket
 
 import pytest
 
-from tfdist.cluster import doors
-from tfdist.cluster.doors import Doors
+from tfdist.cluster import admission
+from tfdist.cluster.admission import Admission
 
 MANY = 1 << 30
-"""Tasks, of whose connections so many are to be kept free that as few strangers as possible may wait."""
+"""So many tasks that as few other connections as possible may wait."""
 
 
 @pytest.fixture(autouse=True)
 def limits():
-    """The doors raise how many files this process may open."""
+    """An admission raises how many files this process may open."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def admit(reader, writer):
-    """Whoever says a name comes in."""
+    """Admits a connection that sends a name."""
     name = (await reader.readline()).decode().strip()
     if not name:
         return None
@@ -29,11 +29,11 @@ async def admit(reader, writer):
 
 
 class House:
-    """Doors, and who was served behind them."""
+    """An admission, and the tasks that it served."""
 
     def __init__(self, admit=admit, tasks=4, line_bytes=100):
         self.served, self.ended = [], []
-        self.doors = Doors(admit, self._serve, tasks, line_bytes)
+        self.admission = Admission(admit, self._serve, tasks, line_bytes)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
 
@@ -51,13 +51,13 @@ class House:
 
     def run(self, visit):
         async def run():
-            opened = asyncio.create_task(self.doors.open(self.listener))
+            opened = asyncio.create_task(self.admission.open(self.listener))
             try:
                 async with asyncio.timeout(20):
                     await visit()
             finally:
                 opened.cancel()
-                self.doors.close()
+                self.admission.close()
                 self.listener.close()
 
         asyncio.run(run())
@@ -90,7 +90,7 @@ def test_who_proves_itself_is_served_until_it_goes():
 
 @pytest.mark.parametrize("said", [b"\n", b"x" * 1000, b"x" * 1000 + b"\n"])
 def test_who_does_not_is_not_answered(said):
-    """Nothing, or a line that is longer than a stranger's may be."""
+    """Nothing, or a line that is longer than is read before the handshake's end."""
     house = House()
 
     async def visit():
@@ -101,7 +101,7 @@ def test_who_does_not_is_not_answered(said):
     assert house.served == []
 
 
-def test_what_goes_wrong_with_a_stranger_is_the_strangers_matter():
+def test_an_error_in_a_handshake_ends_only_that_connection():
     async def fails(reader, writer):
         if (await reader.readline()) == b"bad\n":
             raise KeyError("no JSON")
@@ -119,8 +119,8 @@ def test_what_goes_wrong_with_a_stranger_is_the_strangers_matter():
     house.run(visit)
 
 
-def test_a_silent_stranger_is_sent_away(monkeypatch):
-    monkeypatch.setattr(doors, "_HANDSHAKE_SECONDS", 0.05)
+def test_a_silent_connection_is_closed(monkeypatch):
+    monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 0.05)
     house = House()
 
     async def visit():
@@ -128,22 +128,22 @@ def test_a_silent_stranger_is_sent_away(monkeypatch):
         task, _ = await house.knock(b"a\n")
         assert await task.readline() == b"welcome\n"
         assert await is_closed(silent)
-        assert house.ended == [], "who was let in has all the time"
+        assert house.ended == [], "an admitted task has no deadline"
 
     house.run(visit)
 
 
-def test_the_stranger_who_has_waited_longest_gives_way():
+def test_the_connection_that_has_waited_longest_is_closed():
     house = House(tasks=MANY)
 
     async def visit():
-        strangers = [await house.knock() for _ in range(doors._FEWEST_STRANGERS)]
-        while len(house.doors._strangers) < len(strangers):
+        unproven = [await house.knock() for _ in range(admission._FEWEST_UNPROVEN)]
+        while len(house.admission._unproven) < len(unproven):
             await asyncio.sleep(0)
         task, _ = await house.knock(b"a\n")
         assert await task.readline() == b"welcome\n"
-        assert await is_closed(strangers[0][0])
-        last_reader, last_writer = strangers[-1]
+        assert await is_closed(unproven[0][0])
+        last_reader, last_writer = unproven[-1]
         last_writer.write(b"b\n")
         assert await last_reader.readline() == b"welcome\n"
 
@@ -151,22 +151,22 @@ def test_the_stranger_who_has_waited_longest_gives_way():
     assert sorted(house.served) == ["a", "b"]
 
 
-def test_who_was_let_in_is_no_stranger():
-    """As many tasks as there may be strangers, and one more."""
+def test_an_admitted_task_does_not_count():
+    """As many tasks as there may be unproven connections, and one more."""
     house = House(tasks=MANY)
 
     async def visit():
-        for number in range(doors._FEWEST_STRANGERS + 1):
+        for number in range(admission._FEWEST_UNPROVEN + 1):
             reader, _ = await house.knock(b"%d\n" % number)
             assert await reader.readline() == b"welcome\n"
-        assert len(house.doors._strangers) <= 1  # the last one is on its way in
+        assert len(house.admission._unproven) <= 1  # the last one is on its way in
 
     house.run(visit)
-    assert house.served == [str(number) for number in range(doors._FEWEST_STRANGERS + 1)]
+    assert house.served == [str(number) for number in range(admission._FEWEST_UNPROVEN + 1)]
     assert len(house.ended) == len(house.served)
 
 
-def test_closed_doors_end_all_sessions():
+def test_closing_ends_all_sessions():
     house = House()
 
     async def visit():
@@ -175,7 +175,7 @@ def test_closed_doors_end_all_sessions():
         await task.readline()
         while not house.served:
             await asyncio.sleep(0)
-        house.doors.close()
+        house.admission.close()
         assert await is_closed(silent)
         while not house.ended:
             await asyncio.sleep(0)
@@ -185,6 +185,6 @@ def test_closed_doors_end_all_sessions():
 
 def test_files_are_kept_free_for_the_tasks():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert Doors(admit, None, 0, 100)._most <= doors._MOST_STRANGERS
-    assert Doors(admit, None, MANY, 100)._most == doors._FEWEST_STRANGERS
+    assert Admission(admit, None, 0, 100)._most <= admission._MOST_UNPROVEN
+    assert Admission(admit, None, MANY, 100)._most == admission._FEWEST_UNPROVEN
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "as many as this process may allow itself"

@@ -1,4 +1,4 @@
-"""Who connects to the rendezvous server, until it has proven that it belongs to the job."""
+"""Connections to the rendezvous server, until they have proven that they belong to the job."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Generic, TypeVar
 
 _HANDSHAKE_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
-_MOST_STRANGERS = 256
-_FEWEST_STRANGERS = 8
+_MOST_UNPROVEN = 256
+_FEWEST_UNPROVEN = 8
 _OWN_DESCRIPTORS = 32
 
 Member = TypeVar("Member")
 
 
-class Doors(Generic[Member]):
-    """Lets tasks in, and bounds what all others can take up: time, memory and file descriptors.
+class Admission(Generic[Member]):
+    """Admits tasks, and bounds the time, memory and file descriptors that other connections can use.
 
     Args:
-        admit: has a stranger prove itself; None if it is none of the job's tasks.
-        serve: talks with a task that was let in, until its connection ends.
-        tasks: how many of them there are.
-        line_bytes: what is buffered of a stranger at most.
+        admit: performs the handshake; returns None if the connection is not of a task of the job.
+        serve: talks with an admitted task, until its connection ends.
+        tasks: the number of tasks.
+        line_bytes: maximum bytes that are buffered before the handshake has ended.
     """
 
     def __init__(
@@ -37,30 +37,30 @@ class Doors(Generic[Member]):
         self._admit = admit
         self._serve = serve
         self._line_bytes = line_bytes
-        self._most = max(_FEWEST_STRANGERS, min(_MOST_STRANGERS, _descriptors() - tasks - _OWN_DESCRIPTORS))
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._most = max(_FEWEST_UNPROVEN, min(_MOST_UNPROVEN, _descriptors() - tasks - _OWN_DESCRIPTORS))
+        self._unproven: dict[asyncio.Task[None], None] = {}
         self._sessions: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket) -> None:
-        """Receives whoever comes, until cancelled.
+        """Accepts connections, until cancelled.
 
-        Where too many wait to prove themselves, the one that has waited longest gives way: a task needs
-        milliseconds for it, and comes again.
+        When too many have not proven anything yet, the oldest of them is closed: a task needs milliseconds for its
+        proof, and connects again.
         """
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # it is gone already; or no file descriptor is left, until one comes free
+            except OSError:  # it is closed already; or no file descriptor is free
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            if len(self._strangers) >= self._most:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unproven) >= self._most:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
                 oldest.cancel()
                 await asyncio.sleep(0)  # it closes its connection
             session = loop.create_task(self._receive(connection))
-            self._strangers[session] = None
+            self._unproven[session] = None
             self._sessions.add(session)
             session.add_done_callback(self._sessions.discard)
 
@@ -84,12 +84,12 @@ class Doors(Generic[Member]):
         try:
             member = await asyncio.wait_for(self._admit(reader, writer), _HANDSHAKE_SECONDS)
         except Exception:
-            member = None  # noise: whoever it was has not said anything that deserves an answer
+            member = None  # not a task's handshake: it gets no answer
         except BaseException:
             writer.close()
             raise
         finally:
-            self._strangers.pop(session, None)
+            self._unproven.pop(session, None)
         if member is None:
             writer.close()
         else:
@@ -105,4 +105,4 @@ def _descriptors() -> int:
             soft = hard
         except (OSError, ValueError):
             pass
-    return _MOST_STRANGERS + (1 << 20) if soft == resource.RLIM_INFINITY else soft
+    return _MOST_UNPROVEN + (1 << 20) if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,82 @@
+"""Whose failure came first, by what processes report and how they end."""
+
+import pytest
+
+from tfdist.cli.blame import Blame
+from tfdist.cli.process import Process
+from tfdist.cluster import launcher
+
+
+class Ended:
+    """Stands for a process that has ended."""
+
+    def __init__(self, returncode):
+        self.returncode = returncode
+
+
+class Reporting(Process):
+    """A process whose report is given."""
+
+    def __init__(self, name="rank 1", code=1, trains=True, reports=(), **known):
+        super().__init__(name, Ended(code), -1, trains, **known)
+        self.reports = list(reports)
+
+    def said(self):
+        said, self.reports = set(self.reports), []
+        return said
+
+
+def blame_of(*processes):
+    """The blame after processes have reported and ended, in this order."""
+    blame = Blame()
+    for process in processes:
+        blame.hear(process)
+        blame.ended(process)
+    return blame
+
+
+def test_success():
+    assert blame_of(Reporting(code=0)).processes() == []
+    assert not blame_of(Reporting(code=0)).is_known
+
+
+def test_a_victim_stays_one():
+    one, blame = Reporting(reports=[launcher.VICTIM]), Blame()
+    assert blame.hear(one)
+    assert not blame.hear(one)
+    assert one.is_victim
+    assert blame.causes == []
+
+
+def test_a_cause_is_noted_once_and_before_it_ends():
+    one, blame = Reporting(reports=[launcher.CAUSE]), Blame()
+    blame.hear(one)
+    assert blame.is_known
+    one.reports = [launcher.CAUSE]
+    blame.hear(one)
+    blame.ended(one)
+    assert blame.processes() == [one]
+
+
+def test_the_first_that_is_no_victim_is_to_blame():
+    victim, cause = Reporting(reports=[launcher.VICTIM]), Reporting(code=-9)
+    assert blame_of(victim, cause, Reporting()).processes() == [cause]
+
+
+def test_one_that_never_reported_is_blamed_before_victims():
+    victim, silent = Reporting(reports=[launcher.VICTIM]), Reporting(ended_by_us=True)
+    assert blame_of(victim, silent).processes() == [silent, victim]
+
+
+def test_other_roles_are_blamed_if_no_training_process_failed():
+    evaluator = Reporting("evaluator 0", trains=False, reports=[launcher.CAUSE])
+    blame = blame_of(evaluator, Reporting(code=0))
+    assert not blame.is_known
+    assert blame.processes() == [evaluator]
+    cause = Reporting()
+    assert blame_of(evaluator, cause).processes() == [cause]
+
+
+@pytest.mark.parametrize("known", [{"ended_by_us": True}, {"is_victim": True}])
+def test_other_roles_that_end_with_the_training_are_not_blamed(known):
+    assert blame_of(Reporting("ps 0", trains=False, **known)).processes() == []

@@ -1,0 +1,126 @@
+"""An open connection, whose other end a test holds."""
+
+import contextlib
+import queue
+import socket
+import threading
+
+import pytest
+
+from tests.cluster.serving import DEADLINE
+from tfdist.cluster import messages
+from tfdist.cluster.channel import Channel, RequestTimeoutError
+from tfdist.cluster.messages import Get, Over, Ping, Reply
+from tfdist.errors import PeerLostError, RendezvousError, TfdistError
+
+
+class Ends:
+    """A channel, the server's end of its connection, and what the channel tells."""
+
+    def __init__(self, heartbeat):
+        self.heard, self.failed = queue.SimpleQueue(), queue.SimpleQueue()
+        self.channel = Channel("host:1", self.heard.put, lambda error, died: self.failed.put((error, died)), heartbeat)
+        self.server, task = socket.socketpair()
+        self._lines = self.server.makefile("rb")
+        self.channel.open(task)
+
+    def say(self, message):
+        self.server.sendall(messages.encode(message))
+
+    def hear(self):
+        """The next message that is no sign of life."""
+        while isinstance(message := messages.from_task(self._lines.readline()), Ping):
+            pass
+        return message
+
+    def failure(self):
+        return self.failed.get(timeout=DEADLINE)
+
+    def close(self):
+        self.channel.close()
+        self._lines.close()
+        self.server.close()
+
+
+@pytest.fixture
+def ends():
+    with contextlib.closing(Ends(DEADLINE)) as made:
+        yield made
+
+
+def get(number):
+    return Get(number, "key", wait=False)
+
+
+def answered(ends, *values):
+    """Answers so many requests, in the opposite order."""
+
+    def answer():
+        asked = [ends.hear() for _ in values]
+        for message, value in zip(reversed(asked), reversed(values), strict=True):
+            ends.say(Reply(message.id, value))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_request_gets_its_own_reply(ends):
+    got = queue.SimpleQueue()
+    answering = answered(ends, "a", "b")
+    ends.channel.ask(get, got.put)
+    assert ends.channel.request(get, DEADLINE) == "b"
+    assert got.get(timeout=DEADLINE) == "a"
+    answering.join(DEADLINE)
+
+
+def test_a_reply_with_an_error(ends):
+    ends.channel.ask(get, lambda value: None)
+    ends.say(Reply(1, error="task 3 has failed"))
+    with pytest.raises(RendezvousError, match="task 3 has failed"):
+        ends.channel.request(get, DEADLINE)
+
+
+def test_other_messages_are_passed_on(ends):
+    ends.say(Ping())
+    ends.say(Over())
+    assert [ends.heard.get(timeout=DEADLINE) for _ in range(2)] == [Ping(), Over()]
+
+
+def test_requests_have_deadlines_and_end_with_a_failure(ends):
+    with pytest.raises(RequestTimeoutError, match=r"no answer to Get.* within 0.05 s"):
+        ends.channel.request(get, 0.05)
+    ends.channel.failure = TfdistError("interrupted")
+    with pytest.raises(TfdistError, match="interrupted"):
+        ends.channel.request(get, DEADLINE)
+
+
+def test_the_end_of_the_connection(ends):
+    ends.server.shutdown(socket.SHUT_RDWR)
+    error, died = ends.failure()
+    assert isinstance(error, PeerLostError)
+    assert "the rendezvous server at host:1 is gone" in str(error)
+    assert died
+    ends.channel.send(Ping())  # is lost
+
+
+def test_an_invalid_message_ends_it_and_the_server_is_told(ends):
+    ends.server.sendall(b"no JSON\n")
+    error, died = ends.failure()
+    assert "host:1 sent an invalid message (DecodeError" in str(error)
+    assert not died
+    assert isinstance(ends.hear(), messages.Fails)
+
+
+def test_a_silent_server_is_lost(monkeypatch):
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
+    with contextlib.closing(Ends(0.1)) as ends:
+        error, died = ends.failure()
+        assert "gave no sign of life for" in str(error)
+        assert not died
+
+
+def test_closing_is_no_failure(ends):
+    ends.channel.close()
+    with pytest.raises(queue.Empty):
+        ends.failed.get(timeout=0.05)

@@ -1,0 +1,82 @@
+import pytest
+
+from tests.cluster.serving import claims_of
+from tfdist.cluster import messages
+from tfdist.cluster.messages import Call, StandIn
+
+CALL = Call("sum #0", 3, 17, (0, 2), "kernel, bias")
+STAND_IN = StandIn("sum", "float32", (12,), "ring")
+FROM_TASK = [
+    messages.Ping(),
+    messages.Put("ü", 'a"b\\\n'),
+    messages.Get(1, "key", wait=True),
+    messages.Gather(2, "name", (0, 1), {"any": [1, None]}, binds=True),
+    messages.Leave(None, {0: 3}),
+    messages.End(),
+    messages.Fails("why", mismatch=True, members=(0, 1)),
+    messages.Agree(3, "key", "float32 (3,)", None),
+    messages.Standing(CALL, {3: 18}),
+    messages.Moving(),
+    messages.Stalled(60),
+    messages.State((CALL,), {3: 18}),
+    messages.Join({3: 18}),
+    messages.Invite((1, 2), CALL, STAND_IN),
+]
+FROM_SERVER = [
+    messages.Ping(),
+    messages.Reply(1, [None, 2]),
+    messages.Present(1, "ps 0"),
+    messages.Missing(("worker 1",), ()),
+    messages.Lost(1, "died", died=True, bound=False),
+    messages.Failed("too late", mismatch=False),
+    messages.Left(1, "worker 1", {}),
+    messages.AllEnded(),
+    messages.Over(),
+    messages.Stall("why"),
+    messages.Report(),
+    messages.Joined(1, {0: 1}),
+    messages.AllJoined(2),
+    messages.Invited(CALL, STAND_IN),
+]
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [(messages.from_task, message) for message in FROM_TASK]
+    + [(messages.from_server, message) for message in FROM_SERVER]
+    + [(messages.challenge, messages.Challenge(1, "n")), (messages.hello, messages.Hello(claims_of(0), "n", "p"))]
+    + [(messages.answer, answer) for answer in (messages.Welcome(1, "job", "p"), messages.Refused("why"))],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_message_is_one_line_that_says_it_again(decode, message):
+    line = messages.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize("union", [(messages.FromTask, FROM_TASK), (messages.FromServer, FROM_SERVER)])
+def test_every_message_is_tested(union):
+    kinds, examples = union
+    assert {type(message) for message in examples} == set(kinds.__args__)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"{",
+        b"\xff\xfe",
+        b"{}",
+        b'{"type": "unknown"}',
+        b'{"type": "get"}',
+        b'{"type": "get", "id": "1", "key": "a", "wait": true}',
+        b'{"type": "stalled", "seconds": []}',
+        b'{"type": "reply", "id": 1}',
+    ],
+)
+def test_an_invalid_message_is_a_value_error(line):
+    with pytest.raises(ValueError):  # noqa: PT011  (of msgspec, whose errors are ValueErrors)
+        messages.from_task(line)

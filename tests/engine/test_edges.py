@@ -1,0 +1,159 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.ranks import arrays_of, eagerly, in_a_graph
+from tfdist.engine.edges import Edges
+from tfdist.errors import MismatchError
+from tfdist.runtime import world
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint16, np.int64, np.bool_, np.complex64]
+WAYS = pytest.mark.parametrize("call", [eagerly, in_a_graph])
+
+
+def spec_of(array):
+    return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
+
+
+@WAYS
+@arrays_of(DTYPES, [(), (0,), (1,), (2, 0, 3), (300, 7)])
+def test_a_tensor_arrives_as_it_was_sent(ranks, call, dtype, shape):
+    value = np.asarray(np.random.default_rng(0).integers(0, 2, shape)).astype(dtype)
+
+    def work(group):
+        edges = Edges(group)
+        if group.rank == 0:
+            call(lambda tensor: edges.send(tensor, 1, "values"), tf.constant(value))
+            return value
+        return call(lambda: edges.receive(spec_of(value), 0, "values")).numpy()
+
+    _, found = ranks(2)(work)
+    assert (found.shape, found.dtype) == (value.shape, value.dtype)
+    np.testing.assert_array_equal(found, value)
+
+
+@WAYS
+def test_edges_are_told_apart_by_name_and_calls_by_order(ranks, call):
+    """The receiver takes them in another order than the sender sends them, and through other groups."""
+
+    def work(group):
+        edges = Edges(group)
+        if group.rank == 2:
+            for step in range(3):
+                for edge in ("a", "b"):
+                    edges.send(tf.constant([step, ord(edge)]), 0, edge)
+            return None
+        if group.rank == 1:
+            return None
+        spec = tf.TensorSpec([2], tf.int32)
+        return [call(lambda edge=edge: edges.receive(spec, 2, edge)).numpy().tolist() for edge in "bbbaaa"]
+
+    found, *_ = ranks(3)(work)
+    assert found == [[step, ord(edge)] for edge in "ba" for step in range(3)]
+
+
+def test_groups_have_edges_of_their_own(ranks):
+    """Also where both ends are in all of them."""
+
+    def work(group):
+        if group.rank == 2:
+            return None
+        groups = [group, group.subgroup((0, 1)), group.subgroup((1, 0))]
+        if group.rank == 0:
+            for value, one in enumerate(groups):
+                Edges(one).send(tf.constant([value]), one.members.index(1), "values")
+            return None
+        with pytest.raises(ValueError, match="between two ranks; got 1 for both"):
+            Edges(groups[2]).send(tf.ones(1), 0, "values")
+        spec = tf.TensorSpec([1], tf.int32)
+        return [int(Edges(one).receive(spec, one.members.index(0), "values")[0]) for one in reversed(groups)]
+
+    assert ranks(3)(work)[1] == [2, 1, 0]
+
+
+def test_what_is_sent_may_be_overwritten_once_the_receiver_has_it(ranks):
+    """And a send does not wait for its receiver."""
+    first, second = ranks(2).groups
+    variable = tf.Variable([1.0, 2.0])
+    Edges(first).send(variable, 1, "weights")
+    variable.assign([0.0, 0.0])  # TensorFlow gives a variable that is being read another buffer
+    np.testing.assert_array_equal(Edges(second).receive(tf.TensorSpec([2]), 0, "weights"), [1, 2])
+
+
+@WAYS
+def test_the_sender_decides_what_a_spec_leaves_open(ranks, call):
+    def work(group):
+        edges = Edges(group)
+        if group.rank == 0:
+            for rows in (3, 0):
+                edges.send(tf.ones([rows, 2]), 1, "rows")
+            return None
+        shapes = []
+
+        def receive():
+            found = edges.receive(tf.TensorSpec([None, 2]), 0, "rows")
+            shapes.append(found.shape.as_list())
+            return found
+
+        return [call(receive).shape[0] for _ in range(2)], shapes
+
+    _, (rows, shapes) = ranks(2)(work)
+    assert rows == [3, 0]
+    assert shapes == ([[None, 2]] * 2 if call is in_a_graph else [[3, 2], [0, 2]])
+
+
+def test_both_ways_at_once(ranks):
+    """Each of two sends before it receives."""
+
+    def work(group):
+        edges, other = Edges(group), 1 - group.rank
+
+        @tf.function
+        def swap(tensor):
+            edges.send(tensor, other, f"from {group.rank}")
+            return edges.receive(tf.TensorSpec([50_000]), other, f"from {other}")
+
+        return swap(tf.fill([50_000], float(group.rank))).numpy()
+
+    for rank, found in enumerate(ranks(2)(work)):
+        np.testing.assert_array_equal(found, np.full(50_000, 1 - rank))
+
+
+def test_another_shape_is_an_error_that_names_the_edge(ranks):
+    first, second = ranks(2).groups
+    Edges(first).send(tf.ones([3, 2]), 1, "rows")
+    with pytest.raises(
+        MismatchError, match=r"expected float32 \(None, 5\) along the edge 'rows' from rank 0.*got shape \(3, 2"
+    ):
+        Edges(second).receive(tf.TensorSpec([None, 5]), 0, "rows")
+
+
+@pytest.mark.parametrize("sent", [tf.ones([3], tf.float64), tf.ones([3, 1])], ids=["dtype", "dimensions"])
+def test_another_dtype_or_number_of_dimensions_is_found_before_anything_is_sent(ranks, sent):
+    def work(group):
+        if group.rank == 0:
+            Edges(group).send(sent, 1, "rows")
+            return None
+        return Edges(group).receive(tf.TensorSpec([3]), 0, "rows")
+
+    with pytest.raises(MismatchError, match="the edge 'rows': "):
+        ranks(2)(work)
+
+
+def test_ranks_that_no_edge_runs_between(ranks):
+    edges = Edges(ranks(3).groups[1])
+    for other in (-1, 3):
+        with pytest.raises(ValueError, match=f"between ranks from 0 to 2; got {other}"):
+            edges.send(tf.ones(1), other, "x")
+        with pytest.raises(ValueError, match=f"between ranks from 0 to 2; got {other}"):
+            edges.receive(tf.TensorSpec([1]), other, "x")
+    with pytest.raises(ValueError, match="between two ranks; got 1 for both"):
+        edges.send(tf.ones(1), 1, "x")
+    with pytest.raises(ValueError, match="between two ranks; got 0 for both"):
+        Edges(world.current().group).receive(tf.TensorSpec([1]), 0, "x")
+
+
+def test_dimensions_must_be_known():
+    with pytest.raises(ValueError, match="how many dimensions the tensor has; got TensorSpec"):
+        Edges(world.current().group).receive(tf.TensorSpec(None), 0, "x")

@@ -1,0 +1,163 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.ranks import BOTH_WAYS, eagerly, in_a_graph
+from tfdist.engine.slices import Slices
+from tfdist.runtime import world
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
+
+
+def summed(group, call, values, indices, shape=None, **arguments):
+    """As arrays: the values, the indices, and the dense shape."""
+
+    def all_reduce(*components):
+        found = Slices(group).all_reduce(tf.IndexedSlices(*components), **arguments)
+        assert values.shape[1:] == tuple(found.values.shape[1:])
+        return found
+
+    components = [tf.constant(values), tf.constant(indices), *([] if shape is None else [tf.constant(shape)])]
+    found = call(all_reduce, *components)
+    return found.values.numpy(), found.indices.numpy(), None if shape is None else found.dense_shape.numpy()
+
+
+def rows_of(rank, dtype=np.float32):
+    """One row more on each rank; the index 7 occurs on all, and twice on all but rank 0."""
+    return np.full((rank + 1, 3), rank + 1).astype(dtype), np.full(rank + 1, 7)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [None, [100, 3]])
+def test_every_occurrence_of_a_row_is_kept_in_the_order_of_ranks(ranks, size, call, dtype, shape):
+    for values, indices, dense_shape in ranks(size)(
+        lambda group: summed(group, call, *rows_of(group.rank, dtype), shape)
+    ):
+        assert values.dtype == dtype
+        np.testing.assert_array_equal(values, np.concatenate([rows_of(rank, dtype)[0] for rank in range(size)]))
+        np.testing.assert_array_equal(indices, np.full(len(values), 7))
+        assert shape == (None if dense_shape is None else dense_shape.tolist())
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("rows", [4, 10_000])
+def test_rows_are_summed_where_that_sends_fewer_bytes(ranks, size, call, rows):
+    """Not of a large variable, of which few rows change."""
+
+    def work(group):
+        values, indices = np.full((5, 3), group.rank + 1.0), np.array([0, 0, 0, 0, 3])
+        return summed(group, call, values, indices, [rows, 3], keep_rows=False)
+
+    for values, indices, _ in ranks(size)(work):
+        assert len(values) == (4 if rows == 4 else 5 * size)
+        dense = np.zeros((rows, 3))
+        np.add.at(dense, indices, values)
+        total = sum(range(1, size + 1))
+        np.testing.assert_array_equal(dense[[0, 3]], [[4 * total] * 3, [total] * 3])
+        assert dense.sum() == 3 * 5 * total
+
+
+def test_without_a_dense_shape_rows_cannot_be_summed(ranks):
+    for values, _, _ in ranks(2)(lambda group: summed(group, eagerly, *rows_of(1), keep_rows=False)):
+        assert len(values) == 4
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("shape", [None, [8, 3]])
+def test_who_contributes_nothing_has_no_rows(ranks, size, call, shape):
+    """By a flag or by a weight, whatever the rows are."""
+
+    def work(group, arguments):
+        values, indices = rows_of(0)
+        values = np.full_like(values, np.nan) if group.rank == 0 else values
+        return summed(group, call, values, indices, shape, keep_rows=False, **arguments(group.rank != 0))
+
+    everyone = ranks(size)
+    for arguments in (
+        lambda has_samples: {"contributes": tf.constant(has_samples)},
+        lambda has_samples: {"weight": tf.constant(float(has_samples), tf.float64)},
+    ):
+        for values, indices, _ in everyone(work, arguments):
+            np.testing.assert_array_equal(values, np.ones((size - 1, 3)))
+            np.testing.assert_array_equal(indices, np.full(size - 1, 7))
+
+
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_are_weighted(ranks, call, dtype):
+    weights = [0.25, 3.0]
+
+    def work(group):
+        given, indices = np.ones((2, 3), dtype), np.array([1, 1])
+        weight = tf.constant(weights[group.rank], tf.float64)
+        found = summed(group, call, given, indices, weight=weight)
+        np.testing.assert_array_equal(given, 1)
+        return found
+
+    for values, _, _ in ranks(2)(work):
+        assert values.dtype == dtype
+        np.testing.assert_array_equal(values, np.repeat(weights, 2)[:, np.newaxis] * np.ones(3))
+
+
+@BOTH_WAYS
+def test_nobody_has_rows(ranks, size, call):
+    values, indices = np.zeros((0, 3), np.float32), np.zeros(0, np.int32)
+    for shape in (None, [8, 3]):
+        for found, places, _ in ranks(size)(
+            lambda group, shape=shape: summed(group, call, values, indices, shape, keep_rows=False)
+        ):
+            assert (found.shape, found.dtype) == ((0, 3), np.float32)
+            assert (places.shape, places.dtype) == ((0,), np.int32)
+
+
+def test_rows_of_no_known_shape(ranks):
+    """The gradient of a gather from a variable whose shape the graph does not know."""
+
+    def work(group):
+        @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None], tf.int32)])
+        def all_reduce(values, indices):
+            return Slices(group).all_reduce(tf.IndexedSlices(tf.ensure_shape(values, [None, None]), indices))
+
+        return all_reduce(tf.fill([group.rank, 3], 5.0), tf.fill([group.rank], 2))
+
+    for found in ranks(2)(work):
+        np.testing.assert_array_equal(found.values, [[5, 5, 5]])
+        np.testing.assert_array_equal(found.indices, [2])
+
+
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+def test_components_may_be_lists(ranks, call):
+    """As users give them to `tf.IndexedSlices`."""
+
+    def work(group):
+        def all_reduce():
+            return Slices(group).all_reduce(tf.IndexedSlices([[1.0]], [group.rank], [9, 1]))
+
+        return call(all_reduce)
+
+    for found in ranks(2)(work):
+        assert found.indices.numpy().tolist() == [0, 1]
+        assert found.dense_shape.numpy().tolist() == [9, 1]
+
+
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+def test_alone(call):
+    group = world.current().group
+    values, indices = np.array([[1.0, np.nan], [2.0, 3.0]]), np.array([4, 4])
+    found, places, shape = summed(group, call, values, indices, [5, 2], keep_rows=False)
+    np.testing.assert_array_equal(found, values)
+    np.testing.assert_array_equal(places, indices)
+    assert shape.tolist() == [5, 2]
+    for weight in (0.0, 0.5):
+        found, _, _ = summed(group, call, values, indices, weight=tf.constant(weight, tf.float64))
+        np.testing.assert_array_equal(found, weight * values if weight else np.zeros((2, 2)))
+
+
+def test_a_weight_stands_instead_of_contributes():
+    weight = tf.constant(1.0, tf.float64)
+    with pytest.raises(ValueError, match="takes either weight or contributes; got both"):
+        summed(world.current().group, eagerly, *rows_of(0), contributes=tf.constant(True), weight=weight)
+    with pytest.raises(ValueError, match=r"of floating point; got \['int32'\]"):
+        summed(world.current().group, eagerly, *rows_of(0, np.int32), weight=weight)

@@ -1,0 +1,48 @@
+"""Scanned digits by asynchronous workers on parameter servers; see `tests/multiprocess/test_parameter_server.py`."""
+
+import json
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, Synchronous
+from tfdist.strategies.parameter_server import ParameterServerStrategy
+
+MODES = {
+    "asynchronous": Asynchronous(),
+    "bounded": BoundedStaleness(2),
+    "synchronous": Synchronous(),
+}
+strategy = ParameterServerStrategy(synchronization=MODES[sys.argv[1]])
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+images, labels = load_digits(return_X_y=True)
+images = (images / 16).astype("float32")
+worker = task["index"]
+keras.utils.set_random_seed(worker)
+with strategy.scope():
+    model = keras.Sequential(
+        [keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")]
+    )
+    model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+class Die(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if worker == 1 and str(epoch) == os.environ.get("TEST_DIE_AT_EPOCH"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+model.fit(images[worker:1400:2], labels[worker:1400:2], epochs=8, batch_size=32, verbose=0, callbacks=[Die()])
+accuracy = model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
+(link,) = strategy.extended._links.values()
+result = {
+    "accuracy": accuracy,
+    "steps": link._session.clock,
+    "iterations": int(model.optimizer.iterations),
+    "norm": float(np.linalg.norm(model.get_weights()[0])),
+}
+print("RESULT", json.dumps(result), flush=True)

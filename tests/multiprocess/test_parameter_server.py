@@ -1,0 +1,52 @@
+"""Training through `fit` on parameter servers, with real processes."""
+
+import json
+import signal
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "parameter_server.py")
+STEPS = 176
+"""Of each worker: 8 epochs of 22 batches."""
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "bounded", "synchronous"])
+def test_digits_are_learnt(mode):
+    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, mode)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
+    assert len(found) == 2, ended.stdout + ended.stderr
+    for result in found:
+        assert result["accuracy"] > 0.8, found
+        assert result["steps"] == STEPS
+    updates = max(result["iterations"] for result in found)
+    if mode == "synchronous":
+        assert updates == STEPS, "each is the mean of two gradients"
+        assert found[0]["norm"] == found[1]["norm"]
+    else:
+        assert STEPS < updates <= 2 * STEPS, "each is of one gradient, and counts once"
+    harness.assert_nothing_left()
+
+
+def test_a_worker_is_killed_and_the_other_does_not_wait_for_it():
+    ports = iter(harness.free_ports(3))
+    tasks = [("worker", 0), ("worker", 1), ("ps", 0)]
+    cluster = {}
+    for job, _ in tasks:
+        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
+    configs = [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
+    ]
+    with harness.started([PROGRAM, "bounded"], 3, {"TEST_DIE_AT_EPOCH": "3"}, per_rank=configs) as processes:
+        ended = processes.wait()
+        outputs = processes.outputs()
+        assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], outputs
+        (result,) = harness.results(ended[:1])
+        assert result["steps"] == STEPS, outputs
+        assert result["accuracy"] > 0.8, outputs
+        assert "worker 1 (127.0.0.1" in ended[0].output, outputs
+    harness.assert_nothing_left()

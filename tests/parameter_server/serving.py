@@ -1,0 +1,61 @@
+"""A parameter server on a thread, and connections to it."""
+
+import contextlib
+import threading
+
+import keras
+import numpy as np
+
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.messages import Attach, Create, Held, Pull, Push, Values
+from tfdist.parameter_server.server import Server
+from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.synchronization import Asynchronous
+
+DEADLINE = 30.0
+SIZE = 1000
+
+
+@contextlib.contextmanager
+def serving(mode=Asynchronous(), address="127.0.0.1:0"):  # noqa: B008
+    server = Server(Shard(Ledger(mode, AsItIs())), address)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def connected(server, timeout=DEADLINE):
+    connection = Connection(getattr(server, "address", server), "ps 0", timeout)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def create(connection):
+    optimizer = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
+    held = (Held("w", 0, SIZE),)
+    return connection.request(lambda id: Create(id, "model", held, optimizer), [np.zeros(SIZE, np.float32)])[0]
+
+
+def attach(connection, worker=0):
+    return connection.request(lambda id: Attach(id, worker, 1, "model"))[0]
+
+
+def push(connection, worker=0, clock=0, value=1.0):
+    gradient = np.full(SIZE, value, np.float32)
+    return connection.request(lambda id: Push(id, worker, 1, clock, clock, 0, 1.0, ("dense",)), [gradient])[0]
+
+
+def pull(connection, worker=0, clock=0):
+    answer, (values,) = connection.request(lambda id: Pull(id, worker, 1, clock))
+    assert isinstance(answer, Values)
+    return values

@@ -1,0 +1,111 @@
+"""Connections to servers that are slow, late, gone, or killed and started again."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.parameter_server.serving import DEADLINE, attach, connected, create, pull, push, serving
+from tfdist.errors import PeerLostError
+from tfdist.parameter_server import client as clients
+from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.synchronization import BoundedStaleness
+
+
+def test_a_wait_for_the_slowest_has_no_deadline_while_the_server_lives(monkeypatch):
+    """Longer than a client waits for a sign of life."""
+    monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.05)
+    with serving(BoundedStaleness(0)) as server, connected(server, 0.4) as fast, connected(server) as slow:
+        attach(fast, 0)
+        attach(slow, 1)
+        create(fast)
+        push(fast, 0)
+        begin, seen = time.monotonic(), []
+        thread = threading.Thread(target=lambda: seen.append(pull(fast, 0, 1)), daemon=True)
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive()
+        push(slow, 1)
+        thread.join(DEADLINE)
+        assert seen
+        assert time.monotonic() - begin > 0.9
+
+
+def test_a_refusal_is_an_error():
+    with serving() as server, connected(server) as one:
+        with pytest.raises(RefusedError, match="ps 0 refuses Push: worker 0 has not attached") as caught:
+            push(one)
+        assert caught.value.is_unknown
+
+
+def test_a_request_is_answered_by_a_server_that_comes_late(monkeypatch):
+    monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with connected(address) as one:
+        attached = []
+        thread = threading.Thread(target=lambda: attached.append(attach(one)), daemon=True)
+        thread.start()
+        with serving(address=address):
+            thread.join(DEADLINE)
+            assert attached
+
+
+def test_a_server_that_is_gone():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with (
+        connected(address, timeout=0.3) as one,
+        pytest.raises(PeerLostError, match=r"ps 0 at 127.0.0.1:\d+ has not answered for 0.3 s"),
+    ):
+        attach(one)
+
+
+STOPPED = """
+import sys
+from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.server import Server
+from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.synchronization import Asynchronous
+
+server = Server(Shard(Ledger(Asynchronous(), AsItIs())), sys.argv[1])
+print("SERVING", server.address, flush=True)
+server.run()
+"""
+
+
+def process(address="127.0.0.1:0"):
+    started = subprocess.Popen([sys.executable, "-c", STOPPED, address], stdout=subprocess.PIPE, text=True)
+    line = started.stdout.readline()
+    assert line.startswith("SERVING"), line
+    return started, line.split()[1]
+
+
+def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
+    """The connection finds the new one by itself; it has to be told of the worker and the model again."""
+    monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.2)
+    first, address = process()
+    second = None
+    try:
+        with connected(address) as one:
+            attach(one)
+            create(one)
+            push(one)
+            first.send_signal(signal.SIGKILL)
+            first.wait(DEADLINE)
+            second, _ = process(address)
+            with pytest.raises(RefusedError) as caught:
+                push(one, clock=1)
+            assert caught.value.is_unknown
+            assert not attach(one).is_created
+    finally:
+        for started in (first, second):
+            if started is not None:
+                started.kill()
+                started.wait(DEADLINE)
+                started.stdout.close()

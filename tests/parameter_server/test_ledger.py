@@ -1,0 +1,180 @@
+"""A shard's bookkeeping, also under random delays, deaths and duplicates."""
+
+import random
+
+import pytest
+
+from tfdist.parameter_server.ledger import Gradient, Ledger, weights
+from tfdist.parameter_server.staleness import AsItIs, DropBeyond, Inverse
+from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
+
+
+def ledger_of(mode, workers, policy=AsItIs()):  # noqa: B008
+    ledger = Ledger(mode, policy)
+    for worker in range(workers):
+        ledger.enter(worker)
+    return ledger
+
+
+def push(ledger, worker, clock, sequence=None, read=None, samples=1.0):
+    """Pushes a step; returns the workers of each update that it makes due."""
+    ledger.push(
+        worker, clock if sequence is None else sequence, clock, ledger.version if read is None else read, samples
+    )
+    updates = []
+    while due := ledger.due():
+        updates.append([gradient.worker for gradient in due])
+    return updates
+
+
+def test_asynchronous_updates_are_applied_one_by_one():
+    ledger = ledger_of(Asynchronous(), 3)
+    assert push(ledger, 2, 0) == [[2]]
+    assert push(ledger, 0, 0) == [[0]]
+    assert ledger.version == 2
+    assert ledger.may_read(1000)
+
+
+def test_softsync_averages_as_many_as_come():
+    ledger = ledger_of(SoftSync(2), 4)
+    assert push(ledger, 1, 0) == []
+    assert push(ledger, 1, 1) == [[1, 1]], "also two of one worker"
+    assert push(ledger, 0, 0) == []
+    assert push(ledger, 3, 0) == [[0, 3]]
+
+
+def test_a_step_of_all_is_one_update():
+    ledger = ledger_of(Synchronous(), 3)
+    assert push(ledger, 0, 0) == []
+    assert push(ledger, 2, 0) == []
+    assert not ledger.may_read(1)
+    assert push(ledger, 1, 0) == [[0, 2, 1]]
+    assert ledger.may_read(1)
+    assert not ledger.may_read(2)
+
+
+def test_backup_workers_are_not_waited_for():
+    ledger = ledger_of(Synchronous(backup_workers=1), 3)
+    push(ledger, 0, 0)
+    assert push(ledger, 1, 0) == [[0, 1]]
+    assert push(ledger, 2, 0) == [], "too late"
+    assert ledger.dropped == {2: 1}
+    assert push(ledger, 2, 1) == []
+    assert push(ledger, 1, 1) == [[2, 1]]
+
+
+def test_a_round_is_complete_when_the_one_that_is_missing_dies():
+    ledger = ledger_of(Synchronous(), 3)
+    push(ledger, 0, 0)
+    push(ledger, 1, 0)
+    ledger.leave(2)
+    assert [gradient.worker for gradient in ledger.due()] == [0, 1]
+
+
+def test_a_dead_workers_gradient_counts():
+    ledger = ledger_of(Synchronous(), 3)
+    push(ledger, 2, 0)
+    ledger.leave(2)
+    push(ledger, 0, 0)
+    assert ledger.version == 1, "two of the two that live, one of them by a dead one"
+
+
+def test_the_fastest_waits_for_the_slowest_that_lives():
+    ledger = ledger_of(BoundedStaleness(2), 2)
+    for clock in range(3):
+        assert ledger.may_read(clock)
+        push(ledger, 0, clock)
+    assert not ledger.may_read(3)
+    push(ledger, 1, 0)
+    assert ledger.may_read(3)
+    push(ledger, 0, 3)
+    assert not ledger.may_read(4)
+    ledger.leave(1)
+    assert ledger.may_read(4)
+
+
+@pytest.mark.parametrize("mode", [BoundedStaleness(1), Synchronous()])
+def test_a_worker_that_enters_late_keeps_nobody_waiting(mode):
+    ledger = ledger_of(mode, 2)
+    for clock in range(5):
+        push(ledger, 0, clock)
+        push(ledger, 1, clock)
+    assert ledger.enter(2) == 5
+    assert ledger.may_read(5)
+
+
+def test_duplicates_are_known_by_their_number():
+    ledger = ledger_of(Asynchronous(), 1)
+    push(ledger, 0, 0, sequence=3)
+    assert ledger.is_duplicate(0, 3)
+    assert ledger.is_duplicate(0, 2)
+    assert not ledger.is_duplicate(0, 4)
+    ledger.enter(0)
+    assert not ledger.is_duplicate(0, 0), "a worker that has come again counts anew"
+
+
+def test_staleness_is_the_number_of_updates_since_the_read():
+    ledger = ledger_of(Asynchronous(), 2, Inverse())
+    push(ledger, 0, 0, read=0)
+    push(ledger, 0, 1, read=1)
+    gradient = ledger.push(1, 0, 0, 0, 1.0)
+    assert (gradient.staleness, gradient.scale) == (2, 0.5)
+    assert ledger.staleness == {0: 2, 2: 1}
+
+
+def test_what_is_dropped_is_counted():
+    ledger = ledger_of(Asynchronous(), 2, DropBeyond(0))
+    push(ledger, 0, 0, read=0)
+    assert push(ledger, 1, 0, read=0) == []
+    assert (ledger.counted, ledger.dropped) == ({0: 1}, {1: 1})
+
+
+def test_weights_are_by_samples():
+    gradients = [Gradient(0, 0, 3.0, 0, 1.0), Gradient(1, 0, 1.0, 0, 0.5)]
+    assert weights(gradients) == [0.75, 0.125]
+    assert weights([Gradient(0, 0, 0.0, 0, 1.0)] * 2) == [0.5, 0.5], "nobody had samples"
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "mode", [Asynchronous(), BoundedStaleness(0), BoundedStaleness(3), SoftSync(2), Synchronous(1)]
+)
+def test_random_schedules(mode, seed):
+    """Every push counts once or is dropped; a read at clock c has all updates below c - s of every live worker."""
+    generator = random.Random(seed)
+    ledger = ledger_of(mode, 4)
+    clocks = dict.fromkeys(range(4), 0)
+    read = dict.fromkeys(range(4), 0)
+    sequences = dict.fromkeys(range(4), 0)
+    applied = dict.fromkeys(range(5), 0)
+    pushed = applied.copy()
+    for _ in range(400):
+        movable = [worker for worker in clocks if ledger.may_read(clocks[worker])]
+        assert movable, "somebody can always move"
+        worker = generator.choice(movable)
+        lead = mode.lead()
+        if lead is not None and not mode.in_rounds:
+            assert min(clocks.values()) >= clocks[worker] - lead
+        read[worker] = ledger.version
+        for _ in range(generator.choice([1, 1, 2])):  # the second is a duplicate
+            if not ledger.is_duplicate(worker, sequences[worker]):
+                ledger.push(worker, sequences[worker], clocks[worker], read[worker], 1.0)
+                pushed[worker] += 1
+        while due := ledger.due():
+            for gradient in due:
+                applied[gradient.worker] += 1
+        clocks[worker] += 1
+        sequences[worker] += 1
+        if generator.random() < 0.01 and len(clocks) > 2:
+            gone = generator.choice(list(clocks))
+            del clocks[gone]
+            ledger.leave(gone)
+            while due := ledger.due():
+                for gradient in due:
+                    applied[gradient.worker] += 1
+    for gradient in ledger.waiting:
+        applied[gradient.worker] += 1
+    for worker in pushed:
+        assert pushed[worker] == ledger.counted[worker] + ledger.dropped[worker]
+        assert applied[worker] == ledger.counted[worker]
+    assert sum(ledger.staleness.values()) == sum(ledger.counted.values())

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from tfdist.parameter_server import messages as m
+from tfdist.parameter_server.wire import InvalidMessageError
+
+FROM_WORKER = [
+    m.Attach(1, 3, 1 << 63, "digest"),
+    m.Create(2, "digest", (m.Held("dense/kernel", 0, 4),), {"class_name": "SGD", "config": {"learning_rate": 0.1}}),
+    m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse")),
+    m.Pull(4, 3, 7, 5),
+    m.SetLearningRate(5, 0.5),
+    m.Leave(6, 3, 7),
+]
+FROM_SERVER = [
+    m.Attached(1, 5, is_created=True),
+    m.Done(2, 9),
+    m.Values(3, 9, 8),
+    m.Waiting(4),
+    m.Refused(5, "why", is_unknown=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [(m.FROM_WORKER, message) for message in FROM_WORKER] + [(m.FROM_SERVER, message) for message in FROM_SERVER],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_message_arrives_as_it_was(codec, message):
+    frames = [bytes(frame) for frame in codec.encode(message, [np.arange(3)])]
+    arrived, (array,) = codec.decode(frames)
+    assert arrived == message
+    np.testing.assert_array_equal(array, np.arange(3))
+
+
+def test_a_message_of_the_other_direction_is_refused():
+    for codec, other in ((m.FROM_WORKER, FROM_SERVER), (m.FROM_SERVER, FROM_WORKER)):
+        for message in other:
+            with pytest.raises(InvalidMessageError, match="cannot be decoded"):
+                codec.decode([bytes(frame) for frame in codec.encode(message)])
+
+
+def test_kinds_of_gradients_are_known_ones():
+    frames = [bytes(frame) for frame in m.FROM_WORKER.encode(m.Push(3, 3, 7, 5, 4, 9, 32.0, ("other",)))]
+    with pytest.raises(InvalidMessageError, match="cannot be decoded"):
+        m.FROM_WORKER.decode(frames)

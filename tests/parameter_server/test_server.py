@@ -1,0 +1,73 @@
+"""A server over real sockets, on a thread."""
+
+import contextlib
+import os
+import socket
+import threading
+
+import numpy as np
+import zmq
+
+from tests.parameter_server.serving import DEADLINE, SIZE, attach, connected, create, pull, push, serving
+from tfdist.parameter_server.synchronization import BoundedStaleness
+
+
+def test_push_and_pull():
+    with serving() as server, connected(server) as one:
+        attach(one)
+        create(one)
+        assert push(one).version == 1
+        np.testing.assert_array_equal(pull(one), np.full(SIZE, -1, np.float32))
+
+
+def test_every_push_of_many_workers_counts_once():
+    with serving() as server, contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(connected(server)) for _ in range(4)]
+        for number, one in enumerate(workers):
+            attach(one, number)
+        create(workers[0])
+
+        def work(number):
+            for clock in range(25):
+                push(workers[number], number, clock, 0.5)
+
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+        np.testing.assert_array_equal(pull(workers[0]), np.full(SIZE, -50, np.float32))
+
+
+def test_nobody_waits_for_a_worker_that_is_lost():
+    with serving(BoundedStaleness(0)) as server, connected(server) as fast, connected(server) as slow:
+        attach(fast, 0)
+        attach(slow, 1)
+        create(fast)
+        push(fast, 0)
+        server.lost(1)
+        pull(fast, 0, 1)
+
+
+def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
+    with serving() as server, connected(server) as one:
+        attach(one)
+        create(one)
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://{server.address}")
+        for frames in ([b"hello"], [b"tfps"], [b""], [b"tfps\x01\xc1"], [b"x" * 100_000] * 3):
+            stranger.send_multipart(frames)
+        with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as other:
+            other.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
+        for clock in range(5):
+            push(one, 0, clock)
+        while "ignores invalid messages of 127.0.0.1" not in caplog.text:
+            pull(one)
+        stranger.close()
+        context.term()
+        np.testing.assert_array_equal(pull(one), np.full(SIZE, -5, np.float32))
+    lines = [record.getMessage() for record in caplog.records if "ignores invalid messages" in record.getMessage()]
+    assert len(lines) == len(set(lines)) <= 2, "once for each peer; ZeroMQ does not always know which it is"

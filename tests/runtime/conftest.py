@@ -1,0 +1,1 @@
+from tests.runtime.jobs import fresh  # noqa: F401

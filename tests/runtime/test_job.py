@@ -1,0 +1,28 @@
+import pytest
+
+from tests.runtime.jobs import TIMEOUTS, cluster_of
+from tfdist.errors import ClusterSpecError
+from tfdist.runtime import job
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def test_a_process_enters_once():
+    cluster = cluster_of("worker", worker=2)
+    entered = job.enter(cluster, TIMEOUTS)
+    assert job.enter(cluster, TIMEOUTS) is entered
+
+
+def test_a_process_enters_one_job():
+    job.enter(cluster_of("worker", worker=2), TIMEOUTS)
+    with pytest.raises(ClusterSpecError, match=r"has entered a job already .* and can enter one only; got"):
+        job.enter(cluster_of("worker", worker=2), TIMEOUTS)
+
+
+def test_a_process_that_has_left_may_enter_again():
+    """As in a notebook, after MPI could not be started."""
+    first = job.enter(cluster_of("worker", worker=2), TIMEOUTS)
+    first.abandon(ValueError("no MPI"))
+    second = job.enter(cluster_of("worker", worker=2), TIMEOUTS)
+    assert second is not first
+    assert not second.is_closed

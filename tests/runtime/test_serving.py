@@ -1,0 +1,81 @@
+"""A parameter server in its job: tasks of this process, with a real rendezvous server."""
+
+import threading
+
+import pytest
+
+from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.messages import Attach, Pull
+from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.runtime import membership, serving
+
+DEADLINE = 20.0
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.fixture
+def members():
+    """Of a chief, a worker and a server, which serves on a thread."""
+    cluster = cluster_of("chief", chief=1, worker=1, ps=1)
+    made = [membership.of_task(seen_by(cluster, job), TIMEOUTS) for job in ("chief", "worker", "ps")]
+    errors = []
+
+    def serve():
+        try:
+            serving.serve(made[2], BoundedStaleness(0), AsItIs())
+        except TfdistError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield *made, thread, errors
+    for member in made[:2]:
+        if not member.is_closed:
+            member.leave(None)
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    made[2].close()
+
+
+def connect(member):
+    address = member.control.look_up(serving.address_of(0))
+    return Connection(address, "ps 0", DEADLINE)
+
+
+def test_workers_find_the_server_by_its_address(members):
+    connection = connect(members[0])
+    answer, _ = connection.request(lambda id: Attach(id, 0, 1, "model"))
+    assert answer.clock == 0
+    connection.close()
+
+
+def test_the_server_learns_of_lost_workers(members):
+    chief, worker, _, _, _ = members
+    connection = connect(chief)
+    for number in (0, 1):
+        connection.request(lambda id, number=number: Attach(id, number, 1, "model"))
+    worker.control.close()  # as when its process dies
+    worker.is_closed = True
+    while chief.control.present.get(1):
+        chief.control.gather("alone", None, (0,))
+    with pytest.raises(TfdistError, match="worker 1 has not attached, or was taken for lost"):
+        connection.request(lambda id: Pull(id, 1, 1, 0))
+    connection.close()
+
+
+def test_the_server_ends_with_the_job(members):
+    for member in members[:2]:
+        member.leave(None)
+    members[3].join(DEADLINE)
+    assert not members[3].is_alive()
+    assert members[4] == []
+
+
+def test_a_job_that_fails_ends_the_server_with_its_error(members):
+    members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
+    members[3].join(DEADLINE)
+    assert [str(error) for error in members[4]] == ["interrupted (Ctrl-C)"]

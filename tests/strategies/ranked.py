@@ -1,0 +1,50 @@
+"""Strategies of several ranks, which are threads of one process (`tests.engine.ranks`)."""
+
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressor
+from tfdist.strategies import keras_seams
+from tfdist.strategies.extended import AllReduceExtended
+
+
+class Ranked(tf.distribute.Strategy):
+    """As `tfdist.AllReduceStrategy`, for any group.
+
+    Args:
+        group: the ranks.
+        compression: of gradients.
+        arguments: of `AllReduceExtended`.
+    """
+
+    _collective_key_base = 0
+
+    def __init__(self, group, compression=None, **arguments):
+        keras_seams.install()
+        compressor = None if compression is None else Compressor(compression, group.rank, group.size)
+        super().__init__(AllReduceExtended(self, group, ["CPU:0"], compressor, **arguments))
+        self.rank = group.rank
+
+
+def on_ranks(ranks, work, *arguments, **options):
+    """What ``work(strategy, *arguments)`` returns on each of some `Ranks`."""
+    return ranks(lambda group: work(Ranked(group, **options), *arguments))
+
+
+def in_step(strategy, rows, total, function, *arguments):
+    """Calls a function as the strategy's replica, in a step on shares.
+
+    Args:
+        strategy: of one replica on each rank.
+        rows: how many samples the replica has.
+        total: how many all replicas have.
+        function: to call.
+        arguments: of the function.
+    """
+    shares = strategy.extended.shares
+
+    def replica():
+        shares.set_total(tf.constant(total, tf.int64))
+        with shares.replica(tf.constant(rows, tf.int64)):
+            return function(*arguments)
+
+    return strategy.run(replica)

@@ -1,0 +1,107 @@
+"""Gradients through collectives between replicas, of losses that count by their shares."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import in_step, on_ranks
+from tfdist.strategies import tensorflow_private as private
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+def normalized(x, mean):
+    return tf.reduce_mean((x - mean) ** 3)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 1), (6, 0)])
+def test_synchronized_statistics_have_the_gradient_of_one_process(ranks, sizes):
+    """Of the mean over shares, weighed by samples, of losses that know the mean over all samples."""
+    scale = tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        x = scale * X
+        loss = normalized(x, tf.reduce_mean(x, 0))
+    expected = tape.gradient(loss, scale)
+
+    def work(strategy):
+        rows = X[: sizes[0]] if strategy.rank == 0 else X[sizes[0] :]
+        factor = tf.constant(2.0)
+
+        def step():
+            with tf.GradientTape() as tape:
+                tape.watch(factor)
+                x = factor * (rows if len(rows) else np.zeros((1, 3), np.float32))
+                own = tf.reduce_sum(x[: len(rows)], 0) / len(X)
+                mean = tf.distribute.get_replica_context().all_reduce("SUM", own)
+                loss = normalized(x, mean)
+            weight = tf.cast(strategy.extended.shares.weight(), tf.float32)
+            return tape.gradient(loss, factor) * weight
+
+        return in_step(strategy, sizes[strategy.rank], len(X), step)
+
+    found = on_ranks(ranks(2), work)
+    np.testing.assert_allclose(sum(part.numpy() for part in found), expected, rtol=1e-4)
+
+
+def gradient(strategy, collective, dtype=tf.float32):
+    given = tf.constant([1.0, 2.0], dtype)
+
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = collective(tf.distribute.get_replica_context(), given)
+        return tape.gradient(result, given)
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.complex64])
+@pytest.mark.parametrize(
+    "collective",
+    [lambda replica, x: replica.all_reduce("SUM", x), lambda replica, x: replica.all_gather(x, axis=0)],
+    ids=["all_reduce", "all_gather"],
+)
+def test_a_gradient_comes_with_the_weights_of_who_sends_over_that_of_who_gets_it(ranks, collective, dtype):
+    """Rank 0 has three of four samples: from it come three quarters, and rank 1 gets the sum over its own quarter."""
+
+    def work(strategy):
+        return in_step(strategy, (3, 1)[strategy.rank], 4, gradient(strategy, collective, dtype))
+
+    first, second = on_ranks(ranks(2), work)
+    assert first.dtype == second.dtype == dtype
+    np.testing.assert_allclose(tf.cast(first, tf.complex64), [4 / 3] * 2, rtol=1e-2)
+    np.testing.assert_allclose(tf.cast(second, tf.complex64), [4] * 2, rtol=1e-2)
+
+
+def test_reductions_of_gradients_themselves_are_not_weighed_again(ranks):
+    def collective(replica, x):
+        return replica.all_reduce("SUM", [x], private.WeighedOptions())[0]
+
+    for found in on_ranks(
+        ranks(2), lambda strategy: in_step(strategy, 3 - 2 * strategy.rank, 4, gradient(strategy, collective))
+    ):
+        np.testing.assert_array_equal(found, [2, 2])
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_values_are_what_they_are(ranks, collective):
+    """Of integers and of nested values too; only gradients are weighed."""
+
+    def work(strategy):
+        def step():
+            replica = tf.distribute.get_replica_context()
+            value = {"a": tf.constant([strategy.rank]), "b": [tf.constant([0.5])]}
+            return replica.all_reduce("SUM", value) if collective == "all_reduce" else replica.all_gather(value, axis=0)
+
+        return tf.nest.map_structure(lambda part: part.numpy().tolist(), in_step(strategy, 1, 4, step))
+
+    expected = {"a": [1], "b": [[1.0]]} if collective == "all_reduce" else {"a": [0, 1], "b": [[0.5, 0.5]]}
+    assert on_ranks(ranks(2), work) == [expected] * 2
+
+
+def test_outside_of_steps_gradients_are_tensorflows(ranks):
+    def work(strategy):
+        return strategy.run(gradient(strategy, lambda replica, x: replica.all_reduce("SUM", x)))
+
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(found, [2, 2])

@@ -1,0 +1,156 @@
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import in_step, on_ranks
+from tfdist.strategies import tensorflow_private as private
+
+OPS = pytest.mark.parametrize("op", ["SUM", "MEAN"])
+
+
+def reduced(strategy, op, *values, options=None):
+    """Over the replicas, as `ReplicaContext.all_reduce` has it."""
+    return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(op, list(values), options))
+
+
+@OPS
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int32])
+def test_dense_values(ranks, op, size, dtype):
+    """Several at once, of several shapes; a mean of integers is rounded towards zero."""
+
+    def work(strategy):
+        value = np.array([2 * strategy.rank - 1, 3]).astype(dtype)
+        return reduced(strategy, op, tf.constant(value), tf.constant(value[np.newaxis]))
+
+    total = np.array([sum(2 * rank - 1 for rank in range(size)), 3 * size])
+    expected = total if op == "SUM" else total / size
+    for one, other in on_ranks(ranks(size), work):
+        np.testing.assert_allclose(one.numpy().astype(float), expected, rtol=1e-2)
+        assert other.shape == (1, 2)
+
+
+@OPS
+def test_sparse_values_keep_every_occurrence(ranks, op):
+    def work(strategy):
+        slices = tf.IndexedSlices(tf.fill([strategy.rank + 1, 2], 2.0), tf.fill([strategy.rank + 1], 3), [9, 2])
+        return reduced(strategy, op, slices, tf.constant(1.0))[0]
+
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(found.values, np.full((3, 2), 2.0 if op == "SUM" else 1.0))
+        np.testing.assert_array_equal(found.indices, [3, 3, 3])
+
+
+def test_a_sparse_value_is_summed_if_that_is_asked_for(ranks):
+    def work(strategy):
+        slices = tf.IndexedSlices(tf.ones([9, 2]), tf.zeros([9], tf.int32), tf.constant([3, 2]))
+        return reduced(strategy, "SUM", slices)[0]
+
+    for found in on_ranks(ranks(2), work, keep_rows=False):
+        np.testing.assert_array_equal(found.values, [[18, 18], [0, 0], [0, 0]])
+
+
+@OPS
+def test_what_an_empty_share_contributes_is_zero(ranks, op):
+    """Dense and sparse, whatever it is; a mean is over replicas all the same."""
+
+    def work(strategy):
+        value = [np.nan, 4.0][strategy.rank]
+        slices = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([strategy.rank]), [9, 2])
+        return in_step(
+            strategy,
+            strategy.rank,
+            1,
+            lambda: tf.distribute.get_replica_context().all_reduce(op, [tf.constant(value), slices]),
+        )
+
+    for dense, sparse in on_ranks(ranks(2), work):
+        expected = 4.0 if op == "SUM" else 2.0
+        assert dense.numpy() == expected
+        np.testing.assert_array_equal(sparse.values, [[expected] * 2])
+        np.testing.assert_array_equal(sparse.indices, [1])
+
+
+def test_gradients_are_weighed_on_the_way(ranks):
+    def work(strategy):
+        weight = tf.constant([0.25, 0.75][strategy.rank], tf.float64)
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([strategy.rank]), [9, 1])
+        options = private.WeighedOptions((), weight)
+        return in_step(
+            strategy,
+            1,
+            2,
+            lambda: tf.distribute.get_replica_context().all_reduce("SUM", [tf.constant(8.0), slices], options),
+        )
+
+    for dense, sparse in on_ranks(ranks(2), work):
+        assert dense.numpy() == 8.0
+        np.testing.assert_array_equal(sparse.values, [[0.25], [0.75]])
+
+
+def test_rows_that_are_no_samples_are_summed(ranks):
+    """Positions of a sequence are the same on all replicas, and one process has them once."""
+
+    def work(strategy):
+        table = tf.Variable(tf.ones([5, 2]))
+
+        @tf.function
+        def step(words):
+            def replica():
+                found = []
+                for indices in (tf.range(3), words):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_sum(tf.gather(table, indices))
+                    gradient = tape.gradient(loss, table)
+                    found.append(
+                        tf.distribute.get_replica_context().all_reduce("SUM", [gradient], private.WeighedOptions())[0]
+                    )
+                return found
+
+            return in_step(strategy, 1, 2, replica)
+
+        return step(tf.constant([strategy.rank, strategy.rank]))
+
+    for positions, words in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(positions.values, np.full((3, 2), 2.0))
+        np.testing.assert_array_equal(positions.indices, [0, 1, 2])
+        np.testing.assert_array_equal(words.values, np.ones((4, 2)))
+        np.testing.assert_array_equal(words.indices, [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gather(ranks, axis):
+    """Also of different sizes along the axis."""
+
+    def work(strategy):
+        shape = [2, 2]
+        shape[axis] = strategy.rank + 1
+        value = tf.fill(shape, strategy.rank)
+        return strategy.gather(value, axis=axis), strategy.run(
+            lambda: tf.distribute.get_replica_context().all_gather(value, axis=axis)
+        )
+
+    expected = np.concatenate([np.full((1, 2), 0), np.full((2, 2), 1)])
+    for gathered, in_replica in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(gathered, expected if axis == 0 else expected.T)
+        np.testing.assert_array_equal(in_replica, gathered)
+
+
+def test_values_are_called_as_their_variables(ranks):
+    """In messages; or as the operation that yields them."""
+    both, seen = ranks(2), {}
+
+    def work(strategy):
+        with strategy.scope():
+            variable = tf.Variable([1.0], name="weights")
+        engine = strategy.extended.group.engine
+        post = engine.post
+        engine.post = lambda *args, **kwargs: (seen.setdefault(strategy.rank, []).append(kwargs["contents"]),
+                                               post(*args, **kwargs))[1]  # fmt: skip
+        strategy.extended.reduce_to("SUM", tf.constant([2.0]), variable)
+        tf.function(lambda x: strategy.reduce("SUM", tf.square(x, name="squares"), axis=None))(tf.constant(2.0))
+
+    on_ranks(both, work)
+    assert seen[0] == seen[1]
+    assert [name.rpartition("/")[2] for name in seen[0]] == ["weights:0", "squares"]

@@ -1,0 +1,159 @@
+"""Optimizers over ranks, whose gradients differ, compared with Keras's on one process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import in_step, on_ranks
+
+rng = np.random.default_rng(0)
+GRADIENTS = rng.normal(size=(4, 2, 3)).astype(np.float32)
+"""By step and rank."""
+
+OPTIMIZERS = {
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.3),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+    "weight decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.5),
+    "moving average": lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2, clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.5), initial_scale=4),
+}
+
+
+def alone(make, gradients):
+    optimizer, variable = make(), keras.Variable(np.ones(3, np.float32))
+    for gradient in gradients:
+        optimizer.apply([tf.constant(gradient)], [variable])
+    return variable.numpy()
+
+
+def trained(strategy, make, gradients, samples=None, **settings):
+    """A variable after steps with the rank's own gradients.
+
+    Args:
+        strategy: of the rank.
+        make: makes an optimizer.
+        gradients: by step and rank.
+        samples: of each rank's share; None outside of steps of Keras's.
+        settings: attributes of the strategy.
+    """
+    for name, value in settings.items():
+        setattr(strategy.extended, name, value)
+    with strategy.scope():
+        optimizer, variable = make(), keras.Variable(np.ones(3, np.float32))
+        optimizer.build([variable])
+
+    @tf.function
+    def step(gradient):
+        def apply():
+            optimizer.apply([gradient], [variable])
+
+        if samples is None:
+            strategy.run(apply)
+        else:
+            in_step(strategy, samples[strategy.rank], sum(samples), apply)
+
+    for of_ranks in gradients:
+        step(tf.constant(of_ranks[strategy.rank]))
+    return variable.numpy()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_outside_of_steps_gradients_are_summed_before_anything_is_done_to_them(ranks, name):
+    """As one process has them, which gets the sum."""
+    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS):
+        np.testing.assert_allclose(found, alone(OPTIMIZERS[name], GRADIENTS.sum(1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [(5, 1), (6, 0)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_in_steps_they_are_weighed_by_samples(ranks, name, samples):
+    """And an empty share's NaN counts for nothing."""
+    gradients = GRADIENTS.copy()
+    if not samples[1]:
+        gradients[:, 1] = np.nan
+    expected = alone(OPTIMIZERS[name], np.average(GRADIENTS, axis=1, weights=samples).astype(np.float32))
+    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_all_bits_are_equal_on_all_ranks(ranks):
+    found = on_ranks(ranks(2), trained, OPTIMIZERS["clipnorm"], GRADIENTS, (5, 1))
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+def test_one_ranks_infinity_makes_all_skip_the_step(ranks):
+    gradients = GRADIENTS.copy()
+    gradients[1, 1] = np.inf
+    expected = alone(
+        OPTIMIZERS["loss scale"], np.stack([GRADIENTS[0].sum(0), np.full(3, np.inf), *GRADIENTS[2:].sum(1)])
+    )
+    assert np.isfinite(expected).all()
+    for found in on_ranks(ranks(2), trained, OPTIMIZERS["loss scale"], gradients):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [None, (3, 1)])
+@pytest.mark.parametrize("name", ["clipnorm", "accumulation", "loss scale"])
+@pytest.mark.parametrize("answer", [False, "a variable"])
+def test_where_gradients_are_not_reduced_each_goes_on_with_its_own(ranks, name, samples, answer):
+    """The weight of the share, too, is left out."""
+
+    def work(strategy):
+        value = tf.Variable(False) if answer else False
+        return trained(strategy, OPTIMIZERS[name], GRADIENTS, samples, reduces_gradients=value)
+
+    for rank, found in enumerate(on_ranks(ranks(2), work)):
+        np.testing.assert_allclose(found, alone(OPTIMIZERS[name], GRADIENTS[:, rank]), rtol=1e-5)
+
+
+def test_one_graph_reduces_in_some_steps_and_not_in_others(ranks):
+    def work(strategy):
+        reduces = strategy.extended.reduces_gradients = tf.Variable(True)
+        with strategy.scope():
+            optimizer, variable = keras.optimizers.SGD(1.0), keras.Variable(np.zeros(3, np.float32))
+            optimizer.build([variable])
+
+        @tf.function
+        def step():
+            strategy.run(lambda: optimizer.apply([tf.fill([3], strategy.rank + 1.0)], [variable]))
+
+        found = []
+        for answer in (True, False, True):
+            reduces.assign(answer)
+            variable.assign(np.zeros(3))
+            step()
+            found.append(-float(variable.numpy()[0]))
+        return found
+
+    assert on_ranks(ranks(2), work) == [[3.0, 1.0, 3.0], [3.0, 2.0, 3.0]]
+
+
+def test_variables_that_take_their_gradient_for_a_value_take_the_largest(ranks):
+    """As the ranges of float8."""
+
+    def work(strategy):
+        with strategy.scope():
+            optimizer, value = keras.optimizers.SGD(1.0), keras.Variable(np.zeros(2, np.float32))
+            value.overwrite_with_gradient = True
+            other = keras.Variable(np.zeros(1, np.float32))
+            optimizer.build([value, other])
+        gradients = [tf.constant([strategy.rank + 1.0, -strategy.rank]), tf.constant([1.0])]
+        tf.function(lambda: strategy.run(lambda: optimizer.apply(list(gradients), [value, other])))()
+        return value.numpy().tolist(), other.numpy().tolist()
+
+    assert on_ranks(ranks(2), work) == [([2.0, 0.0], [-2.0])] * 2
+
+
+def test_sparse_gradients_are_those_of_all_ranks(ranks):
+    def work(strategy):
+        with strategy.scope():
+            optimizer, variable = keras.optimizers.SGD(1.0), keras.Variable(np.zeros((4, 2), np.float32))
+            optimizer.build([variable])
+        slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([strategy.rank, 3]), tf.constant([4, 2]))
+        in_step(strategy, (3, 1)[strategy.rank], 4, lambda: optimizer.apply([slices], [variable]))
+        return (-variable.numpy()[:, 0]).tolist()
+
+    assert on_ranks(ranks(2), work) == [[0.75, 0.25, 0.0, 1.0]] * 2

@@ -1,0 +1,66 @@
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.ranked import Ranked
+from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies.keras_private import tf_trainer
+
+X = np.ones((4, 2), np.float32)
+
+
+@pytest.fixture
+def warning(monkeypatch):
+    """As after `tfdist.init`; Keras is as it was afterwards."""
+    monkeypatch.setattr(tf_trainer.TensorFlowTrainer, "fit", tf_trainer.TensorFlowTrainer.fit)
+    monkeypatch.setattr(keras_unsynchronized, "_installed", False)
+    keras_unsynchronized.warn_in_fit()
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def fit(kind=keras.Sequential):
+    model = kind([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model.fit(X, X[:, :1], epochs=2, verbose=0)
+
+
+@pytest.mark.usefixtures("warning")
+def test_fit_of_one_process_is_warned_of(caplog):
+    """And trains as it does."""
+    assert fit().epoch == [0, 1]
+    assert caplog.text.count("this fit trains on this process alone") == 1
+    assert "with tfdist.AllReduceStrategy().scope():" in caplog.text
+
+
+@pytest.mark.usefixtures("warning")
+def test_not_where_a_step_of_the_users_may_synchronize(caplog):
+    fit(OwnStep)
+    assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("warning")
+def test_not_under_a_strategy(caplog, ranks):
+    with Ranked(ranks(1).groups[0]).scope():
+        fit()
+    assert "alone" not in caplog.text
+
+
+@pytest.mark.usefixtures("warning")
+def test_it_is_installed_once():
+    fit_before = tf_trainer.TensorFlowTrainer.fit
+    keras_unsynchronized.warn_in_fit()
+    assert tf_trainer.TensorFlowTrainer.fit is fit_before
+    assert fit_before.__name__ == "fit"
+
+
+def test_without_keras_there_is_nothing_to_warn_in(monkeypatch):
+    monkeypatch.setattr(keras_unsynchronized, "_installed", False)
+    monkeypatch.delitem(sys.modules, "keras")
+    keras_unsynchronized.warn_in_fit()
+    assert not keras_unsynchronized._installed

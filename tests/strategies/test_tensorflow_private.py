@@ -1,0 +1,157 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.private_modules import importers
+from tests.strategies.ranked import Ranked
+from tfdist.strategies import tensorflow_private as private
+
+
+@pytest.fixture
+def mirrored():
+    return tf.distribute.MirroredStrategy(["CPU:0"])
+
+
+def test_private_modules_of_tensorflow_are_imported_here_only():
+    assert importers("tensorflow.python") == {"strategies/tensorflow_private.py"}
+    assert importers("tensorflow") > importers("tensorflow.python"), "the search finds nothing"
+
+
+@pytest.mark.parametrize("name", private.__all__)
+def test_what_is_promised_is_there(name):
+    assert callable(getattr(private, name))
+
+
+@pytest.mark.parametrize("on_read", [False, True])
+@pytest.mark.parametrize(("value", "number"), [(2.75, (2.75, 2)), (3, (3.0, 3))])
+def test_a_variable_becomes_a_number_and_stays_what_it_was(mirrored, on_read, value, number):
+    with mirrored.scope():
+        synchronization = "ON_READ" if on_read else "AUTO"
+        variable = tf.Variable(
+            value,
+            synchronization=tf.VariableSynchronization[synchronization],
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    kind = type(variable)
+    with pytest.raises(TypeError):
+        float(variable)
+    assert private.as_number(variable) is variable
+    assert isinstance(variable, kind)
+    assert (float(variable), int(variable)) == number
+    variable.assign(value + 1)
+    assert int(variable) == number[1] + 1
+    assert private.as_number(variable) is variable
+    with mirrored.scope():
+        other = tf.Variable(1.0)
+    with pytest.raises(TypeError):  # others are left alone
+        float(other)
+
+
+def test_other_variables_are_numbers_already():
+    variable = tf.Variable(1.5)
+    kind = type(variable)
+    assert type(private.as_number(variable)) is kind
+    assert float(variable) == 1.5
+
+
+def test_copies_of_a_variable(mirrored):
+    plain = tf.Variable([1.0])
+    with mirrored.scope():
+        distributed = tf.Variable([2.0])
+    assert private.copies(plain) == (plain,)
+    assert [type(copy) for copy in private.copies(distributed)] == [type(plain)]
+    assert private.is_distributed_variable(distributed)
+    assert not private.is_distributed_variable(plain)
+    assert not private.is_distributed_variable(3.0)
+    (copy,) = private.copies(distributed)
+    copy.assign([5.0])
+    np.testing.assert_array_equal(distributed, [5.0])
+
+
+def test_options_that_say_that_they_weigh():
+    options = private.WeighedOptions(["a", "b"], 0.5)
+    assert (options.variables, options.weight) == (("a", "b"), 0.5)
+    assert isinstance(options, tf.distribute.experimental.CommunicationOptions | private.collective_util.Options)
+    assert (private.WeighedOptions().variables, private.WeighedOptions().weight) == ((), None)
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_dataset_is_not_tuned_unless_the_user_says_so(asked):
+    dataset = tf.data.Dataset.range(4)
+    if asked is not None:
+        options = tf.data.Options()
+        options.autotune.enabled = asked
+        dataset = dataset.with_options(options)
+    found = private.not_tuned(dataset)
+    assert found.options().autotune.enabled is bool(asked)
+    assert list(found.as_numpy_iterator()) == [0, 1, 2, 3]
+
+
+def test_parts_of_a_dataset():
+    one, other = tf.data.Dataset.range(3), tf.data.Dataset.range(4)
+    both = tf.data.Dataset.zip((one.map(lambda x: x + 1), other)).batch(2)
+    names = [type(part).__name__ for part in private.parts_of(both)]
+    assert len(names) == 5
+    assert names[0] == type(both).__name__
+    assert sum("Range" in name for name in names) == 2
+
+
+def test_seeded_operations_repeat_and_the_users_generator_does_not_notice():
+    def order():
+        return [int(value) for value in tf.data.Dataset.range(20).shuffle(20)]
+
+    try:
+        tf.random.set_seed(3)
+        expected = [order(), order()]
+        tf.random.set_seed(3)
+        found, inside = [order()], []
+        for _ in range(2):
+            with private.seeded(11):
+                assert private.global_seed() == 11
+                inside.append(order())
+        found.append(order())
+        assert private.global_seed() == 3
+    finally:
+        private.context.set_global_seed(None)
+    assert private.global_seed() is None
+    assert found == expected
+    assert inside[0] == inside[1]
+
+
+@pytest.mark.parametrize(
+    "spec", [tf.TensorSpec([None, 3], tf.float16), tf.RaggedTensorSpec([None, None]), tf.TensorSpec([None], tf.string)]
+)
+def test_a_batch_without_rows(spec):
+    batch = private.without_rows(spec)
+    assert batch.dtype == spec.dtype
+    assert batch.shape[0] in (0, None)
+    rows = batch.nrows() if isinstance(batch, tf.RaggedTensor) else tf.shape(batch)[0]
+    assert int(rows) == 0
+
+
+def test_the_local_replicas_id_is_zero_outside_of_replicas_and_in_one(ranks):
+    both = ranks(2)
+    assert private.local_replica_id() in (0, None)
+    found = both(lambda group: Ranked(group).run(private.local_replica_id))
+    assert [int(one) for one in found] == [0, 0]
+
+
+def test_infinite_datasets_with_partial_batches_are_counted_each_step(ranks):
+    """And a dataset that ends earlier on one rank keeps the others in step."""
+
+    def work(group):
+        strategy = Ranked(group)
+        seen = []
+
+        def dataset(context):
+            return tf.data.Dataset.range(5 if context.input_pipeline_id == 0 else 3).batch(2)
+
+        distributed = strategy.distribute_datasets_from_function(dataset)
+        for batch in distributed:
+            (local,) = strategy.experimental_local_results(batch)
+            seen.append((local.numpy().tolist(), int(strategy.extended.shares.total())))
+        return seen
+
+    first, second = ranks(2)(work)
+    assert first == [([0, 1], 4), ([2, 3], 3), ([4], 1)]
+    assert second == [([0, 1], 4), ([2], 3), ([], 1)]

@@ -1,0 +1,103 @@
+"""How a task connects to the rendezvous server: it tries until a deadline, and both sides prove that they belong."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from tfdist.cluster import messages, proof
+from tfdist.cluster.messages import Claims, Welcome
+from tfdist.cluster.spec import split_address
+from tfdist.errors import RendezvousError
+
+_RETRY_SECONDS = 0.1
+_ANSWER_SECONDS = 30.0
+
+
+def connect(address: str, claims: Claims, secret: bytes, timeout: float) -> tuple[socket.socket, Welcome]:
+    """Connects to the server and is admitted.
+
+    Args:
+        address: ``host:port``.
+        claims: of this task.
+        secret: the job's secret, or empty bytes.
+        timeout: seconds for the server to be there.
+
+    Raises:
+        RendezvousError: the server cannot be reached, is another one, or refuses this task.
+    """
+    deadline = time.monotonic() + timeout
+    host, port = split_address(address)
+    reason = "no answer"
+    while (remaining := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((host, port), timeout=min(10.0, remaining))
+        except OSError as error:
+            reason = str(error)
+            time.sleep(_RETRY_SECONDS)
+            continue
+        try:
+            welcome = _handshake(connection, address, claims, secret)
+        except OSError as error:
+            connection.close()
+            reason = f"it closed the connection: {error}"
+            time.sleep(_RETRY_SECONDS)
+            continue
+        except BaseException:
+            connection.close()
+            raise
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)
+        return connection, welcome
+    raise RendezvousError(
+        f"the chief at {address} could not be reached within {timeout:g} s ({reason}). Missing: the chief. Start it, "
+        "check that its address in TF_CONFIG is right and reachable from here, or raise TFDIST_START_TIMEOUT."
+    )
+
+
+def _handshake(connection: socket.socket, address: str, claims: Claims, secret: bytes) -> Welcome:
+    line = _read_line(connection)
+    try:
+        challenge = messages.challenge(line)
+    except ValueError:
+        raise _no_server(address) from None
+    if challenge.tfdist != messages.PROTOCOL:
+        raise RendezvousError(
+            f"the rendezvous server at {address} is of another version of tfdist (expected protocol "
+            f"{messages.PROTOCOL}, got {challenge.tfdist}). Install the same version on every task."
+        )
+    nonces = (challenge.nonce, proof.nonce())
+    proven = proof.prove(secret, "task", nonces, claims)
+    connection.sendall(messages.encode(messages.Hello(claims, nonces[1], proven)))
+    line = _read_line(connection)
+    try:
+        answer = messages.answer(line)
+    except ValueError:
+        raise _no_server(address) from None
+    if isinstance(answer, messages.Refused):
+        raise RendezvousError(f"the chief at {address} refused this task: {answer.why}")
+    if not proof.is_proven(answer.proof, proof.prove(secret, "server", nonces, [answer.task, answer.job])):
+        raise RendezvousError(
+            f"what answers at {address} could not prove that it knows the job's secret: it is not this job's chief. "
+            "Check the chief's address in TF_CONFIG."
+        )
+    return answer
+
+
+def _no_server(address: str) -> RendezvousError:
+    return RendezvousError(
+        f"what answers at {address} is not a rendezvous server of tfdist. Check that no other program uses the chief's "
+        "port."
+    )
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """Reads one line, byte by byte: what follows it belongs to the listening thread."""
+    connection.settimeout(_ANSWER_SECONDS)
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) <= messages.MAX_HANDSHAKE_LINE:
+        byte = connection.recv(1)
+        if not byte:
+            raise ConnectionResetError("closed before it answered")
+        line += byte
+    return bytes(line)

@@ -1,0 +1,76 @@
+"""What tasks exchange over the rendezvous server: values gathered from a list of tasks, and published values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster.messages import Gather, Get, Put, Reply
+
+
+class Meetings:
+    """The bookkeeping, without a connection of its own.
+
+    Args:
+        reply: sends a reply to a task.
+    """
+
+    def __init__(self, reply: Callable[[int, Reply], None]) -> None:
+        self._reply = reply
+        self._gathers: dict[tuple[str, tuple[int, ...]], dict[int, tuple[int, Any]]] = {}
+        self._values: dict[str, tuple[int, str]] = {}
+        self._waiting: dict[str, list[tuple[int, int]]] = {}
+        self._failed: dict[int, str] = {}
+
+    def gather(self, task: int, message: Gather) -> bool:
+        """Takes a task's value; whether it was the last one, and all have been answered."""
+        for other in message.tasks:
+            if other in self._failed:
+                self._reply(task, Reply(message.id, error=self._failed[other]))
+                return False
+        meeting = (message.name, message.tasks)
+        given = self._gathers.setdefault(meeting, {})
+        given[task] = message.id, message.value
+        if len(given) < len(message.tasks):
+            return False
+        values = [given[one][1] for one in message.tasks]
+        for one, (request, _) in self._gathers.pop(meeting).items():
+            self._reply(one, Reply(request, values))
+        return True
+
+    def put(self, task: int, message: Put) -> None:
+        """Publishes a value, and answers those that wait for it."""
+        self._values[message.key] = task, message.value
+        for one, request in self._waiting.pop(message.key, ()):
+            self._reply(one, Reply(request, message.value))
+
+    def get(self, task: int, message: Get) -> None:
+        """Answers with a published value, now or once there is one."""
+        if message.key in self._values or not message.wait:
+            _, value = self._values.get(message.key, (task, None))
+            self._reply(task, Reply(message.id, value))
+        else:
+            self._waiting.setdefault(message.key, []).append((task, message.id))
+
+    def returned(self, task: int) -> None:
+        """A task is there, perhaps again."""
+        self._failed.pop(task, None)
+
+    def lost(self, task: int, error: str | None) -> None:
+        """Forgets what a task has given.
+
+        Args:
+            task: its number.
+            error: that it reported. Those that wait for it are told; without one they wait for it to come again.
+        """
+        self._values = {key: entry for key, entry in self._values.items() if entry[0] != task}
+        for key, requests in self._waiting.items():
+            self._waiting[key] = [one for one in requests if one[0] != task]
+        for meeting, given in list(self._gathers.items()):
+            given.pop(task, None)
+            if error is not None and task in meeting[1]:
+                del self._gathers[meeting]
+                for one, (request, _) in given.items():
+                    self._reply(one, Reply(request, error=error))
+        if error is not None:
+            self._failed[task] = error

@@ -1,0 +1,1 @@
+"""Parameter servers: shards of variables, the messages between workers and servers, and when an update counts."""

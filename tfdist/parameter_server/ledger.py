@@ -1,0 +1,151 @@
+"""Which pushes a shard has counted: clocks, versions, duplicates, and who has to wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tfdist.parameter_server.staleness import StalenessPolicy
+from tfdist.parameter_server.synchronization import Synchronization
+
+
+@dataclass
+class Worker:
+    """A live worker, as its shard knows it.
+
+    Attributes:
+        clock: the number of steps that it has pushed.
+        sequence: of its last push that was counted; pushes with this number or a lower one are duplicates.
+    """
+
+    clock: int
+    sequence: int = -1
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A push that waits to be averaged.
+
+    Attributes:
+        worker: who pushed it.
+        clock: of its step.
+        samples: its weight in the average.
+        staleness: updates between its read and its push.
+        scale: by the staleness policy.
+    """
+
+    worker: int
+    clock: int
+    samples: float
+    staleness: int
+    scale: float
+
+
+@dataclass
+class Ledger:
+    """The bookkeeping of one shard, without its values.
+
+    Attributes:
+        synchronization: when updates are applied.
+        policy: what late gradients are worth.
+        version: the number of updates that were applied.
+        workers: the live ones, by number.
+        waiting: gradients that are not applied yet, in the order in which they came.
+        round: the clock whose gradients are averaged, where there are rounds.
+        counted: by worker, its pushes that were counted, also of those that have left.
+        dropped: by worker, its pushes that were dropped.
+        staleness: how many pushes had which staleness.
+    """
+
+    synchronization: Synchronization
+    policy: StalenessPolicy
+    version: int = 0
+    workers: dict[int, Worker] = field(default_factory=dict)
+    waiting: list[Gradient] = field(default_factory=list)
+    round: int = 0
+    counted: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+
+    def enter(self, worker: int) -> int:
+        """Takes a worker in, or in again. It begins with the clock of the slowest one, so that nobody waits for it.
+
+        Returns:
+            Its clock.
+        """
+        self.workers.pop(worker, None)
+        clock = self.round if self.synchronization.in_rounds else self.slowest()
+        self.workers[worker] = Worker(clock)
+        return clock
+
+    def leave(self, worker: int) -> None:
+        """Nobody waits for a worker any more. What it has pushed counts."""
+        self.workers.pop(worker, None)
+
+    def slowest(self) -> int:
+        """The lowest clock of a live worker; 0 without any."""
+        return min((one.clock for one in self.workers.values()), default=0)
+
+    def is_duplicate(self, worker: int, sequence: int) -> bool:
+        """Whether a push has been counted already."""
+        return sequence <= self.workers[worker].sequence
+
+    def push(self, worker: int, sequence: int, clock: int, read: int, samples: float) -> Gradient | None:
+        """Counts a push that is no duplicate.
+
+        Args:
+            worker: who pushes; it is live.
+            sequence: number of the push, higher than all before.
+            clock: of its step.
+            read: the version that the worker's parameters had.
+            samples: its weight.
+
+        Returns:
+            The gradient to keep until it is applied; None if it is dropped.
+        """
+        one = self.workers[worker]
+        one.sequence, one.clock = sequence, max(one.clock, clock + 1)
+        staleness = max(0, self.version - read)
+        scale = self.policy.scale(staleness)
+        is_late = self.synchronization.in_rounds and clock < self.round
+        if scale is None or is_late:
+            self.dropped[worker] += 1
+            return None
+        self.counted[worker] += 1
+        self.staleness[staleness] += 1
+        gradient = Gradient(worker, clock, samples, staleness, scale)
+        self.waiting.append(gradient)
+        return gradient
+
+    def due(self) -> list[Gradient]:
+        """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
+        quorum = self.synchronization.quorum(max(1, len(self.workers)))
+        if self.synchronization.in_rounds:
+            ready = [gradient for gradient in self.waiting if gradient.clock == self.round]
+            later = [gradient for gradient in self.waiting if gradient.clock != self.round]
+        else:
+            ready, later = self.waiting[:quorum], self.waiting[quorum:]
+        if len(ready) < quorum:
+            return []
+        self.waiting = later
+        self.version += 1
+        if self.synchronization.in_rounds:
+            self.round += 1
+        return ready
+
+    def may_read(self, clock: int) -> bool:
+        """Whether a worker at a clock may have the parameters now."""
+        lead = self.synchronization.lead()
+        if lead is None:
+            return True
+        if self.synchronization.in_rounds:
+            return self.round >= clock
+        return self.slowest() >= clock - lead
+
+
+def weights(gradients: list[Gradient]) -> list[float]:
+    """The factor of each gradient in the average: its scale, and its samples among those of all."""
+    samples = sum(gradient.samples for gradient in gradients)
+    if not samples:
+        return [gradient.scale / len(gradients) for gradient in gradients]
+    return [gradient.scale * gradient.samples / samples for gradient in gradients]

@@ -1,0 +1,114 @@
+"""A server's socket: it takes messages off it, one after the other, and sends the answers of its shard."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+from collections.abc import Sequence
+
+import numpy as np
+import zmq
+
+from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER
+from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.wire import InvalidMessageError, Message
+
+log = logging.getLogger("tfdist")
+
+MAX_FRAME = 1 << 36
+"""Maximum bytes of a frame: 64 GiB."""
+_LOGGED = 100
+"""Peers whose invalid messages are logged, once each."""
+
+
+class Server:
+    """Serves a shard over TCP.
+
+    The identities of peers are the server's own, as one that a peer chooses could be taken twice: then ZeroMQ is silent
+    to the second for ever.
+
+    Args:
+        shard: used by nobody else while this runs.
+        address: ``host:port`` to listen at; port 0 takes a free one.
+
+    Attributes:
+        address: ``host:port`` that it listens at.
+    """
+
+    def __init__(self, shard: Shard, address: str) -> None:
+        self._shard = shard
+        self._context = zmq.Context(1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # at a high-water mark a ROUTER would drop answers silently
+        host = address.rpartition(":")[0]
+        self._socket.bind(f"tcp://{address}")
+        port = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]
+        self.address = f"{host}:{port}"
+        self._lost: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._wake, self._waker = socket.socketpair()
+        self._complained: set[str] = set()
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._wake.fileno() in ready:
+                    self._wake.recv(1)
+                    worker = self._lost.get()
+                    if worker is None:
+                        return
+                    self._shard.lost(worker)
+                if self._socket in ready:
+                    self._receive()
+        finally:
+            self._socket.close()
+            self._context.term()
+            self._wake.close()
+            self._waker.close()
+
+    def lost(self, worker: int) -> None:
+        """Tells the shard of a worker that is lost; from any thread.
+
+        Args:
+            worker: its task's number.
+        """
+        self._lost.put(worker)
+        self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        self._lost.put(None)
+        self._waker.send(b"\0")
+
+    def _receive(self) -> None:
+        identity, *frames = self._socket.recv_multipart(copy=False)
+        peer = identity.bytes
+        try:
+            message, arrays = FROM_WORKER.decode([frame.buffer for frame in frames])
+        except InvalidMessageError as error:
+            self._complain(frames, error)
+            return
+
+        def answer(message: Message, arrays: Sequence[np.ndarray]) -> None:
+            try:
+                self._socket.send_multipart([peer, *FROM_SERVER.encode(message, arrays)], copy=False)
+            except zmq.ZMQError:
+                pass  # the peer is gone; it asks again when it is back
+
+        self._shard.heard(message, arrays, answer)
+
+    def _complain(self, frames: Sequence[zmq.Frame], error: InvalidMessageError) -> None:
+        try:
+            peer = str(frames[-1].get("Peer-Address"))
+        except (IndexError, zmq.ZMQError):
+            peer = "an unknown peer"
+        if peer not in self._complained and len(self._complained) < _LOGGED:
+            self._complained.add(peer)
+            log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)

@@ -1,0 +1,118 @@
+"""When an update is applied, and who may read: the modes of a parameter server.
+
+A worker's *clock* is the number of steps that it has pushed. A shard's *version* is the number of updates that it has
+applied. Each server decides for its own shard; what holds for every shard holds for the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Synchronization:
+    """Base of all modes: every gradient is an update, and nobody waits."""
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether only gradients of one clock are averaged, and later ones are dropped."""
+        return False
+
+    def quorum(self, members: int) -> int:
+        """The number of gradients that are averaged into one update.
+
+        Args:
+            members: the number of live workers, at least 1.
+        """
+        return 1
+
+    def lead(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest live one when it reads; None for any number."""
+        return None
+
+
+@dataclass(frozen=True)
+class Asynchronous(Synchronization):
+    """Every gradient is applied when it comes, and nobody waits.
+
+    References:
+        Dean et al., *Large scale distributed deep networks*, NeurIPS 2012 (Downpour SGD).
+    """
+
+
+@dataclass(frozen=True)
+class BoundedStaleness(Synchronization):
+    """Stale synchronous parallel: a worker waits while it is more than ``steps`` ahead of the slowest live one.
+
+    A read at clock c contains all updates with a clock below c − ``steps`` of every live worker.
+
+    Attributes:
+        steps: at least 0, which lets nobody read before all have finished the step before.
+
+    References:
+        Ho et al., *More effective distributed ML via a stale synchronous parallel parameter server*, NeurIPS 2013.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check("BoundedStaleness", "steps", self.steps, 0)
+
+    def lead(self) -> int | None:
+        """The bound."""
+        return self.steps
+
+
+@dataclass(frozen=True)
+class SoftSync(Synchronization):
+    """n-softsync: the gradients of every P / n workers, of P live ones, are averaged into one update.
+
+    Attributes:
+        n: at least 1, which averages as many gradients as there are workers; P or more is `Asynchronous`.
+
+    References:
+        Zhang, Gupta, Lian and Liu, *Staleness-aware async-SGD for distributed deep learning*, IJCAI 2016.
+    """
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check("SoftSync", "n", self.n, 1)
+
+    def quorum(self, members: int) -> int:
+        """The integer part of P / n, at least 1."""
+        return max(1, members // self.n)
+
+
+@dataclass(frozen=True)
+class Synchronous(Synchronization):
+    """All workers take each step together: equal to one process that has the global batch.
+
+    Attributes:
+        backup_workers: so many of the slowest are not waited for; their gradients of that step are dropped.
+
+    References:
+        Chen et al., *Revisiting distributed synchronous SGD*, 2016 (backup workers).
+    """
+
+    backup_workers: int = 0
+
+    def __post_init__(self) -> None:
+        _check("Synchronous", "backup_workers", self.backup_workers, 0)
+
+    @property
+    def in_rounds(self) -> bool:
+        """Only gradients of the step count."""
+        return True
+
+    def quorum(self, members: int) -> int:
+        """All but the backup workers, at least 1."""
+        return max(1, members - self.backup_workers)
+
+    def lead(self) -> int | None:
+        """The step before has been applied."""
+        return 0
+
+
+def _check(name: str, argument: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}({argument}=…) must be a whole number of at least {least}; got {value!r}")

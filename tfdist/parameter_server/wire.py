@@ -1,0 +1,117 @@
+"""The messages between workers and parameter servers: a typed header, and arrays in the bytes of their memory.
+
+A message is several ZeroMQ frames: the header, and one for each array. The header begins with `MAGIC` and `VERSION`;
+its rest is MessagePack: the message, and the dtype and shape of each array. A message that does not decode, or whose
+frames do not have the announced lengths, is refused. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers its dtypes' names with NumPy)
+import msgspec
+import numpy as np
+
+MAGIC = b"tfps"
+VERSION = 1
+"""Raised whenever the messages change, so that different versions part with a clear error."""
+
+MAX_HEADER = 1 << 20
+"""Maximum bytes of a header."""
+
+DTYPES = frozenset(
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
+    "float8_e4m3fn float8_e5m2".split()
+)
+"""What arrays may hold. Objects, strings and structures are not among them."""
+
+
+class InvalidMessageError(ValueError):
+    """What came is no message of this version."""
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """The dtype and shape of an array that follows."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its frame."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Message(msgspec.Struct, frozen=True, tag=str.lower):
+    """Base of all messages."""
+
+
+class Codec:
+    """Encodes and decodes the messages of one direction.
+
+    Args:
+        kinds: a union of subclasses of `Message`.
+    """
+
+    def __init__(self, kinds: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(tuple[kinds, tuple[Array, ...]])
+
+    @staticmethod
+    def encode(message: Message, arrays: Sequence[np.ndarray] = ()) -> list[Any]:
+        """The frames of a message. Those of contiguous arrays are views, which must not change until they are sent.
+
+        Args:
+            message: of the header.
+            arrays: in the order in which they are decoded.
+
+        Raises:
+            TypeError: an array holds what does not travel.
+        """
+        described = []
+        frames = []
+        for array in arrays:
+            if array.dtype.name not in DTYPES:
+                raise TypeError(f"arrays of dtype {array.dtype} are not sent to parameter servers")
+            described.append(Array(array.dtype.name, array.shape))
+            frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return [MAGIC + bytes([VERSION]) + msgspec.msgpack.encode((message, described)), *frames]
+
+    def decode(self, frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
+        """A message and its arrays, which are read-only views of the frames.
+
+        Args:
+            frames: as they came; bytes, or objects with a buffer.
+
+        Raises:
+            InvalidMessageError: they are no such message.
+        """
+        if not frames:
+            raise InvalidMessageError("no frames")
+        header = bytes(frames[0][: MAX_HEADER + 1])
+        if len(header) > MAX_HEADER:
+            raise InvalidMessageError(f"a header of more than {MAX_HEADER} bytes")
+        if header[: len(MAGIC)] != MAGIC:
+            raise InvalidMessageError("not a message of tfdist's parameter servers")
+        if (version := header[len(MAGIC) : len(MAGIC) + 1]) != bytes([VERSION]):
+            raise InvalidMessageError(f"version {list(version)} of the messages; expected [{VERSION}]")
+        try:
+            message, described = self._decoder.decode(header[len(MAGIC) + 1 :])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidMessageError(f"the header cannot be decoded: {error}") from None
+        if len(described) != len(frames) - 1:
+            raise InvalidMessageError(f"{len(frames) - 1} arrays; the header announces {len(described)}")
+        return message, [_array(spec, frame) for spec, frame in zip(described, frames[1:], strict=True)]
+
+
+def _array(spec: Array, frame: Any) -> np.ndarray:
+    if spec.dtype not in DTYPES:
+        raise InvalidMessageError(f"an array of dtype {spec.dtype[:40]!r}")
+    if min(spec.shape, default=0) < 0:
+        raise InvalidMessageError(f"an array of shape {spec.shape}")
+    view = memoryview(frame)
+    if view.nbytes != spec.nbytes:
+        raise InvalidMessageError(f"{view.nbytes} bytes for {spec.dtype} {spec.shape}, which has {spec.nbytes}")
+    return np.frombuffer(view, np.dtype(spec.dtype)).reshape(spec.shape)

@@ -1,0 +1,39 @@
+"""The job of this process: it enters one, once, and leaves it when the process ends."""
+
+from __future__ import annotations
+
+import threading
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import Cluster
+from tfdist.errors import ClusterSpecError
+from tfdist.runtime import leave, membership, start
+from tfdist.runtime.membership import Membership
+
+_entered: Membership | None = None
+_lock = threading.Lock()
+
+
+def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
+    """Enters a job, once per process; later calls return the same membership.
+
+    Args:
+        cluster: the tasks, and which of them this process is; None for the job of an MPI launcher, whose MPI comes up
+            with it.
+        timeouts: how long to wait for the others.
+
+    Raises:
+        RendezvousError: the chief cannot be reached, or refused this process.
+        ClusterSpecError: this process has entered another job.
+    """
+    global _entered
+    with _lock:
+        if _entered is None or _entered.is_closed:
+            _entered = membership.of_task(cluster, timeouts) if cluster else start.under_launcher(timeouts)
+            leave.arrange(_entered)
+        if _entered.cluster != cluster:
+            raise ClusterSpecError(
+                f"this process has entered a job already ({_entered.cluster or 'of an MPI launcher'}), and can enter "
+                f"one only; got {cluster}."
+            )
+        return _entered

@@ -1,0 +1,152 @@
+"""A process's membership in its job, with or without MPI."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist._version import __version__
+from tfdist.cluster import hosts, launcher, rendezvous
+from tfdist.cluster.control import Control
+from tfdist.cluster.messages import Claims
+from tfdist.cluster.pmi import ProcessManager
+from tfdist.cluster.rendezvous import ServerProcess
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.spec import Cluster
+from tfdist.comm import segments
+from tfdist.comm.mpi import MPICommunicator
+from tfdist.engine.engine import Engine
+from tfdist.errors import RendezvousError
+
+log = logging.getLogger("tfdist")
+
+LEAVE_SECONDS = 5.0
+"""For the rendezvous server to take note that this process leaves."""
+
+
+@dataclass
+class Started:
+    """MPI, for the world to stand on and to take down again.
+
+    Attributes:
+        module: `mpi4py.MPI`.
+        communicator: among all ranks.
+        members: the statement of each rank about itself.
+        manager: of this process's part of MPI; None under a launcher.
+    """
+
+    module: Any
+    communicator: MPICommunicator
+    members: list[Claims]
+    manager: ProcessManager | None
+
+
+class Membership:
+    """A process in its job.
+
+    Args:
+        cluster: the job's tasks; None under an MPI launcher.
+        control: the connection to the rendezvous server.
+        server: the rendezvous server, on the process that started it.
+
+    Attributes:
+        started: MPI, once it has come up.
+        engine: of the collectives over it.
+        is_closed: whether the process has left the job.
+    """
+
+    def __init__(self, cluster: Cluster | None, control: Control, server: ServerProcess | None) -> None:
+        self.cluster = cluster
+        self.control = control
+        self.server = server
+        self.started: Started | None = None
+        self.engine: Engine | None = None
+        self.is_closed = False
+
+    def leave(self, reason: str | None) -> None:
+        """Leaves a job in which this process has not started MPI.
+
+        Args:
+            reason: the error that has ended the script; None if there was none.
+        """
+        self.control.leave(reason, {}, LEAVE_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. The server serves the training tasks that are left, and ends without them."""
+        self.is_closed = True
+        waits = self.started is None and any(task != self.control.task for task in self.control.present)
+        self.control.close()
+        if self.server:
+            self.server.release() if waits else self.server.close()
+
+    def abandon(self, error: BaseException) -> None:
+        """Leaves a job in which MPI could not be started.
+
+        Args:
+            error: why.
+        """
+        if self.control.failure is not None:
+            launcher.tell(launcher.VICTIM)
+        else:
+            self.control.leave(f"{type(error).__name__}: {error}"[:1000], {}, LEAVE_SECONDS)
+        if self.control.job:
+            segments.unlink_of(self.control.job)
+        self.close()
+
+
+def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
+    """Enters the job of a cluster. It needs no MPI.
+
+    Args:
+        cluster: the tasks, and which of them this process is.
+        timeouts: how long to wait for the chief.
+
+    Raises:
+        RendezvousError: the chief cannot be reached, or refused this process.
+    """
+    address = cluster.tasks[0].address
+    secret = read_secret()
+    server = _serve(cluster, address, secret, timeouts) if cluster.number == 0 else None
+    name = f"{cluster.task.job} {cluster.task.index}"
+    control = Control(address, claims(cluster.number, name, cluster.digest()), secret, timeouts)
+    membership = Membership(cluster, control, server)
+    try:
+        control.enter()
+    except BaseException:
+        membership.close()
+        raise
+    return membership
+
+
+def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) -> ServerProcess | None:
+    """Starts the rendezvous server; None if that of an elastic job has outlived the chief that started it."""
+    try:
+        listener = rendezvous.listen(address)
+    except RendezvousError:
+        if not cluster.is_elastic:
+            raise
+        return None
+    if not secret:
+        _say_who_can_enter(address)
+    names = [str(task) for task in cluster.tasks]
+    return ServerProcess(listener, names, cluster.size, cluster.digest(), secret, timeouts, cluster.is_elastic)
+
+
+def claims(task: int | None, name: str, digest: str) -> Claims:
+    """This process's statement about itself."""
+    return Claims(
+        task, name, __version__, digest, hosts.host_id(), hosts.network_id(), socket.gethostname(), os.getpid()
+    )
+
+
+def _say_who_can_enter(address: str) -> None:
+    reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
+    log.warning(
+        "tfdist: no job secret is set: %s (%s) can enter this job. Set TFDIST_SECRET to the same value on every task.",
+        reach,
+        address,
+    )

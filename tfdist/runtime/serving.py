@@ -1,0 +1,60 @@
+"""A parameter server task: it serves its shard until no training task is left."""
+
+from __future__ import annotations
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.server import Server
+from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.staleness import StalenessPolicy
+from tfdist.parameter_server.synchronization import Synchronization
+from tfdist.runtime.membership import Membership
+
+
+def address_of(server: int) -> str:
+    """The key under which a server publishes its address.
+
+    Args:
+        server: index of the task among the parameter servers.
+    """
+    return f"address of parameter server {server}"
+
+
+class _Watcher:
+    """Passes the loss of workers, and the end of the job, on to a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def came(self, task: int) -> None:
+        """Workers attach by themselves."""
+
+    def lost(self, task: int, error: TfdistError) -> None:
+        """Nobody waits for a lost worker."""
+        self._server.lost(task)
+
+    def over(self) -> None:
+        """Ends the server."""
+        self._server.stop()
+
+
+def serve(member: Membership, synchronization: Synchronization, policy: StalenessPolicy) -> None:
+    """Serves until the job is over.
+
+    Args:
+        member: of a parameter server task.
+        synchronization: when updates are applied.
+        policy: what late gradients are worth.
+
+    Raises:
+        TfdistError: the job has failed.
+    """
+    assert member.cluster is not None
+    control, task = member.control, member.cluster.task
+    server = Server(Shard(Ledger(synchronization, policy)), task.address)
+    control.watch(_Watcher(server))
+    control.when_failed(lambda error: server.stop())
+    control.publish(address_of(task.index), server.address)
+    server.run()
+    if control.failure is not None:
+        raise control.failure
