@@ -2,3 +2,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+# Ranks that are threads of one process (tests/engine/ranks.py) share TensorFlow's threads, and each keeps some of them
+# waiting for the others. By default there are as many as cores.
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
