@@ -8,10 +8,11 @@ import numpy as np
 
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.messages import Attach, Create, Held, Pull, Push, Values
+from tfdist.parameter_server.messages import Attach, Create, Pull, Push, Values
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.synchronization import Asynchronous
 
 DEADLINE = 30.0
@@ -41,7 +42,7 @@ def connected(server, timeout=DEADLINE):
 
 
 def create(connection):
-    optimizer = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
+    optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0))
     held = (Held("w", 0, SIZE),)
     return connection.request(lambda id: Create(id, "model", held, optimizer), [np.zeros(SIZE, np.float32)])[0]
 
@@ -50,12 +51,12 @@ def attach(connection, worker=0):
     return connection.request(lambda id: Attach(id, worker, 1, "model"))[0]
 
 
-def push(connection, worker=0, clock=0, value=1.0):
+def push(connection, worker=0, clock=0, value=1.0, pulls=False):
     gradient = np.full(SIZE, value, np.float32)
-    return connection.request(lambda id: Push(id, worker, 1, clock, clock, 0, 1.0, ("dense",)), [gradient])[0]
+    return connection.request(lambda id: Push(id, worker, 1, clock, clock, 0, 1.0, (), pulls), [gradient])[0]
 
 
-def pull(connection, worker=0, clock=0):
-    answer, (values,) = connection.request(lambda id: Pull(id, worker, 1, clock))
+def pull(connection, worker=0):
+    answer, (values,) = connection.request(lambda id: Pull(id, worker, 1))
     assert isinstance(answer, Values)
     return values

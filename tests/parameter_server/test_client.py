@@ -9,30 +9,39 @@ import time
 
 import pytest
 
-from tests.parameter_server.serving import DEADLINE, attach, connected, create, pull, push, serving
+from tests.parameter_server.serving import DEADLINE, attach, connected, create, push, serving
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server import client as clients
 from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.messages import Attach
 from tfdist.parameter_server.synchronization import BoundedStaleness
 
 
 def test_a_wait_for_the_slowest_has_no_deadline_while_the_server_lives(monkeypatch):
     """Longer than a client waits for a sign of life."""
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.05)
-    with serving(BoundedStaleness(0)) as server, connected(server, 0.4) as fast, connected(server) as slow:
+    with serving(BoundedStaleness(1)) as server, connected(server, 0.4) as fast, connected(server) as slow:
         attach(fast, 0)
         attach(slow, 1)
         create(fast)
+        push(slow, 1)
         push(fast, 0)
         begin, seen = time.monotonic(), []
-        thread = threading.Thread(target=lambda: seen.append(pull(fast, 0, 1)), daemon=True)
+        thread = threading.Thread(target=lambda: seen.append(push(fast, 0, 1, pulls=True)), daemon=True)
         thread.start()
         thread.join(1.0)
         assert thread.is_alive()
-        push(slow, 1)
+        push(slow, 1, 1)
         thread.join(DEADLINE)
         assert seen
         assert time.monotonic() - begin > 0.9
+
+
+def test_requests_to_several_servers_are_under_way_together():
+    with serving() as a, serving() as b, connected(a) as one, connected(b) as other:
+        requests = [connection.send(lambda id: Attach(id, 0, 1, "model")) for connection in (one, other)]
+        for connection, request in zip((other, one), reversed(requests), strict=True):
+            assert connection.receive(request)[0].clock == 0
 
 
 def test_a_refusal_is_an_error():

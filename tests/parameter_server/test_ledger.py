@@ -13,6 +13,7 @@ def ledger_of(mode, workers, policy=AsItIs()):  # noqa: B008
     ledger = Ledger(mode, policy)
     for worker in range(workers):
         ledger.enter(worker)
+        ledger.resume(worker)
     return ledger
 
 
@@ -59,8 +60,13 @@ def test_backup_workers_are_not_waited_for():
     assert push(ledger, 1, 0) == [[0, 1]]
     assert push(ledger, 2, 0) == [], "too late"
     assert ledger.dropped == {2: 1}
+    assert ledger.workers[2].clock == 1, "it goes on with the others"
     assert push(ledger, 2, 1) == []
     assert push(ledger, 1, 1) == [[2, 1]]
+    push(ledger, 0, 2)
+    push(ledger, 1, 2)
+    push(ledger, 2, 1)
+    assert ledger.workers[2].clock == 3
 
 
 def test_a_round_is_complete_when_the_one_that_is_missing_dies():
@@ -103,6 +109,44 @@ def test_a_worker_that_enters_late_keeps_nobody_waiting(mode):
     assert ledger.may_read(5)
 
 
+def test_nobody_waits_for_a_worker_that_is_suspended():
+    ledger = ledger_of(BoundedStaleness(1), 2)
+    for clock in range(2):
+        push(ledger, 0, clock)
+    assert not ledger.may_read(2)
+    ledger.suspend(1)
+    assert ledger.may_read(2)
+    for clock in range(2, 10):
+        push(ledger, 0, clock)
+    push(ledger, 1, 0)
+    assert ledger.workers[1].clock == 11, "as if it had made the steps that the others made meanwhile"
+    ledger.suspend(0)
+    ledger.suspend(1)
+    assert ledger.may_read(11), "all of them"
+
+
+def test_nobody_waits_for_a_worker_before_its_first_push():
+    ledger = Ledger(BoundedStaleness(0), AsItIs())
+    for worker in range(2):
+        ledger.enter(worker)
+    for clock in range(5):
+        push(ledger, 0, clock)
+        assert ledger.may_read(clock + 1)
+    push(ledger, 1, 0)
+    assert not ledger.may_read(7)
+
+
+def test_rounds_wait_for_those_whom_the_job_names_and_for_the_suspended():
+    ledger = Ledger(Synchronous(), AsItIs(), awaited={0, 1, 2})
+    ledger.enter(0)
+    assert push(ledger, 0, 0) == []
+    ledger.enter(1)
+    ledger.suspend(1)
+    assert push(ledger, 1, 0) == []
+    ledger.leave(2)
+    assert [gradient.worker for gradient in ledger.due()] == [0, 1], "the third has ended before it came"
+
+
 def test_duplicates_are_known_by_their_number():
     ledger = ledger_of(Asynchronous(), 1)
     push(ledger, 0, 0, sequence=3)
@@ -111,6 +155,8 @@ def test_duplicates_are_known_by_their_number():
     assert not ledger.is_duplicate(0, 4)
     ledger.enter(0)
     assert not ledger.is_duplicate(0, 0), "a worker that has come again counts anew"
+    ledger.enter(0, 3)
+    assert ledger.is_duplicate(0, 3), "the same one, which was taken for lost"
 
 
 def test_staleness_is_the_number_of_updates_since_the_read():
@@ -163,7 +209,7 @@ def test_random_schedules(mode, seed):
         while due := ledger.due():
             for gradient in due:
                 applied[gradient.worker] += 1
-        clocks[worker] += 1
+        clocks[worker] = ledger.workers[worker].clock
         sequences[worker] += 1
         if generator.random() < 0.01 and len(clocks) > 2:
             gone = generator.choice(list(clocks))

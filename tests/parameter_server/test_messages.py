@@ -6,16 +6,19 @@ from tfdist.parameter_server.wire import InvalidMessageError
 
 FROM_WORKER = [
     m.Attach(1, 3, 1 << 63, "digest"),
-    m.Create(2, "digest", (m.Held("dense/kernel", 0, 4),), {"class_name": "SGD", "config": {"learning_rate": 0.1}}),
-    m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse")),
-    m.Pull(4, 3, 7, 5),
-    m.SetLearningRate(5, 0.5),
+    m.Create(
+        *(2, "digest", (m.Held("dense/kernel", 0, 4, decays=False, constraint={"class_name": "NonNeg"}),)),
+        *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, (("momentum",),), ("iteration",)),
+    ),
+    m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
+    m.Pull(4, 3, 7, "averages"),
+    m.Suspend(5, 3, 7),
     m.Leave(6, 3, 7),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),
     m.Done(2, 9),
-    m.Values(3, 9, 8),
+    m.Values(3, 9, 8, 7, (("momentum",), ()), ("iteration",)),
     m.Waiting(4),
     m.Refused(5, "why", is_unknown=True),
 ]

@@ -45,9 +45,10 @@ def test_nobody_waits_for_a_worker_that_is_lost():
         attach(fast, 0)
         attach(slow, 1)
         create(fast)
+        push(slow, 1)
         push(fast, 0)
         server.lost(1)
-        pull(fast, 0, 1)
+        assert push(fast, 0, 1, pulls=True).version == 3
 
 
 def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):

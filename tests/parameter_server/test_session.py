@@ -9,13 +9,37 @@ import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.client import Connection, RefusedError
+from tfdist.parameter_server.gradients import Gradients
+from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.session import Session
+from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, Synchronous
 
 SHAPES = [(1000, 200), (200,), (), (7, 3)]
 """The first is split over servers."""
 PATHS = ["large", "bias", "scalar", "small"]
-OPTIMIZER = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
+
+
+def model_of(servers=2, shapes=SHAPES):
+    return Model(PATHS, shapes, [np.dtype(np.float32)] * 4, servers, [True] * 4)
+
+
+def created(momentum=0.0):
+    optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0, momentum=momentum))
+    return [Held(path, 0, 0) for path in PATHS], State(first_values()), optimizer
+
+
+def pushed(session, arrays):
+    """By server, the gradients of its parts: of arrays, one for each variable."""
+    model = session._model
+    return [
+        Gradients(("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, State(arrays)).values))
+        for server, (parts, shapes) in enumerate(zip(model.dealing.shards, model.shapes, strict=True))
+    ]
+
+
+def ones(session):
+    return pushed(session, [np.ones(shape, np.float32) for shape in SHAPES])
 
 
 def first_values():
@@ -24,13 +48,13 @@ def first_values():
 
 
 @contextlib.contextmanager
-def sessions(mode, workers, servers=2, shapes=SHAPES):
+def sessions(mode, workers, servers=2):
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(serving(mode)) for _ in range(servers)]
         made = []
         for worker in range(workers):
             connections = [Connection(server.address, f"ps {n}", DEADLINE) for n, server in enumerate(running)]
-            made.append(Session(connections, worker, PATHS, shapes, [np.dtype(np.float32)] * 4, splits=True))
+            made.append(Session(connections, worker, model_of(servers)))
         yield made
         for session in made:
             session.close()
@@ -58,7 +82,7 @@ def on_all(made, work):
 
 
 def begin(worker, session):
-    return session.begin(first_values(), OPTIMIZER) if worker == 0 else session.begin(None, None)
+    return session.whole(session.begin(created if worker == 0 else None))
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -74,15 +98,17 @@ def test_every_gradient_counts_once_on_every_server(mode):
     def work(worker, session):
         begin(worker, session)
         for _ in range(10):
-            session.step([np.ones(shape, np.float32) for shape in SHAPES])
+            session.step(ones(session))
+        session.suspend()
 
     with sessions(mode, 3) as made:
         on_all(made, work)
-        for worker, session in enumerate(made):
-            assert (session.clock, worker) == (10, worker)
-        for value, first in zip(made[0].pull(), first_values(), strict=True):
+        for session in made:
+            assert session.pushes == 10
+            assert session.is_suspended
+        for value, first in zip(made[0].whole(made[0].pull()), first_values(), strict=True):
             np.testing.assert_allclose(value, first - 30, rtol=1e-5)
-        assert made[0].version == 30
+        assert (made[0].version, made[0].iterations) == (30, 30)
 
 
 def test_synchronous_steps_are_means():
@@ -98,35 +124,82 @@ def test_synchronous_steps_are_means():
 
 
 def step(worker, session, number):
-    values = session.step([np.full(shape, 3.0 * worker + number, np.float32) for shape in SHAPES], worker + 1.0)
-    return float(values[2])
+    arrays = [np.full(shape, 3.0 * worker + number, np.float32) for shape in SHAPES]
+    return float(session.whole(session.step(pushed(session, arrays), worker + 1.0))[2])
 
 
-def test_sparse_gradients_go_to_the_server_that_holds_their_rows():
-    indices = np.array([0, 999, 500, 999])
-    rows = np.ones((4, 200), np.float32)
+def test_the_state_is_that_of_the_whole_model():
+    with sessions(Asynchronous(), 1) as (session,):
+        session.begin(lambda: created(momentum=0.5))
+        for _ in range(2):
+            session.step(ones(session))
+        state = session.state()
+        for value, first, slots in zip(state.values, first_values(), state.slots, strict=True):
+            np.testing.assert_allclose(value, first - 2.5, rtol=1e-5)
+            np.testing.assert_array_equal(slots["momentum"], np.full(value.shape, -1.5))
+        assert int(state.scalars["iteration"]) == 2
+
+
+def test_the_learning_rate_goes_to_all_servers_when_it_changes():
     with sessions(Asynchronous(), 1) as (session,):
         begin(0, session)
-        values = session.step([(rows, indices), None, None, None])
-        expected = first_values()
-        np.subtract.at(expected[0], indices, rows)
-        for one, other in zip(values, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
+        for rate in (1.0, 0.5, 0.5):
+            values = session.whole(session.step(ones(session), rate=rate))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 2, rtol=1e-5)
 
 
 def test_another_model_is_refused():
     with sessions(Asynchronous(), 1) as (session,):
         begin(0, session)
-        other = Session(session._connections, 1, PATHS, [(5,), *SHAPES[1:]], [np.dtype(np.float32)] * 4, splits=True)
+        other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
         with pytest.raises(RefusedError, match=r"ps \d refuses Attach: another model"):
-            other.begin(None, None)
+            other.begin(None)
+
+
+def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving()) for _ in range(2)]
+        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
+        session = Session(connections, 0, model_of())
+        stack.callback(session.close)
+        begin(0, session)
+        session.step(ones(session))
+        servers[1].lost(0)
+        values = session.whole(session.step(ones(session)))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 2, rtol=1e-5)
+
+
+def test_a_server_that_has_lost_the_model_gets_the_chiefs():
+    """Started again without a snapshot: what the chief read last is the newest that is left."""
+    newest = []
+
+    def create():
+        held, state, optimizer = created()
+        return held, State(newest or state.values), optimizer
+
+    with contextlib.ExitStack() as stack:
+        first, other = contextlib.ExitStack(), stack.enter_context(serving())
+        server = first.enter_context(serving())
+        connections = [Connection(one.address, "ps", DEADLINE) for one in (server, other)]
+        session = Session(connections, 0, model_of())
+        stack.callback(session.close)
+        session.begin(create)
+        for _ in range(3):
+            newest[:] = session.whole(session.step(ones(session)))
+        first.close()
+        stack.enter_context(serving(address=server.address))
+        values = session.whole(session.step(ones(session)))
+        for value, first_value in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first_value - 4, rtol=1e-5)
+        assert session.version == 1, "of the new server"
 
 
 def test_leaving_servers_that_are_gone_is_no_error():
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving())
-        connection = Connection(server.address, "ps 0", DEADLINE)
-        session = Session([connection], 0, PATHS, SHAPES, [np.dtype(np.float32)] * 4, splits=True)
+        session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
         begin(0, session)
         stack.close()
         session.close()

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.strategies import at_work, parameter_server
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -46,26 +47,33 @@ def test_without_servers_no_seam_is_at_work():
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
 
 
+def check(optimizer, servers, clips, variable=None):
+    parameter_server._check(optimizer, [keras.Variable([1.0]) if variable is None else variable], servers, clips)
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "servers", "words"),
-    [
-        ({"use_ema": True}, 1, "set use_ema=False"),
-        ({"global_clipnorm": 1.0}, 2, "which 2 parameter servers do not have yet: use one server"),
-    ],
+    ("options", "clips"),
+    [({"global_clipnorm": 1.0}, False), ({"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}, True)],
 )
-def test_what_servers_cannot_do_is_refused(optimizer, servers, words):
-    with pytest.raises(ValueError, match=words):
-        parameter_server._check(keras.optimizers.SGD(**optimizer), [keras.Variable([1.0])], servers)
+def test_norms_of_averages_on_several_servers_are_refused(options, clips):
+    with pytest.raises(ValueError, match="lies on 2 parameter servers: use one server"):
+        check(keras.optimizers.SGD(**options), 2, clips)
+    check(keras.optimizers.SGD(**options), 1, clips)
 
 
-def test_constraints_are_refused():
-    layer = keras.layers.Dense(2, kernel_constraint="non_neg")
-    layer.build((None, 3))
-    with pytest.raises(ValueError, match=r"got one on dense.*/kernel"):
-        parameter_server._check(keras.optimizers.SGD(), layer.trainable_variables, 1)
+def test_float8_is_refused():
+    variable = keras.Variable([1.0], name="scale")
+    variable.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="float8 training; got scale"):
+        check(keras.optimizers.SGD(), 1, True, variable)
 
 
 def test_what_servers_can_do_is_not():
-    optimizer = keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1)
-    parameter_server._check(optimizer, [keras.Variable([1.0])], 2)
-    parameter_server._check(keras.optimizers.Adam(global_clipnorm=1.0), [keras.Variable([1.0])], 1)
+    check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
+    check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)
+
+
+def test_datasets_are_read_without_a_tuner():
+    dataset = ParameterServerStrategy().experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    assert isinstance(dataset, tf.data.Dataset)
+    assert dataset.options().autotune.enabled is False

@@ -9,15 +9,16 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.session import Session
+from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
 from tfdist.strategies.server_link import Link
 
-SHAPES = [(6, 3), (3,), (5, 2)]
+SHAPES = [(600, 150), (3,), (500, 2)]
+"""The first is split over servers."""
 
 
 def variables():
     generator = np.random.default_rng(1)
-    return [keras.Variable(generator.normal(size=shape).astype("float32"), name=f"v{len(shape)}") for shape in SHAPES]
+    return [keras.Variable(generator.normal(size=shape).astype("float32"), name=f"v{shape[0]}") for shape in SHAPES]
 
 
 def gradients(step):
@@ -28,57 +29,112 @@ def gradients(step):
     return [
         dense[0],
         dense[1] if step % 2 else None,
-        tf.IndexedSlices(rows, tf.constant([4, 0, 4]), tf.constant([5, 2])),
+        tf.IndexedSlices(rows, tf.constant([4, 0, 4]), tf.constant([500, 2])),
     ]
 
 
 @contextlib.contextmanager
-def linked(optimizer, servers=2, is_chief=True):
+def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
+    """Makes links to the same servers; the optimizer is the chief's."""
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(serving()) for _ in range(servers)]
+        running = [stack.enter_context(serving(mode)) for _ in range(servers)]
         made = variables()
         optimizer.build(made)
 
-        def link(worker=0, is_chief=True, own=None):
+        def link(worker=0, own=None, of=optimizer):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            paths = [f"{place}" for place in range(3)]
-            session = Session(connections, worker, paths, SHAPES, [np.dtype(np.float32)] * 3, splits=False)
-            link = Link(session, optimizer, own or made, is_chief)
+            link = Link(connections, worker, of, own or made, worker == 0, clips=not mode.averages)
             stack.callback(link.close)
             return link
 
         yield link, made
 
 
+def updated(optimizer, steps, is_scaled):
+    """Variables after steps of an optimizer alone. Keras cannot scale sparse gradients."""
+    made = variables()
+    optimizer.build(made)
+    for step in range(steps):
+        given = gradients(step)
+        optimizer.apply([*given[:2], tf.convert_to_tensor(given[2])] if is_scaled else given, made)
+    return [variable.numpy() for variable in made]
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.5),
+    "decay": lambda: excluding(keras.optimizers.AdamW(0.05, weight_decay=0.1)),
+}
+
+
+def excluding(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["v3"])
+    return optimizer
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("make", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.Adam(0.05)])
-def test_updates_are_those_of_the_optimizer(make, in_graph):
-    expected, alone = variables(), make()
-    alone.build(expected)
-    for step in range(4):
-        alone.apply(gradients(step), expected)
-    optimizer = make()
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_those_of_the_optimizer(name, in_graph):
+    """On two servers; a variable is split, so that no server knows a norm."""
+    optimizer = OPTIMIZERS[name]()
     with linked(optimizer) as (link, made):
         one = link()
+        update = tf.function(one.update) if in_graph else one.update
         for step in range(4):
-            update = tf.function(one.update) if in_graph else one.update
             update(gradients(step))
-        for variable, other in zip(made, expected, strict=True):
-            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
-        assert int(optimizer.iterations) == 4
+        is_scaled = optimizer.loss_scale_factor is not None
+        for variable, other in zip(made, updated(OPTIMIZERS[name](), 4, is_scaled), strict=True):
+            np.testing.assert_allclose(variable.numpy(), other, rtol=1e-5, atol=1e-6)
+        assert int(optimizer._iterations) == 4
+
+
+def test_averages_are_clipped_by_servers():
+    optimizer = keras.optimizers.SGD(0.1, clipnorm=0.5)
+    with linked(optimizer, mode=Synchronous()) as (link, made):
+        link().update(gradients(1))
+        for variable, other in zip(made, updated_once(keras.optimizers.SGD(0.1, clipnorm=0.5)), strict=True):
+            np.testing.assert_allclose(variable.numpy(), other, rtol=1e-5, atol=1e-6)
+
+
+def updated_once(optimizer):
+    made = variables()
+    optimizer.build(made)
+    optimizer.apply(gradients(1), made)
+    return [variable.numpy() for variable in made]
+
+
+def test_constraints_are_the_servers():
+    optimizer = keras.optimizers.SGD(0.1)
+    with linked(optimizer) as (link, made):
+        made[0].constraint = keras.constraints.MaxNorm(0.25)
+        link().update([tf.zeros(shape) for shape in SHAPES])
+        assert np.linalg.norm(made[0].numpy(), axis=0).max() < 0.2501
 
 
 def test_a_worker_begins_with_the_chiefs_values_and_sees_its_updates():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief = link()
-        own = [keras.Variable(np.zeros(shape, "float32")) for shape in SHAPES]
-        worker = link(1, is_chief=False, own=own)
-        for one, other in zip(own, made, strict=True):
-            np.testing.assert_array_equal(one.numpy(), other.numpy())
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        for variable in own:
+            variable.assign(tf.zeros(variable.shape))
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        assert_equal(own, made)
         chief.update([tf.ones(shape) for shape in SHAPES])
-        worker.update([tf.zeros(shape) for shape in SHAPES])
-        for one, other in zip(own, made, strict=True):
-            np.testing.assert_array_equal(one.numpy(), other.numpy())
+        worker.refresh()
+        assert_equal(own, made)
+        worker.update([tf.ones(shape) for shape in SHAPES])
+        chief.refresh()
+        assert_equal(own, made)
+
+
+def assert_equal(one, other):
+    for variable, same in zip(one, other, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), same.numpy())
 
 
 def test_the_learning_rate_of_the_chief_counts():
@@ -90,3 +146,46 @@ def test_the_learning_rate_of_the_chief_counts():
         optimizer.learning_rate = 0.25
         step()
         np.testing.assert_allclose(made[1].numpy(), before - 1.25, rtol=1e-6)
+
+
+def test_the_optimizers_state_is_fetched_and_given():
+    """As a model is saved, and loaded again by the chief of another job."""
+    optimizer = keras.optimizers.Adam(0.05)
+    with linked(optimizer) as (link, made):
+        one = link()
+        for step in range(2):
+            one.update(gradients(step))
+        one.fetch()
+        alone, expected = keras.optimizers.Adam(0.05), variables()
+        alone.build(expected)
+        for step in range(2):
+            alone.apply(gradients(step), expected)
+        for mine, other in zip(optimizer.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-4, atol=1e-7, err_msg=mine.path)
+        kept = [variable.numpy() for variable in made]
+    again = keras.optimizers.Adam(0.05)
+    with linked(again, servers=1) as (link, made):
+        for variable, value in zip(made, kept, strict=True):
+            variable.assign(value)
+        for mine, other in zip(again.variables, alone.variables, strict=True):
+            mine.assign(other)
+        link().update(gradients(2))
+        alone.apply(gradients(2), expected)
+        for variable, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_moving_averages_are_the_final_values():
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        one = link()
+        for step in (1, 3):
+            one.update(gradients(step))
+        one.finalize()
+        alone, expected = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), variables()
+        alone.build(expected)
+        for step in (1, 3):
+            alone.apply(gradients(step), expected)
+        alone.finalize_variable_values(expected)
+        for variable, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import zmq
 
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, Waiting
-from tfdist.parameter_server.server import MAX_FRAME
+from tfdist.parameter_server.server import COPIED_BYTES, MAX_FRAME
 from tfdist.parameter_server.wire import InvalidMessageError, Message
 
 _AGAIN_SECONDS = 2.0
@@ -32,13 +32,28 @@ class RefusedError(TfdistError):
         self.is_unknown = is_unknown
 
 
+@dataclass
+class Request:
+    """A message under way.
+
+    Attributes:
+        message: as it was sent.
+        frames: of it; they stay as they are until it is answered.
+        due: when it is sent again, on the monotonic clock.
+    """
+
+    message: Any
+    frames: list[Any]
+    due: float
+
+
 class Connection:
-    """A connection, which any thread may use; one at a time.
+    """A connection, for one thread at a time. Requests to several servers may be under way at the same time.
 
     Args:
         address: ``host:port`` of the server.
         name: the server's name in messages.
-        timeout: seconds without an answer after which the server counts as lost.
+        timeout: seconds without a sign of life after which the server counts as lost.
     """
 
     def __init__(self, address: str, name: str, timeout: float) -> None:
@@ -46,7 +61,6 @@ class Connection:
         self._timeout = timeout
         self._address = address
         self._context = zmq.Context(1)
-        self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._socket = self._connect()
 
@@ -54,22 +68,29 @@ class Connection:
         made = self._context.socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
             made.setsockopt(option, value)
+        made.copy_threshold = COPIED_BYTES
         made.connect(f"tcp://{self._address}")
         return made
 
-    def request(
-        self,
-        make: Callable[[int], Message],
-        arrays: Sequence[np.ndarray] = (),
-        timeout: float | None = None,
-    ) -> tuple[Any, list[np.ndarray]]:
-        """Sends a message and waits for its answer.
-
-        The deadline is for a sign of life: a `Pull` may wait for other workers as long as the server says so.
+    def send(self, make: Callable[[int], Message], arrays: Sequence[np.ndarray] = ()) -> Request:
+        """Sends a message.
 
         Args:
             make: the message with the given ``id``.
             arrays: that follow; they must not change until the answer is there.
+        """
+        message = make(next(self._numbers))
+        frames = FROM_WORKER.encode(message, arrays)
+        self._socket.send_multipart(frames, copy=False)
+        return Request(message, frames, time.monotonic() + _AGAIN_SECONDS)
+
+    def receive(self, request: Request, timeout: float | None = None) -> tuple[Any, list[np.ndarray]]:
+        """Waits for the answer to a message.
+
+        The deadline is for a sign of life: a `Push` may wait for other workers as long as the server says so.
+
+        Args:
+            request: as `send` returned it.
             timeout: seconds; those of the connection by default.
 
         Returns:
@@ -79,27 +100,33 @@ class Connection:
             RefusedError: the server does not take it.
             PeerLostError: there was no sign of life in time.
         """
-        with self._lock:
-            number = next(self._numbers)
-            frames = FROM_WORKER.encode(make(number), arrays)
-            timeout = timeout or self._timeout
-            end, due = time.monotonic() + timeout, 0.0
-            while (now := time.monotonic()) < end:
-                if now >= due:
-                    self._socket.send_multipart(frames, copy=False)
-                    due = now + _AGAIN_SECONDS
-                answer, values = self._answer(number, min(due, end) - now)
-                if isinstance(answer, Waiting):
-                    end = time.monotonic() + timeout
-                elif isinstance(answer, Refused):
-                    what = type(make(number)).__name__
-                    raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer.is_unknown)
-                elif answer is not None:
-                    return answer, values
-            raise PeerLostError(
-                f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, or "
-                "the link to it is cut."
-            )
+        timeout = timeout or self._timeout
+        end = time.monotonic() + timeout
+        while (now := time.monotonic()) < end:
+            if now >= request.due:
+                self._socket.send_multipart(request.frames, copy=False)
+                request.due = now + _AGAIN_SECONDS
+            answer, values = self._answer(request.message.id, min(request.due, end) - now)
+            if isinstance(answer, Waiting):
+                end = time.monotonic() + timeout
+            elif isinstance(answer, Refused):
+                what = type(request.message).__name__
+                raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer.is_unknown)
+            elif answer is not None:
+                return answer, values
+        raise PeerLostError(
+            f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, or the link "
+            "to it is cut."
+        )
+
+    def request(
+        self,
+        make: Callable[[int], Message],
+        arrays: Sequence[np.ndarray] = (),
+        timeout: float | None = None,
+    ) -> tuple[Any, list[np.ndarray]]:
+        """Sends a message and waits for its answer; see `send` and `receive`."""
+        return self.receive(self.send(make, arrays), timeout)
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """The answer to a request if it comes in time, else None. Answers to others are late copies."""
@@ -117,6 +144,5 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection."""
-        with self._lock:
-            self._socket.close()
-            self._context.term()
+        self._socket.close()
+        self._context.term()

@@ -16,10 +16,12 @@ class Worker:
     Attributes:
         clock: the number of steps that it has pushed.
         sequence: of its last push that was counted; pushes with this number or a lower one are duplicates.
+        is_active: whether others wait for it. A worker that evaluates, saves or traces is not waited for.
     """
 
     clock: int
     sequence: int = -1
+    is_active: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Ledger:
         synchronization: when updates are applied.
         policy: what late gradients are worth.
         version: the number of updates that were applied.
+        awaited: workers that the job names and that have not entered yet; rounds wait for them.
         workers: the live ones, by number.
         waiting: gradients that are not applied yet, in the order in which they came.
         round: the clock whose gradients are averaged, where there are rounds.
@@ -60,6 +63,7 @@ class Ledger:
     synchronization: Synchronization
     policy: StalenessPolicy
     version: int = 0
+    awaited: set[int] = field(default_factory=set)
     workers: dict[int, Worker] = field(default_factory=dict)
     waiting: list[Gradient] = field(default_factory=list)
     round: int = 0
@@ -67,24 +71,51 @@ class Ledger:
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
 
-    def enter(self, worker: int) -> int:
+    def enter(self, worker: int, sequence: int = -1) -> int:
         """Takes a worker in, or in again. It begins with the clock of the slowest one, so that nobody waits for it.
+
+        Args:
+            worker: its number.
+            sequence: of its last push, if this shard has counted pushes of it.
 
         Returns:
             Its clock.
         """
+        self.awaited.discard(worker)
         self.workers.pop(worker, None)
-        clock = self.round if self.synchronization.in_rounds else self.slowest()
-        self.workers[worker] = Worker(clock)
-        return clock
+        self.workers[worker] = Worker(self._present(), sequence)
+        return self.workers[worker].clock
 
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker any more. What it has pushed counts."""
+        self.awaited.discard(worker)
         self.workers.pop(worker, None)
 
+    def suspend(self, worker: int) -> None:
+        """Nobody waits for a worker until it pushes again, or says that it goes on. In rounds everybody does."""
+        if not self.synchronization.in_rounds:
+            self.workers[worker].is_active = False
+
+    def resume(self, worker: int) -> int:
+        """A worker goes on; if all others are further by now, with the clock of the slowest one.
+
+        Returns:
+            Its clock.
+        """
+        one = self.workers[worker]
+        if not one.is_active:
+            one.clock = max(one.clock, self._present())
+            one.is_active = True
+        return one.clock
+
+    def _present(self) -> int:
+        """The clock of a worker that begins now."""
+        return self.round if self.synchronization.in_rounds else self.slowest()
+
     def slowest(self) -> int:
-        """The lowest clock of a live worker; 0 without any."""
-        return min((one.clock for one in self.workers.values()), default=0)
+        """The lowest clock of a worker that others wait for; without any, the highest one, or 0."""
+        active = [one.clock for one in self.workers.values() if one.is_active]
+        return min(active) if active else max((one.clock for one in self.workers.values()), default=0)
 
     def is_duplicate(self, worker: int, sequence: int) -> bool:
         """Whether a push has been counted already."""
@@ -104,7 +135,10 @@ class Ledger:
             The gradient to keep until it is applied; None if it is dropped.
         """
         one = self.workers[worker]
-        one.sequence, one.clock = sequence, max(one.clock, clock + 1)
+        if self.synchronization.in_rounds:  # one that is late goes on with the round of the others
+            one.sequence, one.clock = sequence, max(one.clock, clock + 1, self.round)
+        else:
+            one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
         staleness = max(0, self.version - read)
         scale = self.policy.scale(staleness)
         is_late = self.synchronization.in_rounds and clock < self.round
@@ -119,7 +153,8 @@ class Ledger:
 
     def due(self) -> list[Gradient]:
         """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
-        quorum = self.synchronization.quorum(max(1, len(self.workers)))
+        members = len(self.workers) + (len(self.awaited) if self.synchronization.in_rounds else 0)
+        quorum = self.synchronization.quorum(max(1, members))
         if self.synchronization.in_rounds:
             ready = [gradient for gradient in self.waiting if gradient.clock == self.round]
             later = [gradient for gradient in self.waiting if gradient.clock != self.round]

@@ -8,31 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-import numpy as np
-
+from tfdist.parameter_server.gradients import Kind
+from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import Codec, Message
-
-Kind = Literal["none", "dense", "sparse"]
-"""What a gradient is: absent, without an array; an array; or an array of rows and one of their indices."""
-
-Gradient = np.ndarray | tuple[np.ndarray, np.ndarray] | None
-"""A gradient: an array, rows with their indices, or nothing."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Rows of a variable that a server holds.
-
-    Attributes:
-        path: of the variable, as Keras names it.
-        begin: first row.
-        end: row behind the last one.
-    """
-
-    path: str
-    begin: int
-    end: int
-
 
 # From a worker.
 
@@ -53,22 +31,26 @@ class Attach(Message, frozen=True):
 
 
 class Create(Message, frozen=True):
-    """The chief gives the server its part of the model, followed by an array for each variable. Only the first counts.
+    """The chief gives the server its part of the model, followed by a `State` in arrays. Only the first counts.
 
     Attributes:
         digest: as of `Attach`.
         held: the variables.
-        optimizer: as `keras.optimizers.serialize` describes it.
+        optimizer: as `keras.saving.serialize_keras_object` describes it.
+        slots: for each variable, the names of its slots.
+        scalars: names of the optimizer's scalars.
     """
 
     id: int
     digest: str
     held: tuple[Held, ...]
     optimizer: dict[str, Any]
+    slots: tuple[tuple[str, ...], ...] = ()
+    scalars: tuple[str, ...] = ()
 
 
 class Push(Message, frozen=True):
-    """Gradients of one step, followed by their arrays, in the order of the variables.
+    """Gradients of one step, followed by their arrays (`Gradients.arrays`).
 
     Attributes:
         worker: its task's number.
@@ -77,7 +59,9 @@ class Push(Message, frozen=True):
         clock: the number of steps that the worker has finished.
         read: the version of the parameters that the gradients are of.
         samples: their weight where several are averaged.
-        kinds: of the gradients.
+        kinds: of the gradients, one for each variable; empty if all are dense.
+        pulls: whether the answer is to be `Values`, when the worker may have them, instead of `Done`.
+        learning_rate: the chief's, if it has changed.
     """
 
     id: int
@@ -87,23 +71,34 @@ class Push(Message, frozen=True):
     clock: int
     read: int
     samples: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Kind, ...] = ()
+    pulls: bool = False
+    learning_rate: float | None = None
+
+
+What = Literal["values", "averages", "state"]
+"""What a worker pulls: the parameters; their moving averages; or parameters, slots and scalars (`State`)."""
 
 
 class Pull(Message, frozen=True):
-    """Asks for the parameters, which a worker at this clock may have to wait for."""
+    """Asks for the parameters as they are.
+
+    Attributes:
+        what: of them.
+    """
 
     id: int
     worker: int
     incarnation: int
-    clock: int
+    what: What = "values"
 
 
-class SetLearningRate(Message, frozen=True):
-    """The chief's learning rate has changed."""
+class Suspend(Message, frozen=True):
+    """Nobody is to wait for this worker until its next push."""
 
     id: int
-    value: float
+    worker: int
+    incarnation: int
 
 
 class Leave(Message, frozen=True):
@@ -147,15 +142,21 @@ class Values(Message, frozen=True):
     Attributes:
         version: of the parameters.
         iterations: updates that the optimizer has made.
+        clock: of the worker.
+        slots: as of `Create`, if the state was asked for.
+        scalars: as of `Create`, if the state was asked for.
     """
 
     id: int
     version: int
     iterations: int
+    clock: int
+    slots: tuple[tuple[str, ...], ...] = ()
+    scalars: tuple[str, ...] = ()
 
 
 class Waiting(Message, frozen=True):
-    """The answer to a `Pull` comes when other workers have pushed: a sign of life meanwhile."""
+    """The answer to a `Push` that pulls comes when other workers have pushed: a sign of life meanwhile."""
 
     id: int
 
@@ -172,5 +173,5 @@ class Refused(Message, frozen=True):
     is_unknown: bool = False
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | SetLearningRate | Leave)
+FROM_WORKER = Codec(Attach | Create | Push | Pull | Suspend | Leave)
 FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused)

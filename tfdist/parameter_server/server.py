@@ -18,6 +18,8 @@ log = logging.getLogger("tfdist")
 
 MAX_FRAME = 1 << 36
 """Maximum bytes of a frame: 64 GiB."""
+COPIED_BYTES = 1 << 18
+"""Smaller frames are copied: ZeroMQ's own way back, which frees memory when it is sent, costs more."""
 _LOGGED = 100
 """Peers whose invalid messages are logged, once each."""
 
@@ -42,6 +44,7 @@ class Server:
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
             self._socket.setsockopt(option, value)
+        self._socket.copy_threshold = COPIED_BYTES
         self._socket.setsockopt(zmq.SNDHWM, 0)  # at a high-water mark a ROUTER would drop answers silently
         host = address.rpartition(":")[0]
         self._socket.bind(f"tcp://{address}")

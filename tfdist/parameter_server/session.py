@@ -3,68 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.messages import Attach, Create, Gradient, Held, Kind, Leave, Pull, Push, SetLearningRate
-from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
+from tfdist.parameter_server.client import Connection, RefusedError, Request
+from tfdist.parameter_server.gradients import Gradients
+from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Suspend, What
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.state import Held, State
+from tfdist.parameter_server.wire import Message
 
 _LEAVE_SECONDS = 2.0
 
+Vectors = list[list[np.ndarray]]
+"""By server, the vectors of its parts."""
+
 
 class Session:
-    """The connections to all servers, for one model.
+    """The connections to all servers, for one model. For one thread at a time.
+
+    A server that was started again, or took this worker for lost, is attached to again, and the message is repeated:
+    the server counts a push that it has had before once.
 
     Args:
         connections: to each server, in the order of the cluster.
         worker: this task's number.
-        paths: of the variables, as Keras names them.
-        shapes: of the variables.
-        dtypes: of the variables.
-        splits: whether variables may be split by rows.
+        model: the variables.
 
     Attributes:
-        dealing: which server holds what.
-        clock: the number of steps that this worker has pushed.
+        pushes: the number of steps that this worker has pushed.
+        clock: the same, and those that others made while this worker did not train.
+        iterations: updates that the optimizer had made when this worker last read.
+        is_suspended: whether others do not wait for this worker.
     """
 
-    def __init__(
-        self,
-        connections: Sequence[Connection],
-        worker: int,
-        paths: Sequence[str],
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[np.dtype],
-        splits: bool,
-    ) -> None:
+    def __init__(self, connections: Sequence[Connection], worker: int, model: Model) -> None:
         self._connections = connections
         self._worker = worker
         self._incarnation = secrets.randbits(63)
-        self._paths = list(paths)
-        self._shapes = list(shapes)
-        self._dtypes = list(dtypes)
-        described = [Variable(shape, dtype.itemsize, splits) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        self.dealing: Dealing = deal(described, len(connections))
-        self._digest = _digest(paths, shapes, dtypes, len(connections), splits)
+        self._model = model
+        self._create: Callable[[], tuple[Sequence[Held], State, dict[str, Any]]] | None = None
         self._versions = [0] * len(connections)
-        self._sequence = 0
+        self.pushes = 0
+        self._rate: float | None = None
         self.clock = 0
-        self._pool = ThreadPoolExecutor(len(connections), thread_name_prefix="tfdist-servers")
+        self.iterations = 0
+        self.is_suspended = True
 
-    def begin(self, values: Sequence[np.ndarray] | None, optimizer: dict[str, Any] | None) -> list[np.ndarray]:
+    @property
+    def version(self) -> int:
+        """The number of updates that the parameters contain; of the server that has least."""
+        return min(self._versions)
+
+    def begin(self, create: Callable[[], tuple[Sequence[Held], State, dict[str, Any]]] | None) -> Vectors:
         """Attaches to all servers, and waits for the model.
 
         Args:
-            values: the variables' first values; of the chief, else None.
-            optimizer: as `keras.optimizers.serialize` describes it; of the chief, else None.
+            create: yields the variables, their state, and the optimizer as `keras.saving.serialize_keras_object`
+                describes it, for servers that do not have the model; of the chief, else None.
 
         Returns:
             The variables' values.
@@ -73,25 +73,18 @@ class Session:
             RefusedError: the servers hold another model.
             PeerLostError: a server cannot be reached.
         """
-
-        def attach(server: int) -> int:
-            connection, parts = self._connections[server], self.dealing.shards[server]
-            answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, self._digest))
-            if values is not None and optimizer is not None:
-                held = tuple(Held(self._paths[part.variable], part.begin, part.end) for part in parts)
-                arrays = [_part(values[part.variable], part) for part in parts]
-                connection.request(lambda id: Create(id, self._digest, held, optimizer), arrays)
-            return answer.clock
-
-        self.clock = max(self._pool.map(attach, range(len(self._connections))))
+        self._create = create
+        for server in range(len(self._connections)):
+            self._attach(server)
         return self.pull()
 
-    def step(self, gradients: Sequence[Gradient], samples: float = 1.0) -> list[np.ndarray]:
+    def step(self, gradients: Sequence[Gradients], samples: float = 1.0, rate: float | None = None) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
 
         Args:
-            gradients: one for each variable.
+            gradients: by server, of its parts.
             samples: their weight where several workers' are averaged.
+            rate: the chief's learning rate; None on others.
 
         Returns:
             The variables' values, when this worker may have them.
@@ -100,59 +93,60 @@ class Session:
             RefusedError: a server does not take them.
             PeerLostError: a server cannot be reached.
         """
+        changed = rate if rate != self._rate and self._rate is not None else None
+        self._rate = rate
 
-        def push(server: int) -> None:
-            arrays: list[np.ndarray] = []
-            kinds: list[Kind] = []
-            for part in self.dealing.shards[server]:
-                kind, parts = _of_part(gradients[part.variable], part)
-                kinds.append(kind)
-                arrays += parts
-            self._connections[server].request(
-                lambda id: Push(
-                    *(id, self._worker, self._incarnation, self._sequence, self.clock),
-                    *(self._versions[server], samples, tuple(kinds)),
-                ),
-                arrays,
+        def push(server: int, id: int) -> Message:
+            own = gradients[server]
+            is_dense = all(kind == "dense" for kind in own.kinds)
+            return Push(
+                *(id, self._worker, self._incarnation, self.pushes, self.clock, self._versions[server], samples),
+                *(() if is_dense else own.kinds, True, changed),
             )
 
-        list(self._pool.map(push, range(len(self._connections))))
-        self._sequence += 1
-        self.clock += 1
-        return self.pull()
+        vectors = self._ask(push, [own.arrays() for own in gradients])
+        self.pushes += 1
+        self.is_suspended = False
+        return vectors
 
-    def pull(self) -> list[np.ndarray]:
-        """The variables' values, when this worker may have them."""
-        pulled = list(self._pool.map(self._pull, range(len(self._connections))))
-        values: list[np.ndarray | None] = [None] * len(self._shapes)
-        for parts, arrays in zip(self.dealing.shards, pulled, strict=True):
-            for part, array in zip(parts, arrays, strict=True):
-                whole = values[part.variable]
-                if array.shape == self._shapes[part.variable]:
-                    values[part.variable] = array
-                    continue
-                if whole is None:
-                    whole = np.empty(self._shapes[part.variable], self._dtypes[part.variable])
-                    values[part.variable] = whole
-                whole[part.begin : part.end] = array
-        return [value for value in values if value is not None]
+    def pull(self) -> Vectors:
+        """The variables' values as they are now."""
+        return self._ask(self._pulling("values"))
 
-    def _pull(self, server: int) -> list[np.ndarray]:
-        answer, arrays = self._connections[server].request(
-            lambda id: Pull(id, self._worker, self._incarnation, self.clock)
+    def averages(self) -> list[np.ndarray]:
+        """The moving averages of the variables, by the optimizer; the values if it keeps none."""
+        return self.whole(self._ask(self._pulling("averages")))
+
+    def state(self) -> State:
+        """Values, slots and scalars of the whole model."""
+        answers = self._answers(self._pulling("state"))
+        counts = [len(shard) for shard in self._model.dealing.shards]
+        states = [
+            State.of_arrays(arrays, count, answer.slots, answer.scalars)
+            for (answer, arrays), count in zip(answers, counts, strict=True)
+        ]
+        values = self._model.whole([state.values for state in states])
+        slots: list[dict[str, np.ndarray]] = [{} for _ in values]
+        for name in dict.fromkeys(name for state in states for own in state.slots for name in own):
+            missing = np.empty(0)
+            found = self._model.whole([[own.get(name, missing) for own in state.slots] for state in states])
+            for own, array, value in zip(slots, found, values, strict=True):
+                if array.shape == value.shape:
+                    own[name] = array
+        return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
+
+    def whole(self, vectors: Vectors) -> list[np.ndarray]:
+        """The variables' arrays, from vectors of their parts."""
+        layouts = [shapes.layout() for shapes in self._model.shapes]
+        return self._model.whole(
+            [list(layout.arrays(own).values()) for layout, own in zip(layouts, vectors, strict=True)]
         )
-        self._versions[server] = answer.version
-        return arrays
 
-    @property
-    def version(self) -> int:
-        """The number of updates that the parameters contain; of the server that has least."""
-        return min(self._versions)
-
-    def set_learning_rate(self, value: float) -> None:
-        """Sets the learning rate on all servers."""
-        for connection in self._connections:
-            connection.request(lambda id: SetLearningRate(id, value))
+    def suspend(self) -> None:
+        """Nobody is to wait for this worker until its next step."""
+        if not self.is_suspended:
+            self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation))
+            self.is_suspended = True
 
     def close(self) -> None:
         """Leaves all servers. One that does not answer learns from the rendezvous that this worker has ended."""
@@ -160,29 +154,50 @@ class Session:
             with contextlib.suppress(TfdistError):
                 connection.request(lambda id: Leave(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
             connection.close()
-        self._pool.shutdown()
 
+    def _attach(self, server: int) -> None:
+        connection = self._connections[server]
+        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, self._model.digest))
+        self.clock = max(self.clock, answer.clock)
+        if not answer.is_created and self._create is not None:
+            described, state, optimizer = self._create()
+            part = self._model.part_of(server, state)
+            held, (slots, scalars) = self._model.held(server, described), part.names()
+            connection.request(
+                lambda id: Create(id, self._model.digest, held, optimizer, slots, scalars), part.arrays()
+            )
 
-def _digest(
-    paths: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[np.dtype],
-    servers: int,
-    splits: bool,
-) -> str:
-    described = [list(paths), [list(shape) for shape in shapes], [dtype.name for dtype in dtypes], servers, splits]
-    return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
+    def _pulling(self, what: What) -> Callable[[int, int], Message]:
+        return lambda server, id: Pull(id, self._worker, self._incarnation, what)
 
+    def _ask(
+        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
+    ) -> Vectors:
+        """The vectors that all servers answer to a message with; notes how new they are."""
+        answers = self._answers(make, arrays)
+        self._versions = [answer.version for answer, _ in answers]
+        self.iterations = min(answer.iterations for answer, _ in answers)
+        self.clock = max(answer.clock for answer, _ in answers)
+        return [vectors for _, vectors in answers]
 
-def _part(value: np.ndarray, part: Part) -> np.ndarray:
-    return value[part.begin : part.end] if value.ndim else value
+    def _answers(
+        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
+    ) -> list[tuple[Any, list[np.ndarray]]]:
+        """Sends a message to each server, and then waits for the answers."""
+        given = arrays or [()] * len(self._connections)
 
+        def send(server: int) -> Request:
+            return self._connections[server].send(lambda id: make(server, id), given[server])
 
-def _of_part(gradient: Gradient, part: Part) -> tuple[Kind, list[np.ndarray]]:
-    if gradient is None:
-        return "none", []
-    if isinstance(gradient, np.ndarray):
-        return "dense", [_part(gradient, part)]
-    rows, indices = gradient
-    chosen = (indices >= part.begin) & (indices < part.end)
-    return "sparse", [rows[chosen], indices[chosen] - part.begin]
+        def receive(server: int, request: Request) -> tuple[Any, list[np.ndarray]]:
+            while True:
+                try:
+                    return self._connections[server].receive(request)
+                except RefusedError as error:
+                    if not error.is_unknown:
+                        raise
+                self._attach(server)
+                request = send(server)
+
+        requests = [send(server) for server in range(len(self._connections))]
+        return [receive(server, request) for server, request in enumerate(requests)]

@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tfdist.parameter_server.gradients import Gradients, weighted_sum
 from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
     Attach,
     Attached,
     Create,
     Done,
-    Gradient,
     Leave,
     Pull,
     Push,
     Refused,
-    SetLearningRate,
+    Suspend,
     Values,
     Waiting,
 )
+from tfdist.parameter_server.state import State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
 
@@ -29,16 +30,16 @@ Answer = Callable[[Message, Sequence[np.ndarray]], None]
 """Sends an answer to where a message came from."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Parked:
-    """A pull that has to wait.
+    """A message whose answer has to wait.
 
     Attributes:
-        pull: the message.
+        message: from a worker.
         answer: to its sender.
     """
 
-    pull: Pull
+    message: Pull | Push
     answer: Answer
 
 
@@ -56,9 +57,9 @@ class Shard:
     store: Store | None = None
     digest: str | None = None
     _incarnations: dict[int, int] = field(default_factory=dict)
-    _gradients: dict[int, list[Gradient]] = field(default_factory=dict)
-    _pulls: list[_Parked] = field(default_factory=list)
-    _shapes: list[tuple[int, ...]] = field(default_factory=list)
+    _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    _gradients: dict[int, Gradients] = field(default_factory=dict)
+    _parked: list[_Parked] = field(default_factory=list)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -73,15 +74,19 @@ class Shard:
                 self._attach(message, answer)
             case Create():
                 self._create(message, arrays, answer)
-            case Push() | Pull() | Leave() if self._incarnations.get(message.worker) != message.incarnation:
+            case Push() | Pull() | Suspend() | Leave() if self._incarnations.get(message.worker) != message.incarnation:
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
+            case Push() if self.store is None:
+                answer(Refused(message.id, "this server was started again and has no model", is_unknown=True), ())
             case Push():
                 self._push(message, arrays, answer)
             case Pull():
-                self._pull(message, answer)
-            case SetLearningRate():
-                self._set_learning_rate(message, answer)
+                self._answer_or_park(_Parked(message, answer))
+            case Suspend():
+                self.ledger.suspend(message.worker)
+                answer(Done(message.id, self.ledger.version), ())
+                self._answer_parked()
             case Leave():
                 self.lost(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
@@ -94,7 +99,7 @@ class Shard:
         """
         self._incarnations.pop(worker, None)
         self.ledger.leave(worker)
-        self._pulls = [one for one in self._pulls if one.pull.worker != worker]
+        self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
 
     def _attach(self, message: Attach, answer: Answer) -> None:
@@ -103,7 +108,7 @@ class Shard:
             return
         if self._incarnations.get(message.worker) != message.incarnation:
             self._incarnations[message.worker] = message.incarnation
-            self.ledger.enter(message.worker)
+            self.ledger.enter(message.worker, self._sequences.get((message.worker, message.incarnation), -1))
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None), ())
 
     def _another_model(self, digest: str) -> str:
@@ -117,103 +122,76 @@ class Shard:
             answer(Refused(message.id, self._another_model(message.digest)), ())
             return
         if self.store is None:
-            if len(arrays) != len(message.held):
-                answer(Refused(message.id, f"{len(arrays)} arrays for {len(message.held)} variables"), ())
-                return
             try:
-                self.store = Store([held.path for held in message.held], arrays, message.optimizer)
+                state = State.of_arrays(arrays, len(message.held), message.slots, message.scalars)
+                self.store = Store(message.held, state, message.optimizer)
             except Exception as error:  # of Keras, for what the chief has sent
-                answer(Refused(message.id, f"the optimizer cannot be made: {type(error).__name__}: {error}"), ())
+                answer(Refused(message.id, f"the model cannot be made: {type(error).__name__}: {error}"), ())
                 return
             self.digest = message.digest
-            self._shapes = [array.shape for array in arrays]
         answer(Done(message.id, self.ledger.version), ())
-        self._answer_pulls()
+        self._answer_parked()
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
-        if self.store is None:
-            answer(Refused(message.id, "the chief has not given the model yet"), ())
-            return
+        assert self.store is not None
         if not self.ledger.is_duplicate(message.worker, message.sequence):
             try:
-                gradients = _gradients(message.kinds, arrays, self._shapes)
-            except ValueError as error:
+                gradients = Gradients.received(message.kinds, arrays, self.store.shapes)
+                if message.learning_rate is not None:
+                    self.store.set_learning_rate(message.learning_rate)
+            except (ValueError, TypeError) as error:
                 answer(Refused(message.id, str(error)), ())
                 return
             counted = self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
+            self._sequences[message.worker, message.incarnation] = message.sequence
             if counted is not None:
                 self._gradients[id(counted)] = gradients
             self._update()
-        answer(Done(message.id, self.ledger.version), ())
-
-    def _pull(self, message: Pull, answer: Answer) -> None:
-        """A worker has one pull at a time; the same one may come again."""
-        self._pulls = [one for one in self._pulls if one.pull.worker != message.worker]
-        self._pulls.append(_Parked(message, answer))
-        self._answer_pulls()
-        if any(one.pull is message for one in self._pulls):
-            answer(Waiting(message.id), ())
+        if message.pulls:
+            self._answer_or_park(_Parked(message, answer))
+        else:
+            answer(Done(message.id, self.ledger.version), ())
 
     def _update(self) -> None:
-        """Makes the updates that are due, and answers the pulls that may be answered then."""
+        """Makes the updates that are due, and answers what may be answered then."""
         while due := self.ledger.due():
             assert self.store is not None
-            self.store.update([self._gradients.pop(id(one)) for one in due], weights(due))
-        self._answer_pulls()
+            gradients = [self._gradients.pop(id(one)) for one in due]
+            self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
+        self._answer_parked()
 
-    def _answer_pulls(self) -> None:
+    def _answer_or_park(self, one: _Parked) -> None:
+        """A worker has one such message at a time; the same one may come again."""
+        self._parked = [other for other in self._parked if other.message.worker != one.message.worker]
+        if self._may_be_answered(one):
+            self._answer(one)
+        else:
+            self._parked.append(one)
+            one.answer(Waiting(one.message.id), ())
+
+    def _answer_parked(self) -> None:
+        ready = [one for one in self._parked if self._may_be_answered(one)]
+        if ready:
+            self._parked = [one for one in self._parked if one not in ready]
+            for one in ready:
+                self._answer(one)
+
+    def _may_be_answered(self, one: _Parked) -> bool:
         if self.store is None:
-            return
-        ready = [one for one in self._pulls if self.ledger.may_read(one.pull.clock)]
-        if not ready:
-            return
-        self._pulls = [one for one in self._pulls if not self.ledger.may_read(one.pull.clock)]
-        values = self.store.values()
-        for one in ready:
-            one.answer(Values(one.pull.id, self.ledger.version, self.store.iterations), values)
+            return False
+        return isinstance(one.message, Pull) or self.ledger.may_read(self.ledger.workers[one.message.worker].clock)
 
-    def _set_learning_rate(self, message: SetLearningRate, answer: Answer) -> None:
-        if self.store is None:
-            answer(Refused(message.id, "the chief has not given the model yet"), ())
-            return
-        try:
-            self.store.set_learning_rate(message.value)
-        except TypeError as error:
-            answer(Refused(message.id, str(error)), ())
-            return
-        answer(Done(message.id, self.ledger.version), ())
-
-
-def _gradients(kinds: Sequence[str], arrays: list[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> list[Gradient]:
-    """The gradients of a push, one for each variable.
-
-    Raises:
-        ValueError: they do not fit the variables.
-    """
-    if len(kinds) != len(shapes):
-        raise ValueError(f"{len(kinds)} gradients for {len(shapes)} variables")
-    left = iter(arrays)
-    found: list[Gradient] = []
-    try:
-        for kind, shape in zip(kinds, shapes, strict=True):
-            if kind == "none":
-                found.append(None)
-            elif kind == "dense":
-                found.append(_checked(next(left), shape))
-            else:
-                rows, indices = next(left), next(left)
-                _checked(rows, (len(indices), *shape[1:]))
-                if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
-                    raise ValueError(f"rows from {indices.min()} to {indices.max()} of a variable of {shape[0]}")
-                found.append((rows, indices))
-    except StopIteration:
-        raise ValueError(f"{len(arrays)} arrays are too few for gradients of the kinds {list(kinds)}") from None
-    if next(left, None) is not None:
-        raise ValueError(f"{len(arrays)} arrays are too many for gradients of the kinds {list(kinds)}")
-    return found
-
-
-def _checked(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if array.shape != shape:
-        raise ValueError(f"a gradient of shape {array.shape} for a variable of shape {shape}")
-    return array
+    def _answer(self, one: _Parked) -> None:
+        assert self.store is not None
+        message = one.message
+        what = message.what if isinstance(message, Pull) else "values"
+        slots: tuple[tuple[str, ...], ...] = ()
+        scalars: tuple[str, ...] = ()
+        arrays = self.store.vectors()
+        if what == "averages":
+            arrays = self.store.averages() or arrays
+        elif what == "state":
+            state = self.store.state()
+            (slots, scalars), arrays = state.names(), state.arrays()
+        clock = self.ledger.workers[message.worker].clock
+        one.answer(Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars), arrays)

@@ -2,45 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.messages import Gradient
+from tfdist.parameter_server import slots as slots_of
+from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.state import Held, State
 from tfdist.tensors import to_array
+
+_ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether the update of an element depends on this element alone, so that variables may be split and joined.
+
+    Args:
+        optimizer: a Keras optimizer. Those that clip by a norm are not elementwise.
+    """
+    is_keras_own = type(optimizer).__module__.startswith("keras.")
+    clips = optimizer.clipnorm or optimizer.global_clipnorm
+    return is_keras_own and type(optimizer).__name__ in _ELEMENTWISE and not clips
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Variables that are one variable to the optimizer.
+
+    Attributes:
+        places: their indices; they follow each other in a vector.
+        variable: the Keras variable: a vector, or that of the single variable's shape.
+    """
+
+    places: tuple[int, ...]
+    variable: Any
 
 
 class Store:
     """Variables with their optimizer.
 
-    The optimizer's slots, its iterations, weight decay and averages live here, with one writer.
+    The optimizer's slots, its iterations, weight decay and averages live here, with one writer. An update of several
+    small variables costs many times that of one vector with all of their elements: variables that can be updated in one
+    vector are. Those that turn out to have a sparse gradient, or none where others have one, are put apart then.
 
     Args:
-        paths: of the variables, as Keras names them.
-        values: their first values.
-        optimizer: as `keras.optimizers.serialize` describes it.
+        held: describes the variables.
+        state: their first values; slots and scalars, if the optimizer has made updates before.
+        optimizer: as `keras.saving.serialize_keras_object` describes it.
     """
 
-    def __init__(self, paths: Sequence[str], values: Sequence[np.ndarray], optimizer: dict[str, Any]) -> None:
-        self._optimizer = keras.optimizers.deserialize(optimizer)
-        self._variables = [
-            keras.Variable(value, dtype=value.dtype.name, name=path.replace("/", "_"))
-            for path, value in zip(paths, values, strict=True)
-        ]
-        self._optimizer.build(self._variables)
-        self._apply = tf.function(self._applied, reduce_retracing=True)
+    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
+        self._held = list(held)
+        self._config = optimizer
+        self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
+        self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
+        self._make(state)
 
     @property
     def iterations(self) -> int:
         """Updates so far."""
-        return int(self._optimizer.iterations.numpy())
+        return int(self._read()[0])
 
-    def values(self) -> list[np.ndarray]:
-        """The parameters; copies, which later updates do not change."""
-        return [np.array(to_array(variable.value.value())) for variable in self._variables]
+    def vectors(self) -> list[np.ndarray]:
+        """The values, in the layout of all variables. Later updates do not change them."""
+        return self._in_vectors([to_array(value) for value in self._read()[1:]])
+
+    def averages(self) -> list[np.ndarray] | None:
+        """As `vectors`, the moving averages of the values; None if the optimizer keeps none."""
+        found = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
+        if not found:
+            return None
+        return self._in_vectors([to_array(found[place].value.read_value()) for place in range(len(self._blocks))])
+
+    def state(self) -> State:
+        """Values and the optimizer's variables; later updates do not change them."""
+        values = list(self.shapes.layout().arrays(self.vectors()).values())
+        slots: list[dict[str, np.ndarray]] = [{} for _ in self._held]
+        for slot in self._slots:
+            block, array = self._blocks[slot.variable], to_array(slot.value.value.read_value())
+            for place, part in zip(block.places, self._split(block, array), strict=True):
+                slots[place][slot.name] = part
+        scalars = slots_of.scalars_of(self._optimizer, self._slots)
+        return State(values, slots, {name: np.array(one.numpy()) for name, one in scalars.items()})
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate.
@@ -53,44 +100,159 @@ class Store:
         """
         self._optimizer.learning_rate = value
 
-    def update(self, gradients: Sequence[Sequence[Gradient]], weights: Sequence[float]) -> None:
-        """Makes one update by a weighted sum of gradients.
+    def update(self, gradients: Gradients) -> None:
+        """Makes one update.
 
         Args:
-            gradients: of each push, one for each variable.
-            weights: of each push.
+            gradients: of the variables; at least one.
         """
-        sums = [
-            _sum([push[place] for push in gradients], weights, variable.shape)
-            for place, variable in enumerate(self._variables)
+        odd = [place for place, kind in enumerate(gradients.kinds) if kind != "dense"]
+        mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
+        if any(_kind(gradients, block) is None for block in mixed):
+            self._separate({place for block in mixed for place in block.places if place in odd})
+        layout = self.shapes.layout(gradients.kinds)
+        given: list[Any] = []
+        kinds: list[Kind] = []
+        for block in self._blocks:
+            place = block.places[0]
+            kinds.append(_kind(gradients, block) or "none")
+            if kinds[-1] == "dense":
+                first, last = layout.spans[place], layout.spans[block.places[-1]]
+                vector = gradients.vectors[first.vector][first.begin : last.end]
+                given.append(tf.constant(vector.reshape(block.variable.shape)))
+            elif kinds[-1] == "sparse":
+                given += [tf.constant(array) for array in gradients.sparse[place]]
+        if given:
+            self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
+            self._newest += self._run(tuple(kinds), given)
+
+    def _read(self) -> list[Any]:
+        """The iterations, and the value of each block; TensorFlow copies them when they are written to."""
+        if not self._newest:
+            self._newest += self._outputs()
+        return self._newest
+
+    def _outputs(self) -> list[Any]:
+        variables = [self._optimizer._iterations, *(block.variable for block in self._blocks)]
+        return [variable.value.read_value() for variable in variables]
+
+    def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> list[Any]:
+        """Makes the update for gradients of these kinds."""
+        if kinds in self._functions:
+            return self._functions[kinds](*given)
+        # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
+        if self._is_elementwise and set(kinds) <= {"dense", "none"}:
+            try:
+                self._functions[kinds] = self._function(kinds, given, jit_compile=True)
+                return self._functions[kinds](*given)
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+                pass  # a schedule of the user's own, perhaps
+        self._functions[kinds] = self._function(kinds, given, jit_compile=False)
+        return self._functions[kinds](*given)
+
+    def _function(self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool) -> Callable[..., list[Any]]:
+        """The update as a graph; to call it takes a third of the time that a `tf.function` takes to find it."""
+
+        def update(*arrays: Any) -> list[Any]:
+            rest, pairs = iter(arrays), []
+            for block, kind in zip(self._blocks, kinds, strict=True):
+                if kind == "dense":
+                    pairs.append((next(rest), block.variable))
+                elif kind == "sparse":
+                    shape = tf.constant(tuple(block.variable.shape), tf.int64)
+                    pairs.append((tf.IndexedSlices(next(rest), next(rest), shape), block.variable))
+            gradients, variables = zip(*pairs, strict=True)
+            self._optimizer.apply(gradients, variables)
+            return self._outputs()
+
+        specs = [
+            tf.TensorSpec(one.shape if kind == "dense" else (None, *one.shape[1:]), one.dtype)
+            for kind, one in zip(_of_arrays(kinds), given, strict=True)
         ]
-        if any(total is not None for total in sums):
-            self._apply([total for total in sums if total is not None], [total is not None for total in sums])
+        return tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
 
-    def _applied(self, gradients: list[Any], present: list[bool]) -> None:
-        """In a graph for each set of variables that have gradients, and each kind of them."""
-        variables = [variable for variable, is_present in zip(self._variables, present, strict=True) if is_present]
-        self._optimizer.apply(gradients, variables)
+    def _make(self, state: State) -> None:
+        """Makes variables and optimizer."""
+        self._optimizer = keras.saving.deserialize_keras_object(self._config)
+        self._is_elementwise = is_elementwise(self._optimizer)
+        runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self._held))]
+        self._blocks = [_Block(run, self._variable(run, state)) for run in runs]
+        undecayed = [block.variable for block in self._blocks if not self._held[block.places[0]].decays]
+        if undecayed:
+            self._optimizer.exclude_from_weight_decay(var_list=undecayed)
+        self._slots = slots_of.build(self._optimizer, [block.variable for block in self._blocks])
+        for slot in self._slots:
+            places = self._blocks[slot.variable].places
+            if state.slots and all(slot.name in state.slots[place] for place in places):
+                parts = [state.slots[place][slot.name] for place in places]
+                slot.value.assign(_joined(parts).reshape(slot.value.shape))
+        for name, variable in slots_of.scalars_of(self._optimizer, self._slots).items():
+            is_scheduled = name == "learning_rate" and not isinstance(self._optimizer._learning_rate, keras.Variable)
+            if name in state.scalars and not is_scheduled:
+                variable.assign(state.scalars[name])
+        self._newest: list[Any] = []
+        self._functions: dict[tuple[Kind, ...], Callable[..., list[Any]]] = {}
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """The variables, in runs that follow each other in a vector and are updated alike."""
+        runs: list[list[int]] = []
+        last: dict[np.dtype, int | None] = {}
+        for place, (one, dtype) in enumerate(zip(self._held, self.shapes.dtypes, strict=True)):
+            run = last.get(dtype)
+            if place in self._apart:
+                runs.append([place])
+                last[dtype] = None
+            elif run is not None and self._held[runs[run][0]].decays == one.decays:
+                runs[run].append(place)
+            else:
+                last[dtype] = len(runs)
+                runs.append([place])
+        return [tuple(run) for run in runs]
+
+    def _variable(self, places: Sequence[int], state: State) -> Any:
+        held = self._held[places[0]]
+        value = state.values[places[0]] if len(places) == 1 else _joined([state.values[place] for place in places])
+        variable = keras.Variable(value, dtype=value.dtype.name, name=held.path.replace("/", "_"))
+        if held.constraint is not None:
+            variable.constraint = keras.constraints.deserialize(held.constraint)
+        return variable
+
+    def _separate(self, places: set[int]) -> None:
+        """Puts variables apart from their blocks."""
+        state = self.state()
+        self._apart |= places
+        self._make(state)
+
+    def _split(self, block: _Block, array: np.ndarray) -> list[np.ndarray]:
+        """A block's array, cut into those of its variables."""
+        if len(block.places) == 1:
+            return [array]
+        shapes = [self.shapes.shapes[place] for place in block.places]
+        bounds = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(array, bounds), shapes, strict=True)]
+
+    def _in_vectors(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Vectors of all variables, from an array for each block."""
+        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shapes.layout().dtypes]
+        for block, array in zip(self._blocks, arrays, strict=True):
+            span = self.shapes.layout().spans[block.places[0]]
+            parts[span.vector].append((span.begin, array.reshape(-1)))
+        ordered = ([array for _, array in sorted(one, key=lambda pair: pair[0])] for one in parts)
+        return [one[0] if len(one) == 1 else np.concatenate(one) for one in ordered]
 
 
-def _sum(gradients: Sequence[Gradient], weights: Sequence[float], shape: tuple[int, ...]) -> Any:
-    """The weighted sum for one variable: a tensor, `tf.IndexedSlices`, or None."""
-    given = [(one, weight) for one, weight in zip(gradients, weights, strict=True) if one is not None]
-    if not given:
+def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
+    """The kind of the gradient that each array belongs to: a sparse one has two."""
+    return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
+
+
+def _kind(gradients: Gradients, block: _Block) -> Kind | None:
+    """The kind of a block's gradient; None if its variables have different ones, or sparse ones together."""
+    kinds = {gradients.kinds[place] for place in block.places}
+    if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):
         return None
-    dense = [(one, weight) for one, weight in given if isinstance(one, np.ndarray)]
-    sparse = [(one, weight) for one, weight in given if isinstance(one, tuple)]
-    if not dense:
-        rows = np.concatenate([_scaled(one[0], weight) for one, weight in sparse])
-        indices = np.concatenate([one[1] for one, _ in sparse])
-        return tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant(shape, tf.int64))
-    total = np.array(_scaled(*dense[0]))
-    for one, weight in dense[1:]:
-        total += _scaled(one, weight)
-    for (rows, indices), weight in sparse:
-        np.add.at(total, indices, _scaled(rows, weight))
-    return tf.constant(total)
+    return kinds.pop()
 
 
-def _scaled(array: np.ndarray, weight: float) -> np.ndarray:
-    return array if weight == 1 else array * array.dtype.type(weight)
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.reshape(array, -1) for array in arrays])

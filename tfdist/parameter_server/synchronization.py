@@ -17,6 +17,11 @@ class Synchronization:
         """Whether only gradients of one clock are averaged, and later ones are dropped."""
         return False
 
+    @property
+    def averages(self) -> bool:
+        """Whether an update may be of several gradients."""
+        return False
+
     def quorum(self, members: int) -> int:
         """The number of gradients that are averaged into one update.
 
@@ -78,6 +83,11 @@ class SoftSync(Synchronization):
     def __post_init__(self) -> None:
         _check("SoftSync", "n", self.n, 1)
 
+    @property
+    def averages(self) -> bool:
+        """It may."""
+        return True
+
     def quorum(self, members: int) -> int:
         """The integer part of P / n, at least 1."""
         return max(1, members // self.n)
@@ -102,6 +112,11 @@ class Synchronous(Synchronization):
     @property
     def in_rounds(self) -> bool:
         """Only gradients of the step count."""
+        return True
+
+    @property
+    def averages(self) -> bool:
+        """It may."""
         return True
 
     def quorum(self, members: int) -> int:

@@ -12,7 +12,7 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `AveragesState` | layers' state (moving statistics, counts), after each step and before `evaluate` |
 | `WritesOnce` | saving, callbacks that write, the progress bar |
 | `LoadsForAll` | ``load_weights``, `load_model`, `BackupAndRestore` |
-| `UpdatesOnServers` | optimizers, whose updates are made by parameter servers |
+| `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
 | any | `compile` in the model's scope, and errors as they were before a graph wrapped them |
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
+    from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 
 
@@ -128,13 +129,30 @@ class UpdatesOnServers(Ability, abc.ABC):
     """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
 
     @abc.abstractmethod
-    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
         Args:
             optimizer: a Keras optimizer.
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: Keras variables.
+            samples: how many the gradients are a mean of; a number or a scalar tensor.
+        """
+
+    @abc.abstractmethod
+    def links(self, model: Any) -> list[Link]:
+        """The links to servers of those optimizers that have updated variables of a model.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def link_of(self, optimizer: Any) -> Link | None:
+        """The link of an optimizer, if it has updated variables.
+
+        Args:
+            optimizer: a Keras optimizer.
         """
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup, keras_saving
+from tfdist.strategies import keras_backup, keras_saving, keras_servers
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import Ability, EndsEpochsTogether, LoadsForAll, WritesOnce
+from tfdist.strategies.abilities import Ability, EndsEpochsTogether, LoadsForAll, UpdatesOnServers, WritesOnce
 from tfdist.strategies.keras_private import tree
 
 WRITING = (
@@ -29,7 +29,7 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_
 
 
 def adapt(callbacks: Any, extended: Ability) -> Any:
-    """The callbacks that this process runs: the user's, followed by tfdist's own.
+    """The callbacks that this process runs: the user's, and tfdist's own.
 
     Args:
         callbacks: the ``callbacks`` argument of ``fit``.
@@ -53,13 +53,14 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
         elif isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, LoadsForAll):
             keras_backup.share(callback, extended)
         kept.append(callback)
-    own = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
+    first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
+    last: list[Any] = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks[:] = [*kept, *own]
-        for callback in own:
+        callbacks.callbacks[:] = [*first, *kept, *last]
+        for callback in (*first, *last):
             callback.set_model(callbacks.model)
         return callbacks
-    return [*kept, *own]
+    return [*first, *kept, *last]
 
 
 def _keep_local(callback: Any, extended: WritesOnce) -> None:

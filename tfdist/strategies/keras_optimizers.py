@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import ReducesGradients, UpdatesOnServers
+from tfdist.strategies.abilities import ReducesGradients
 from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 from tfdist.strategies.shares import Shares, weighed
 
@@ -28,24 +28,12 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: replaces one function by another.
     """
-    replace(base_optimizer.BaseOptimizer, "apply", _on_servers)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
     replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
-
-
-def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        extended = at_work.current(UpdatesOnServers)
-        if extended is None or not len(grads):
-            return original(self, grads, trainable_variables)
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        return extended.update(self, list(grads), variables)
-
-    return apply
 
 
 def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:

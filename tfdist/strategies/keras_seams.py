@@ -22,6 +22,7 @@ test. Seams are installed when the first strategy is made: importing tfdist chan
 | callbacks | one process writes; all stop at the same epoch; weights are compared |
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
+| `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -43,6 +44,7 @@ from tfdist.strategies import (
     keras_metrics,
     keras_optimizers,
     keras_saving,
+    keras_servers,
     keras_steps,
     keras_variables,
 )
@@ -79,6 +81,7 @@ def install() -> None:
     keras_data.install(_replace)
     keras_optimizers.install(_replace)
     keras_saving.install(_replace)
+    keras_servers.install(_replace)
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -10,24 +10,19 @@ from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
-import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.parameter_server.client import Connection  # noqa: E402
-from tfdist.parameter_server.session import Session  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
-from tfdist.strategies.abilities import UpdatesOnServers  # noqa: E402
+from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
-
-_SPLITS = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion".split())
-"""Optimizers whose update of a row depends on this row alone."""
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -60,7 +55,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 serving.serve(member, synchronization, staleness_policy)
                 sys.exit()
         keras_seams.install()
-        super().__init__(ServerExtended(self, member, timeouts) if member else _Alone(self, "CPU:0"))
+        if member is None:
+            super().__init__(_OneDevice(self, "CPU:0"))
+        else:
+            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -68,71 +66,88 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._cluster_resolver
 
 
-class _Alone(private.OneDeviceExtended):
-    """A process without servers trains as usual."""
+class _OneDevice(private.OneDeviceExtended):
+    """One device; a process without servers trains as usual."""
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        """The dataset itself. Its tuner would keep the end of an epoch waiting; see `private.not_tuned`."""
+        return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
-class ServerExtended(private.OneDeviceExtended, UpdatesOnServers):
+class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     """One device, whose optimizers update on servers.
 
     Args:
         strategy: the strategy that this is the `extended` of.
         member: this task's membership.
         timeouts: how long to wait for servers.
+        clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, member: Membership, timeouts: Timeouts) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, member: Membership, timeouts: Timeouts, clips: bool) -> None:
         super().__init__(strategy, "CPU:0")
         assert member.cluster is not None
         self._member = member
         self._timeouts = timeouts
+        self._clips = clips
         self._servers = [task for task in member.cluster.tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
         self._links: dict[int, Link] = {}
         atexit.register(self._close)
 
-    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> None:
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended this worker's communication with the servers, or None."""
+        return next((link.failure for link in self._links.values() if link.failure is not None), None)
+
+    @property
+    def is_writer(self) -> bool:
+        """The chief writes."""
+        return self._is_chief
+
+    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
         """Makes one update on the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope():
             if id(optimizer) not in self._links:
                 self._links[id(optimizer)] = self._link(optimizer, variables)
-        self._links[id(optimizer)].update(gradients)
+        self._links[id(optimizer)].update(gradients, samples)
+
+    def links(self, model: Any) -> list[Link]:
+        """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        variables = {id(variable) for variable in model.trainable_variables}
+        return [link for link in self._links.values() if not variables.isdisjoint(link.ids)]
+
+    def link_of(self, optimizer: Any) -> Link | None:
+        """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        return self._links.get(id(optimizer))
 
     def _link(self, optimizer: Any, variables: list[Any]) -> Link:
-        _check(optimizer, variables, len(self._servers))
+        _check(optimizer, variables, len(self._servers), self._clips)
         if not optimizer.built:
             optimizer.build(variables)
         connections = []
         for place, task in enumerate(self._servers):
             address = self._member.control.look_up(serving.address_of(task.index))
             connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat))
-        session = Session(
-            connections,
-            self._member.control.task,
-            [variable.path for variable in variables],
-            [tuple(variable.shape) for variable in variables],
-            [np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype) for variable in variables],
-            splits=type(optimizer).__name__ in _SPLITS and not (optimizer.clipnorm or optimizer.global_clipnorm),
-        )
-        return Link(session, optimizer, variables, self._is_chief)
+        return Link(connections, self._member.control.task, optimizer, variables, self._is_chief, self._clips)
 
     def _close(self) -> None:
         for link in self._links.values():
             link.close()
 
 
-def _check(optimizer: Any, variables: list[Any], servers: int) -> None:
-    """Refuses what the servers cannot do yet.
+def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
+    """Refuses what the servers cannot do.
 
     Raises:
         ValueError: with what the optimizer or a variable asks for.
     """
-    if optimizer.use_ema:
-        raise ValueError("parameter servers keep no moving average of the weights yet: set use_ema=False")
-    if optimizer.global_clipnorm and servers > 1:
+    clips = clips and not optimizer.gradient_accumulation_steps
+    if optimizer.global_clipnorm and servers > 1 and not clips:
         raise ValueError(
-            f"global_clipnorm needs the norm over all variables, which {servers} parameter servers do not have yet: "
-            "use one server, or clipnorm or clipvalue"
+            f"global_clipnorm needs the norm of an average that lies on {servers} parameter servers: use one server, "
+            "or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
         )
-    if constrained := [variable.path for variable in variables if variable.constraint is not None]:
-        raise ValueError(f"parameter servers apply no constraints yet; got one on {', '.join(constrained[:3])}")
+    overwritten = [variable.path for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
+    if overwritten:
+        raise ValueError(f"parameter servers do not support float8 training; got {', '.join(overwritten[:3])}")

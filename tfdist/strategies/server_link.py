@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.messages import Gradient
-from tfdist.parameter_server.session import Session
+from tfdist.errors import TfdistError
+from tfdist.parameter_server import slots as slots_of
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.gradients import Gradients, Kind
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.session import Session, Vectors
+from tfdist.parameter_server.state import Held, State
+from tfdist.parameter_server.store import is_elementwise
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -18,73 +25,231 @@ class Link:
     """One optimizer's variables on the servers. Made eagerly, when its first update is traced.
 
     Args:
-        session: of these variables, not begun.
-        optimizer: the Keras optimizer; its slots stay as they are here.
-        variables: Keras variables, which get the servers' values.
+        connections: to each server.
+        worker: this task's number.
+        optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
+        variables: the Keras variables, which get the servers' values.
         is_chief: whether this worker gives the first values and the learning rate.
+        clips: whether gradients are clipped here by their norms, because each is an update of its own. The norms are
+            then those of whole variables and of all of them, on any number of servers.
     """
 
-    def __init__(self, session: Session, optimizer: Any, variables: Sequence[Any], is_chief: bool) -> None:
-        self._session = session
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        worker: int,
+        optimizer: Any,
+        variables: Sequence[Any],
+        is_chief: bool,
+        clips: bool,
+    ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
         self._is_chief = is_chief
-        self._rate: float | None = None
-        values, described = None, None
-        if is_chief:
-            values = [to_array(variable.value.read_value()) for variable in variables]
-            described = keras.optimizers.serialize(optimizer)
-        for variable, value in zip(self._variables, session.begin(values, described), strict=True):
-            variable.assign(value)
+        self._clips = clips and not optimizer.gradient_accumulation_steps
+        self._on_servers = self._optimizer_on_servers()
+        splits = is_elementwise(self._on_servers)
+        self._model = Model(
+            [variable.path for variable in variables],
+            [tuple(variable.shape) for variable in variables],
+            [np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype) for variable in variables],
+            len(connections),
+            [splits and variable.constraint is None for variable in variables],
+        )
+        self._session = Session(connections, worker, self._model)
+        self._lock = threading.Lock()
+        self.failure: TfdistError | None = None
+        self._assign(self._session.begin(self._created if is_chief else None))
 
-    def update(self, gradients: Sequence[Any]) -> None:
+    @property
+    def session(self) -> Session:
+        """The connections."""
+        return self._session
+
+    @property
+    def ids(self) -> set[int]:
+        """The variables' `id`s."""
+        return {id(variable) for variable in self._variables}
+
+    def update(self, gradients: Sequence[Any], samples: Any = 1.0) -> None:
         """Sends gradients and assigns the new values; in the graph under construction, or eagerly.
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None, for the variables.
+            samples: their weight where those of several workers are averaged; a number or a scalar tensor.
         """
-        given: list[tf.Tensor] = []
-        kinds = []
-        for gradient in gradients:
-            if isinstance(gradient, tf.IndexedSlices):
-                given += [gradient.values, gradient.indices]
-                kinds.append(2)
-            else:
-                given += [] if gradient is None else [tf.convert_to_tensor(gradient)]
-                kinds.append(int(gradient is not None))
+        if not tf.executing_eagerly():
+            self.suspend()  # others need not wait while a graph is made
+        gradients = self._prepared(gradients)
+        kinds = [_kinds(gradients, [part.variable for part in parts]) for parts in self._model.dealing.shards]
+        given = [self._given(server, gradients) for server in range(len(kinds))]
         rate = self._optimizer._learning_rate
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
-        rate = tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0)
 
-        def on_host(rate: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-            if sends_rate:
-                self._send_rate(float(rate))
-            values = self._session.step(_unflattened(kinds, [to_array(tensor) for tensor in tensors]))
-            return [tf.constant(self._session.version, tf.int64), *map(to_tensor, values)]
+        def on_host(rate: tf.Tensor, samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            rest = iter([to_array(tensor) for tensor in tensors])
+            pushed = [
+                Gradients.received(own, [next(rest) for _ in tensors], shapes)
+                for own, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
+            ]
+            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None)
+            return [
+                tf.constant(self._session.iterations, tf.int64),
+                *(to_tensor(one) for own in vectors for one in own),
+            ]
 
-        dtypes = [tf.int64, *(tf.as_dtype(variable.dtype) for variable in self._variables)]
-        version, *values = tf.py_function(on_host, [rate, *given], dtypes, name="tfdist_servers")
-        for variable, value in zip(self._variables, values, strict=True):
-            value.set_shape(variable.shape)
+        dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
+        inputs = [tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0), tf.cast(samples, tf.float64)]
+        iterations, *vectors = tf.py_function(
+            on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *dtypes], name="tfdist_servers"
+        )
+        for variable, value in zip(self._variables, self._values(vectors), strict=True):
             variable.assign(value)
-        version.set_shape(())
-        self._optimizer.iterations.assign(tf.cast(version, self._optimizer.iterations.dtype))
+        iterations.set_shape(())
+        self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
 
-    def _send_rate(self, rate: float) -> None:
-        if self._rate not in (None, rate):
-            self._session.set_learning_rate(rate)
-        self._rate = rate
+    def refresh(self) -> None:
+        """Assigns the newest values."""
+        with self._lock:
+            self._assign(self._session.pull())
+
+    def suspend(self) -> None:
+        """Other workers do not wait for this one until its next update."""
+        with self._lock:
+            self._session.suspend()
+
+    def fetch(self) -> None:
+        """Assigns values and the optimizer's slots and scalars, as they are to be saved."""
+        with self._lock:
+            state = self._session.state()
+        for variable, value in zip(self._variables, state.values, strict=True):
+            variable.assign(value)
+        slots, scalars = self._of_optimizer()
+        for slot in slots:
+            if slot.name in state.slots[slot.variable]:
+                slot.value.assign(state.slots[slot.variable][slot.name])
+        for name, variable in scalars.items():
+            if name in state.scalars:
+                variable.assign(state.scalars[name])
+
+    def finalize(self) -> None:
+        """Assigns the moving averages of the values, if the optimizer keeps them."""
+        with self._lock:
+            averages = self._session.averages()
+        for variable, value in zip(self._variables, averages, strict=True):
+            variable.assign(value)
 
     def close(self) -> None:
         """Leaves the servers."""
         self._session.close()
 
+    def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
+        with self._lock:
+            try:
+                return self._session.step(pushed, samples, rate)
+            except TfdistError as error:
+                self.failure = error
+                raise
 
-def _unflattened(kinds: Sequence[int], arrays: Sequence[np.ndarray]) -> list[Gradient]:
-    """The gradients, from as many arrays as each has."""
-    left = iter(arrays)
-    found: list[Gradient] = []
-    for count in kinds:
-        parts = [next(left) for _ in range(count)]
-        found.append(None if not parts else parts[0] if count == 1 else (parts[0], parts[1]))
-    return found
+    def _optimizer_on_servers(self) -> Any:
+        """A copy of the optimizer that does what is not done here."""
+        copy = type(self._optimizer).from_config(self._optimizer.get_config())
+        copy.loss_scale_factor = None
+        if self._clips:
+            copy.clipnorm = copy.global_clipnorm = None
+        return copy
+
+    def _created(self) -> tuple[list[Held], State, dict[str, Any]]:
+        """The model as this worker has it."""
+        held = []
+        for variable in self._variables:
+            constraint = None if variable.constraint is None else keras.constraints.serialize(variable.constraint)
+            if not isinstance(constraint, (dict, type(None))):
+                raise ValueError(f"the constraint of {variable.path} cannot be sent to parameter servers: {constraint}")
+            held.append(Held(variable.path, 0, 0, self._optimizer._use_weight_decay(variable), constraint))
+        slots, scalars = self._of_optimizer()
+        of_variables: list[dict[str, np.ndarray]] = [{} for _ in held]
+        for slot in slots:
+            of_variables[slot.variable][slot.name] = _array(slot.value)
+        state = State(
+            [_array(variable) for variable in self._variables],
+            of_variables,
+            {name: _array(variable) for name, variable in scalars.items()},
+        )
+        return held, state, keras.saving.serialize_keras_object(self._on_servers)
+
+    def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
+        slots = slots_of.of_built(self._optimizer, self._optimizer._trainable_variables)
+        places = {id(variable): place for place, variable in enumerate(self._variables)}
+        own = self._optimizer._trainable_variables
+        placed = [
+            slots_of.Slot(places[id(own[slot.variable])], slot.name, slot.value)
+            for slot in slots
+            if id(own[slot.variable]) in places
+        ]
+        return placed, slots_of.scalars_of(self._optimizer, slots)
+
+    def _assign(self, vectors: Vectors) -> None:
+        for variable, value in zip(self._variables, self._session.whole(vectors), strict=True):
+            variable.assign(value)
+        self._optimizer._iterations.assign(self._session.iterations)
+
+    def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients as they are sent: unscaled, and clipped if that is done here."""
+        given = [
+            one if isinstance(one, (tf.IndexedSlices, type(None))) else tf.convert_to_tensor(one) for one in gradients
+        ]
+        if self._optimizer.loss_scale_factor is not None:
+            factor = 1 / self._optimizer.loss_scale_factor
+            given = [None if one is None else tf.math.scalar_mul(factor, one) for one in given]
+        if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
+            given = self._optimizer._clip_gradients(given)
+        return given
+
+    def _given(self, server: int, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """The tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient."""
+        parts, shapes = self._model.dealing.shards[server], self._model.shapes[server]
+        layout = shapes.layout(_kinds(gradients, [part.variable for part in parts]))
+        vectors: list[list[tf.Tensor]] = [[] for _ in layout.dtypes]
+        sparse = []
+        for place, part in enumerate(parts):
+            gradient = gradients[part.variable]
+            is_whole = shapes.shapes[place] == tuple(self._variables[part.variable].shape)
+            if isinstance(gradient, tf.IndexedSlices):
+                rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
+                if not is_whole:
+                    own = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
+                    rows, indices = tf.gather(rows, own), tf.gather(indices, own) - part.begin
+                sparse += [rows, indices]
+            elif gradient is not None:
+                own = gradient if is_whole else gradient[part.begin : part.end]
+                vectors[layout.spans[place].vector].append(tf.reshape(own, [-1]))
+        return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
+
+    def _values(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The variables' values, from the vectors of all servers."""
+        parts: list[list[tuple[int, tf.Tensor]]] = [[] for _ in self._variables]
+        rest = iter(vectors)
+        for shard, shapes in zip(self._model.dealing.shards, self._model.shapes, strict=True):
+            layout = shapes.layout()
+            spans = [layout.spans[place] for place in range(len(shard))]
+            cut = []
+            for place, vector in enumerate(next(rest) for _ in layout.dtypes):
+                cut.append(iter(tf.split(vector, [span.end - span.begin for span in spans if span.vector == place])))
+            for part, span, shape in zip(shard, spans, shapes.shapes, strict=True):
+                parts[part.variable].append((part.begin, tf.reshape(next(cut[span.vector]), shape)))
+        return [
+            own[0][1] if len(own) == 1 else tf.concat([one for _, one in sorted(own, key=lambda pair: pair[0])], 0)
+            for own in parts
+        ]
+
+
+def _kinds(gradients: Sequence[Any], variables: Sequence[int]) -> tuple[Kind, ...]:
+    def kind(gradient: Any) -> Kind:
+        return "none" if gradient is None else "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+
+    return tuple(kind(gradients[variable]) for variable in variables)
+
+
+def _array(variable: Any) -> np.ndarray:
+    return to_array(variable.value.read_value())

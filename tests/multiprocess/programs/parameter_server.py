@@ -41,7 +41,7 @@ accuracy = model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
 (link,) = strategy.extended._links.values()
 result = {
     "accuracy": accuracy,
-    "steps": link._session.clock,
+    "steps": link.session.pushes,
     "iterations": int(model.optimizer.iterations),
     "norm": float(np.linalg.norm(model.get_weights()[0])),
 }

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.state import Held, State
+
+SHAPES = [(1000, 100), (100,), (), (7, 3)]
+PATHS = ["large", "bias", "scalar", "small"]
+FLOATS = [np.dtype(np.float32)] * 4
+
+
+def model_of(servers, splits=(True,) * 4, paths=PATHS):
+    return Model(paths, SHAPES, FLOATS, servers, splits)
+
+
+def values():
+    generator = np.random.default_rng(0)
+    return [np.asarray(generator.normal(size=shape), np.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_parts_make_the_whole_again(servers):
+    model = model_of(servers)
+    momenta = [{"momentum": value + 1} for value in values()]
+    state = State(values(), momenta, {"iteration": np.array(3)})
+    parts = [model.part_of(server, state) for server in range(servers)]
+    for part, shapes in zip(parts, model.shapes, strict=True):
+        assert [value.shape for value in part.values] == shapes.shapes
+        assert [slots["momentum"].shape for slots in part.slots] == shapes.shapes
+        assert part.scalars is state.scalars
+    for one, other in zip(model.whole([part.values for part in parts]), values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_servers_are_told_which_rows_they_hold():
+    model = model_of(2)
+    described = [Held(path, 0, 0, decays=path != "bias") for path in PATHS]
+    held = [one for server in range(2) for one in model.held(server, described)]
+    assert sorted((one.begin, one.end) for one in held if one.path == "large") == [(0, 500), (500, 1000)]
+    assert [one.decays for one in held if one.path == "bias"] == [False]
+
+
+def test_variables_that_may_not_be_split_are_whole():
+    model = model_of(2, splits=(False, True, True, True))
+    assert sum(part.variable == 0 for shard in model.dealing.shards for part in shard) == 1
+
+
+def test_the_digest_tells_models_and_ways_of_dealing_apart():
+    others = [model_of(3), model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]])]
+    assert model_of(2).digest == model_of(2).digest
+    assert len({model_of(2).digest, *(other.digest for other in others)}) == 4

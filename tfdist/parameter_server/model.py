@@ -1,0 +1,102 @@
+"""The variables of a model, dealt over parameter servers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tfdist.parameter_server.gradients import Shapes
+from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
+from tfdist.parameter_server.state import Held, State
+
+
+class Model:
+    """The variables of a model, and the servers that they are dealt to.
+
+    Args:
+        paths: of the variables, as Keras names them.
+        shapes: of the variables.
+        dtypes: of the variables.
+        servers: how many there are.
+        splits: for each variable, whether it may be split by rows.
+
+    Attributes:
+        dealing: which server holds what.
+        shapes: by server, the shapes of its parts.
+        digest: of all this; the same on every worker.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[np.dtype],
+        servers: int,
+        splits: Sequence[bool],
+    ) -> None:
+        self._paths = list(paths)
+        self._shapes = list(shapes)
+        self._dtypes = list(dtypes)
+        described = [
+            Variable(shape, dtype.itemsize, may) for shape, dtype, may in zip(shapes, dtypes, splits, strict=True)
+        ]
+        self.dealing: Dealing = deal(described, servers)
+        self.shapes = [
+            Shapes([self._shape(part) for part in parts], [dtypes[part.variable] for part in parts])
+            for parts in self.dealing.shards
+        ]
+        names = [dtype.name for dtype in dtypes]
+        whole = msgspec.json.encode([list(paths), [list(shape) for shape in shapes], names, servers, list(splits)])
+        self.digest = hashlib.sha256(whole).hexdigest()[:16]
+
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        shape = self._shapes[part.variable]
+        return (part.end - part.begin, *shape[1:]) if shape else ()
+
+    def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
+        """What a server holds.
+
+        Args:
+            server: index of the server.
+            described: each whole variable.
+        """
+        return tuple(
+            msgspec.structs.replace(described[part.variable], begin=part.begin, end=part.end)
+            for part in self.dealing.shards[server]
+        )
+
+    def part_of(self, server: int, state: State) -> State:
+        """A server's part of a state.
+
+        Args:
+            server: index of the server.
+            state: of the whole model.
+        """
+        parts = self.dealing.shards[server]
+        slots = [
+            {name: _rows(array, part) for name, array in state.slots[part.variable].items()} if state.slots else {}
+            for part in parts
+        ]
+        return State([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
+
+    def whole(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """The variables' arrays, from those of their parts.
+
+        Args:
+            found: by server, an array for each part.
+        """
+        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in self._shapes]
+        for shard, arrays in zip(self.dealing.shards, found, strict=True):
+            for part, array in zip(shard, arrays, strict=True):
+                parts[part.variable].append((part.begin, array))
+        return [
+            own[0][1] if len(own) == 1 else np.concatenate([array for _, array in sorted(own, key=lambda one: one[0])])
+            for own in parts
+        ]
+
+
+def _rows(array: np.ndarray, part: Part) -> np.ndarray:
+    return array[part.begin : part.end] if array.ndim else array

@@ -1,0 +1,84 @@
+"""Which variable of a Keras optimizer belongs to which variable of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A variable of an optimizer that belongs to a variable of the model.
+
+    Attributes:
+        variable: index of the model's variable.
+        name: the slot's name, such as ``"momentum"``.
+        value: the Keras variable.
+    """
+
+    variable: int
+    name: str
+    value: Any
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
+    """Builds an optimizer, and finds its slots.
+
+    Args:
+        optimizer: a Keras optimizer that is not built.
+        variables: the Keras variables that it updates.
+    """
+    with _noted(optimizer, variables) as slots:
+        optimizer.build(variables)
+    return slots
+
+
+def of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
+    """Finds the slots of an optimizer that is built already: those at the places where a copy of it has them.
+
+    Args:
+        optimizer: a Keras optimizer, built on the variables.
+        variables: the Keras variables that it was built on, in that order.
+    """
+    copy = type(optimizer).from_config(optimizer.get_config())
+    found = {id(slot.value): slot for slot in build(copy, variables)}
+    pairs = zip(copy.variables, optimizer.variables, strict=True)
+    slots = [(found.get(id(of_copy)), own) for of_copy, own in pairs]
+    return [Slot(slot.variable, slot.name, own) for slot, own in slots if slot is not None]
+
+
+def scalars_of(optimizer: Any, slots: Sequence[Slot]) -> dict[str, Any]:
+    """The optimizer's scalar variables that belong to no variable of the model, such as ``"iteration"``.
+
+    Returns:
+        By name, and without the number that Keras adds to a name that is taken, the Keras variables.
+    """
+    in_slots = {id(slot.value) for slot in slots}
+    return {
+        re.sub(r"_\d+$", "", variable.path.rpartition("/")[2]): variable
+        for variable in optimizer.variables
+        if id(variable) not in in_slots and not len(variable.shape)
+    }
+
+
+@contextmanager
+def _noted(optimizer: Any, variables: Sequence[Any]) -> Iterator[list[Slot]]:
+    """Notes what the optimizer makes by `add_variable_from_reference`, Keras's function for slots."""
+    places = {id(variable): place for place, variable in enumerate(variables)}
+    original = optimizer.add_variable_from_reference
+    slots: list[Slot] = []
+
+    def noting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(reference_variable, *args, **kwargs)
+        name = kwargs.get("name") or (args[0] if args else None) or "var"
+        slots.append(Slot(places[id(reference_variable)], name, made))
+        return made
+
+    object.__setattr__(optimizer, "add_variable_from_reference", noting)
+    try:
+        yield slots
+    finally:
+        object.__delattr__(optimizer, "add_variable_from_reference")

@@ -1,0 +1,134 @@
+"""Keras on parameter servers: updates are made there, and what reads the model reads its newest parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.keras_private import base_optimizer, tf_trainer
+from tfdist.strategies.shares import batch_size
+
+_samples: list[Any] = []
+"""The number of samples of the step that is traced, or run eagerly; the innermost last."""
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(base_optimizer.BaseOptimizer, "apply", _on_servers)
+    replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _of_averages)
+    trainer = tf_trainer.TensorFlowTrainer
+    replace(trainer, "_make_function", _counting_samples)
+    for name in ("evaluate", "predict"):
+        replace(trainer, name, _of_newest_values)
+    for name in ("save", "save_weights", "export"):
+        replace(keras.Model, name, _of_newest_state)
+
+
+def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        extended = at_work.current(UpdatesOnServers)
+        if extended is None or not len(grads):
+            return original(self, grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        return extended.update(self, list(grads), variables, _samples[-1] if _samples else 1)
+
+    return apply
+
+
+def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Steps know their number of samples, by which gradients are averaged.
+
+    The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where the
+    data end.
+    """
+
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        if at_work.of_model(self, UpdatesOnServers) is None:
+            return original(self, step_function)
+        self.jit_compile = False
+
+        def step(data: Any) -> Any:
+            with _counted(batch_size(data)):
+                return step_function(data)
+
+        return original(self, step)
+
+    return _make_function
+
+
+@contextlib.contextmanager
+def _counted(samples: tf.Tensor) -> Iterator[None]:
+    _samples.append(samples)
+    try:
+        yield
+    finally:
+        _samples.pop()
+
+
+def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        extended = at_work.of_strategy(getattr(self, "_distribution_strategy", None), UpdatesOnServers)
+        link = extended.link_of(self) if extended is not None and self.use_ema else None
+        if link is None:
+            return original(self, var_list)
+        return link.finalize()
+
+    return finalize_variable_values
+
+
+def _of_newest_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, UpdatesOnServers)
+        for link in extended.links(self) if extended is not None else []:
+            link.suspend()
+            link.refresh()
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _of_newest_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, UpdatesOnServers)
+        for link in extended.links(self) if extended is not None else []:
+            link.suspend()
+            link.fetch()
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+class Pauses(keras.callbacks.Callback):
+    """Lets other workers go on while this one is between epochs, and gives it the newest values before the next one.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: UpdatesOnServers) -> None:
+        super().__init__()
+        self._extended = extended
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reads the newest values."""
+        for link in self._extended.links(self.model):
+            link.refresh()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Nobody waits for this worker's callbacks."""
+        for link in self._extended.links(self.model):
+            link.suspend()
