@@ -41,9 +41,9 @@ Rows = tuple[str, int, int]
 def write(folder: Path, server: int, servers: int, state: ShardState, keep: int = 2) -> Path:
     """Writes a snapshot, and removes those that it makes superfluous.
 
-    A file is removed when ``keep`` newer ones hold each of its rows: in the long run each server has ``keep`` files,
-    and one more while it writes. After a change of the number of servers the old files stay until the new servers have
-    written as many.
+    A file is removed when each of its rows is in ``keep`` newer ones. So each server has ``keep`` files, and one more
+    while it writes. After a change of the number of servers the old files stay until the new servers have replaced
+    them.
 
     Args:
         folder: of all servers of the job; it is made if it does not exist.
