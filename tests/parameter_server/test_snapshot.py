@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,31 @@ def test_variables_without_rows(tmp_path):
     write(tmp_path, 0, 1, small(3, begin=0, end=0, rows=0, momentum=np.zeros((0, 2), np.float32)))
     [part] = read(tmp_path, DIGEST, [("w", 0, 0)]).parts
     assert part.value.shape == part.slots["momentum"].shape == (0, 2)
+
+
+def test_reading_while_servers_write(tmp_path):
+    """Files are removed between the listing of the folder and the reading of a file."""
+
+    def serve(server):
+        for version in range(2, 40):
+            write(tmp_path, server, 2, small(version, begin=2 * server, end=2 * server + 2), keep=1)
+
+    for server in range(2):
+        write(tmp_path, server, 2, small(1, begin=2 * server, end=2 * server + 2), keep=1)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(serve, server) for server in range(2)]
+        before = np.zeros(4)
+        while not all(one.done() for one in running):
+            found = read(tmp_path, DIGEST, [("w", 0, 4)])
+            value = found.parts[0].value[:, 0]
+            assert value[0] == value[1]
+            assert value[2] == value[3]
+            assert (value >= before).all()
+            assert found.version == value.min()
+            before = value
+        for one in running:
+            one.result()
+    assert (read(tmp_path, DIGEST, [("w", 0, 4)]).parts[0].value == 39).all()
 
 
 # Which files stay.

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -113,11 +114,10 @@ def test_configs_that_are_no_json_are_refused():
         save(io.BytesIO(), ShardState(DIGEST, 1, {"rate": object()}, {}, (), {}, {}))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
+@pytest.mark.parametrize("chunk", [1000, 7000, 1 << 20])
 def test_some_rows_of_some_parts(tmp_path, monkeypatch, chunk):
-    """Whatever is read at a time."""
-    if chunk < 8:
-        monkeypatch.setattr(snapshot_file, "_CHUNK", 1000 * chunk)
+    """Whatever is written and read at a time."""
+    monkeypatch.setattr(snapshot_file, "_CHUNK", chunk)
     path = saved(tmp_path / "file.npz", shard(0, 1))
     paths = [part.path for part in describe(path).parts]
     wanted = [("table/embeddings", 12_345, 70_001), ("embedding/embeddings", 0, 1), ("temperature", 0, 1)]
@@ -191,15 +191,32 @@ def test_other_metadata_is_no_snapshot(tmp_path, metadata):
         describe(path)
 
 
-def test_pickles_are_not_loaded(tmp_path):
-    """A file that announces numbers, and has objects."""
-    path = saved(tmp_path / "file.npz", of_one(np.zeros(1)))
+def changed(path, **arrays):
+    """Replaces arrays of a file; the metadata stays."""
     with np.load(path) as file:
-        arrays = dict(file)
-    arrays["value:w"] = np.array([print])
-    np.savez(path, **arrays)
-    with pytest.raises(DamagedError):
+        np.savez(path, **(dict(file) | {name.replace("_", ":"): array for name, array in arrays.items()}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.array([None]), np.array([b"12345678"]), np.zeros(1, np.int64), np.zeros(2), np.zeros((1, 1)), np.array(0.0)],
+)
+def test_arrays_are_what_the_metadata_says(tmp_path, other):
+    """Objects, which would be unpickled, and other bits of the same size are not taken."""
+    path = changed(saved(tmp_path / "file.npz", of_one(np.zeros(1))), value_w=other)
+    with pytest.raises(DamagedError, match=r"the array 'value:w' is .* expected float64"):
         load(path, [(0, 0, 1)], with_scalars=False)
+
+
+def test_an_array_cannot_announce_more_than_the_file_has(tmp_path):
+    """No memory is allocated for it."""
+    path = tmp_path / "file.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("metadata.npy", "w") as entry:
+        np.lib.format.write_array_header_1_0(entry, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
+        entry.write(b"{}")
+    with pytest.raises(DamagedError, match="'metadata' is uint8"):
+        describe(path)
 
 
 def test_it_needs_no_tensorflow():

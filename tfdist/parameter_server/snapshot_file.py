@@ -39,8 +39,8 @@ from tfdist.parameter_server.snapshot_state import PartState, ShardState, Snapsh
 _FORMAT = "tfdist snapshot"
 _VERSION = 1
 """Raised whenever the format changes in a way that older releases would misread."""
-_CHUNK = 1 << 24
-"""Bytes that are read at a time."""
+_CHUNK = 1 << 20
+"""Bytes that are read or written at a time: so many stay in the cache for the checksum."""
 
 
 class DamagedError(Exception):
@@ -143,7 +143,15 @@ def save(file: IO[bytes], state: ShardState) -> None:
     )
     # Python's JSON keeps infinity and NaN, as a config may have; msgspec's writes null for them.
     text = json.dumps(msgspec.to_builtins(metadata, str_keys=True))
-    np.savez(file, metadata=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    arrays["metadata"] = np.frombuffer(text.encode(), np.uint8)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            # As `np.savez`, without its copies, during which no other thread of the server would run.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
+                content = array.reshape(-1).view(np.uint8)
+                for position in range(0, content.size, _CHUNK):
+                    entry.write(content[position : position + _CHUNK].data)
 
 
 def describe(path: Path) -> Metadata:
