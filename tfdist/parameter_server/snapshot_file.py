@@ -120,7 +120,7 @@ def save(file: IO[bytes], state: ShardState) -> None:
 
     def store(name: str, array: np.ndarray) -> Stored:
         unique, count = name, 1
-        while unique in arrays:  # models may have several variables of one path
+        while unique in arrays:  # a variable `a:b` with a slot `c`, and `a` with `b:c`
             unique, count = f"{name}#{count + 1}", count + 1
         arrays[unique] = _bits(name, array)
         return Stored(unique, array.dtype.name, array.shape)
