@@ -43,8 +43,9 @@ def connected(server, timeout=DEADLINE):
 
 def create(connection):
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0))
-    held = (Held("w", 0, SIZE),)
-    return connection.request(lambda id: Create(id, "model", held, optimizer), [np.zeros(SIZE, np.float32)])[0]
+    held = (Held("w", 0, SIZE, SIZE),)
+    values = [np.zeros(SIZE, np.float32)]
+    return connection.request(lambda id: Create(id, 0, 1, "model", held, optimizer, True, ((),)), values)[0]
 
 
 def attach(connection, worker=0):

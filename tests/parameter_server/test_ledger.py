@@ -176,9 +176,9 @@ def test_what_is_dropped_is_counted():
 
 
 def test_weights_are_by_samples():
-    gradients = [Gradient(0, 0, 3.0, 0, 1.0), Gradient(1, 0, 1.0, 0, 0.5)]
+    gradients = [Gradient(0, 0, 0, 3.0, 0, 1.0), Gradient(1, 0, 0, 1.0, 0, 0.5)]
     assert weights(gradients) == [0.75, 0.125]
-    assert weights([Gradient(0, 0, 0.0, 0, 1.0)] * 2) == [0.5, 0.5], "nobody had samples"
+    assert weights([Gradient(0, 0, 0, 0.0, 0, 1.0)] * 2) == [0.5, 0.5], "nobody had samples"
 
 
 @pytest.mark.parametrize("seed", range(20))

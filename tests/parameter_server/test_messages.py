@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server import messages as m
+from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import InvalidMessageError
 
 FROM_WORKER = [
     m.Attach(1, 3, 1 << 63, "digest"),
     m.Create(
-        *(2, "digest", (m.Held("dense/kernel", 0, 4, decays=False, constraint={"class_name": "NonNeg"}),)),
-        *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, (("momentum",),), ("iteration",)),
+        *(2, 3, 7, "digest", (Held("dense/kernel", 0, 4, 8, decays=False, constraint={"class_name": "NonNeg"}),)),
+        *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, True, (("momentum",),), ("iteration",)),
     ),
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
     m.Pull(4, 3, 7, "averages"),

@@ -34,7 +34,7 @@ def test_parts_make_the_whole_again(servers):
 
 def test_servers_are_told_which_rows_they_hold():
     model = model_of(2)
-    described = [Held(path, 0, 0, decays=path != "bias") for path in PATHS]
+    described = [Held(path, 0, 0, 0, decays=path != "bias") for path in PATHS]
     held = [one for server in range(2) for one in model.held(server, described)]
     assert sorted((one.begin, one.end) for one in held if one.path == "large") == [(0, 500), (500, 1000)]
     assert [one.decays for one in held if one.path == "bias"] == [False]
@@ -45,7 +45,16 @@ def test_variables_that_may_not_be_split_are_whole():
     assert sum(part.variable == 0 for shard in model.dealing.shards for part in shard) == 1
 
 
-def test_the_digest_tells_models_and_ways_of_dealing_apart():
-    others = [model_of(3), model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]])]
-    assert model_of(2).digest == model_of(2).digest
-    assert len({model_of(2).digest, *(other.digest for other in others)}) == 4
+def test_the_digests_tell_models_and_ways_of_dealing_apart():
+    ways = [model_of(2), model_of(3), model_of(2, splits=(False,) * 4)]
+    other = model_of(2, paths=["other", *PATHS[1:]])
+    assert len({model.digest for model in ways}) == 1
+    assert len({model.dealt_digest for model in (*ways, other)}) == 4
+    assert other.digest != ways[0].digest
+
+
+def test_paths_are_those_of_a_process_that_has_built_no_other_model():
+    paths = ["dense_4/kernel", "dense_5/kernel", "head/kernel", "dense_6/kernel"]
+    model = model_of(2, paths=paths)
+    assert model.paths == ["dense/kernel", "dense/kernel#1", "head/kernel", "dense/kernel#2"]
+    assert model.digest == model_of(1, paths=["dense/kernel", "dense_1/kernel", "head/kernel", "dense_2/kernel"]).digest

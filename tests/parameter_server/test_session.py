@@ -24,9 +24,14 @@ def model_of(servers=2, shapes=SHAPES):
     return Model(PATHS, shapes, [np.dtype(np.float32)] * 4, servers, [True] * 4)
 
 
-def created(momentum=0.0):
+def described(momentum=0.0):
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0, momentum=momentum))
-    return [Held(path, 0, 0) for path in PATHS], State(first_values()), optimizer
+    rows = [shape[0] if shape else 1 for shape in SHAPES]
+    return [Held(path, 0, count, count) for path, count in zip(PATHS, rows, strict=True)], optimizer
+
+
+def first_state():
+    return State(first_values())
 
 
 def pushed(session, arrays):
@@ -82,7 +87,7 @@ def on_all(made, work):
 
 
 def begin(worker, session):
-    return session.whole(session.begin(created if worker == 0 else None))
+    return session.whole(session.begin(*described(), first_state if worker == 0 else None))
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -130,7 +135,7 @@ def step(worker, session, number):
 
 def test_the_state_is_that_of_the_whole_model():
     with sessions(Asynchronous(), 1) as (session,):
-        session.begin(lambda: created(momentum=0.5))
+        session.begin(*described(momentum=0.5), first_state)
         for _ in range(2):
             session.step(ones(session))
         state = session.state()
@@ -154,7 +159,7 @@ def test_another_model_is_refused():
         begin(0, session)
         other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
         with pytest.raises(RefusedError, match=r"ps \d refuses Attach: another model"):
-            other.begin(None)
+            other.begin(*described(), None)
 
 
 def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
@@ -171,13 +176,9 @@ def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
             np.testing.assert_allclose(value, first - 2, rtol=1e-5)
 
 
-def test_a_server_that_has_lost_the_model_gets_the_chiefs():
+def test_a_server_that_has_lost_the_model_gets_the_chiefs(caplog):
     """Started again without a snapshot: what the chief read last is the newest that is left."""
     newest = []
-
-    def create():
-        held, state, optimizer = created()
-        return held, State(newest or state.values), optimizer
 
     with contextlib.ExitStack() as stack:
         first, other = contextlib.ExitStack(), stack.enter_context(serving())
@@ -185,7 +186,7 @@ def test_a_server_that_has_lost_the_model_gets_the_chiefs():
         connections = [Connection(one.address, "ps", DEADLINE) for one in (server, other)]
         session = Session(connections, 0, model_of())
         stack.callback(session.close)
-        session.begin(create)
+        session.begin(*described(), lambda: State(newest or first_values()))
         for _ in range(3):
             newest[:] = session.whole(session.step(ones(session)))
         first.close()
@@ -194,6 +195,7 @@ def test_a_server_that_has_lost_the_model_gets_the_chiefs():
         for value, first_value in zip(values, first_values(), strict=True):
             np.testing.assert_allclose(value, first_value - 4, rtol=1e-5)
         assert session.version == 1, "of the new server"
+        assert "ps 0 was started again: at least 2 updates are lost" in caplog.text
 
 
 def test_leaving_servers_that_are_gone_is_no_error():

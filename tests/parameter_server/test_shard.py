@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfdist.parameter_server import snapshot
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     Attach,
@@ -21,11 +22,13 @@ from tfdist.parameter_server.messages import (
     Waiting,
 )
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.snapshot import ShardState
+from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.state import Held, State
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, Synchronous
+from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 
-HELD = (Held("dense/kernel", 0, 4), Held("dense/bias", 0, 3))
+HELD = (Held("dense/kernel", 0, 4, 4), Held("dense/bias", 0, 3, 3))
 ZEROS = [np.zeros((4, 3), np.float32), np.zeros(3, np.float32)]
 ONES = [np.ones(15, np.float32)]
 """A gradient: the vector of both variables."""
@@ -34,8 +37,8 @@ ONES = [np.ones(15, np.float32)]
 class Talk:
     """A shard, and what it answers; requests are numbered."""
 
-    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True):  # noqa: B008
-        self.shard = Shard(Ledger(mode, AsItIs()))
+    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None):  # noqa: B008
+        self.shard = Shard(Ledger(mode, AsItIs()), snapshots)
         self.answers = {}
         self.number = 0
         for worker in range(workers):
@@ -53,8 +56,11 @@ class Talk:
     def attach(self, worker, incarnation=1, digest="model"):
         return self.say(Attach, worker, incarnation, digest)
 
-    def create(self, optimizer, digest="model", arrays=ZEROS):
-        return self.say(Create, digest, HELD, keras.saving.serialize_keras_object(optimizer), arrays=arrays)
+    def create(self, optimizer, arrays=ZEROS, worker=0):
+        config = keras.saving.serialize_keras_object(optimizer)
+        has_values = arrays is not None
+        fields = (worker, 1, "variables", HELD, config, has_values, ((), ()) if has_values else ())
+        return self.say(Create, *fields, arrays=arrays or ())
 
     def push(self, worker=0, clock=0, sequence=None, arrays=ONES, kinds=(), incarnation=1, samples=1.0, **options):
         read = self.shard.ledger.version
@@ -77,7 +83,7 @@ class Talk:
 def test_a_worker_enters_once():
     talk = Talk(created=False, workers=0)
     assert talk.attach(3) == Attached(1, clock=0, is_created=False)
-    talk.create(keras.optimizers.SGD(1.0))
+    talk.create(keras.optimizers.SGD(1.0), worker=3)
     assert talk.attach(3) == Attached(3, clock=0, is_created=True)
     talk.push(3)
     assert talk.attach(3).clock == 1, "sent again, it changes nothing"
@@ -247,14 +253,72 @@ def test_sparse_and_missing_gradients():
 
 def test_another_model_is_refused():
     talk = Talk()
-    for answer in (talk.attach(1, digest="other"), talk.create(keras.optimizers.SGD(1.0), digest="other")):
-        assert "another model" in answer.why
+    assert "another model" in talk.attach(1, digest="other").why
+
+
+def test_another_model_that_came_before_the_chiefs_is_refused():
+    talk = Talk(created=False)
+    talk.attach(1, digest="other")
+    assert isinstance(talk.pull(1), Waiting)
+    number = talk.number
+    talk.create(keras.optimizers.SGD(1.0))
+    assert "another model" in talk.answers[number][-1][0].why
+    assert isinstance(talk.push(), Done)
+
+
+def test_a_worker_that_has_no_values_waits_for_the_chief():
+    talk = Talk(created=False, workers=2)
+    assert isinstance(talk.create(keras.optimizers.SGD(1.0), arrays=None, worker=1), Done)
+    assert isinstance(talk.pull(1), Waiting)
+    number = talk.number
+    talk.create(keras.optimizers.SGD(1.0))
+    assert isinstance(talk.answers[number][-1][0], Values)
+
+
+def shot(folder, mode=Asynchronous(), created=False, workers=1):  # noqa: B008
+    return Talk(mode, workers, created=created, snapshots=Snapshots(folder, 0, 1, 60.0))
+
+
+def test_a_server_goes_on_from_its_snapshot(tmp_path):
+    """Any worker may describe the model. What had not been applied is not known as counted."""
+    first = shot(tmp_path, SoftSync(1), created=True, workers=2)
+    for worker, clock in ((0, 0), (1, 0), (0, 1)):
+        first.push(worker, clock)
+    first.shard.take_snapshot()
+    first.shard.snapshots.close()
+    again = shot(tmp_path, SoftSync(1), workers=2)
+    again.create(keras.optimizers.SGD(1.0), arrays=None, worker=1)
+    assert again.bias == -1
+    assert again.shard.ledger.version == 1
+    again.push(1, 0)
+    assert again.bias == -1, "the snapshot has it"
+    again.push(0, 1)
+    again.push(1, 1)
+    assert again.bias == -2
+
+
+def test_the_first_snapshot_is_of_the_first_values(tmp_path):
+    first = shot(tmp_path, created=True)
+    first.shard.snapshots.close()
+    again = shot(tmp_path)
+    again.create(keras.optimizers.SGD(1.0), arrays=[one + 5 for one in ZEROS])
+    assert again.bias == 0, "what the chief has counts for nothing then"
+
+
+def test_a_snapshot_of_another_model_is_told(tmp_path):
+    first = shot(tmp_path, created=True)
+    first.shard.snapshots.close()
+    state = ShardState("other", 3, {}, {}, (), {}, {})
+    snapshot.write(tmp_path, 0, 1, state)
+    refused = shot(tmp_path, created=False).create(keras.optimizers.SGD(1.0))
+    assert "are of another model" in refused.why
 
 
 def test_what_the_chief_sends_may_be_wrong():
     talk = Talk(created=False)
     assert "1 arrays for a state that has 2" in talk.create(keras.optimizers.SGD(1.0), arrays=ZEROS[:1]).why
-    refused = talk.say(Create, "model", HELD, {"class_name": "NoSuch", "config": {}}, arrays=ZEROS)
+    nonsense = {"class_name": "NoSuch", "config": {}}
+    refused = talk.say(Create, 0, 1, "variables", HELD, nonsense, True, ((), ()), arrays=ZEROS)
     assert "the model cannot be made" in refused.why
     refused = talk.push()
     assert "has no model" in refused.why

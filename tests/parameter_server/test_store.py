@@ -24,7 +24,8 @@ def gradients(step):
 
 
 def held(**options):
-    return [Held(f"v{place}", 0, len(value) if value.ndim else 1, **options) for place, value in enumerate(values())]
+    rows = [len(value) if value.ndim else 1 for value in values()]
+    return [Held(f"v{place}", 0, count, count, **options) for place, count in enumerate(rows)]
 
 
 def store_of(optimizer, described=None, state=None):
@@ -121,7 +122,7 @@ def test_which_variables_are_one_vector():
 
 def test_weight_decay_leaves_out_what_is_excluded():
     described = held()
-    described[1] = Held("v1", 0, 3, decays=False)
+    described[1] = Held("v1", 0, 3, 3, decays=False)
 
     def exclude(variables, optimizer):
         optimizer.exclude_from_weight_decay(var_names=["v1"])
@@ -136,7 +137,7 @@ def test_weight_decay_leaves_out_what_is_excluded():
 
 def test_constraints_are_applied_after_the_update():
     described = held()
-    described[0] = Held("v0", 0, 4, constraint=keras.constraints.serialize(keras.constraints.MaxNorm(0.5)))
+    described[0] = Held("v0", 0, 4, 4, constraint=keras.constraints.serialize(keras.constraints.MaxNorm(0.5)))
 
     def constrain(variables, optimizer):
         variables[0].constraint = keras.constraints.MaxNorm(0.5)
@@ -216,7 +217,7 @@ def test_moving_averages():
 
 def test_vectors_of_several_dtypes():
     mixed = [np.ones(3, np.float32), np.ones(2, np.float64), np.ones(4, np.float32)]
-    described = [Held(f"v{place}", 0, len(value)) for place, value in enumerate(mixed)]
+    described = [Held(f"v{place}", 0, len(value), len(value)) for place, value in enumerate(mixed)]
     store = store_of(keras.optimizers.SGD(1.0), described, State(mixed))
     assert [vector.dtype.name for vector in store.vectors()] == ["float32", "float64"]
     kinds = ("dense",) * 3

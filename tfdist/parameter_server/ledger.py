@@ -30,6 +30,7 @@ class Gradient:
 
     Attributes:
         worker: who pushed it.
+        sequence: of the push.
         clock: of its step.
         samples: its weight in the average.
         staleness: updates between its read and its push.
@@ -37,6 +38,7 @@ class Gradient:
     """
 
     worker: int
+    sequence: int
     clock: int
     samples: float
     staleness: int
@@ -147,7 +149,7 @@ class Ledger:
             return None
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        gradient = Gradient(worker, clock, samples, staleness, scale)
+        gradient = Gradient(worker, sequence, clock, samples, staleness, scale)
         self.waiting.append(gradient)
         return gradient
 

@@ -31,20 +31,29 @@ class Attach(Message, frozen=True):
 
 
 class Create(Message, frozen=True):
-    """The chief gives the server its part of the model, followed by a `State` in arrays. Only the first counts.
+    """Describes the server's part of the model, to a server that does not have it. Only the first counts.
+
+    If the server finds a snapshot, it goes on from there. Otherwise it needs the values, in a `State` in arrays that
+    follow; the chief gives them.
 
     Attributes:
-        digest: as of `Attach`.
-        held: the variables.
+        worker: its task's number.
+        incarnation: as of `Attach`.
+        digest: of the model's variables.
+        held: the server's.
         optimizer: as `keras.saving.serialize_keras_object` describes it.
+        has_values: whether the arrays follow.
         slots: for each variable, the names of its slots.
         scalars: names of the optimizer's scalars.
     """
 
     id: int
+    worker: int
+    incarnation: int
     digest: str
     held: tuple[Held, ...]
     optimizer: dict[str, Any]
+    has_values: bool
     slots: tuple[tuple[str, ...], ...] = ()
     scalars: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 from tfdist.parameter_server.gradients import Shapes
 from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
 from tfdist.parameter_server.state import Held, State
+from tfdist.tensors import unnumbered
 
 
 class Model:
@@ -24,9 +26,12 @@ class Model:
         splits: for each variable, whether it may be split by rows.
 
     Attributes:
+        paths: of the variables, without the numbers that Keras adds where a process has built models before; a number
+            of its own tells variables of equal paths apart.
         dealing: which server holds what.
         shapes: by server, the shapes of its parts.
-        digest: of all this; the same on every worker.
+        digest: of the variables; the same for any number of servers.
+        dealt_digest: of the variables and the way they are dealt; the same on every worker.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class Model:
         servers: int,
         splits: Sequence[bool],
     ) -> None:
-        self._paths = list(paths)
+        self.paths = _unique(paths)
         self._shapes = list(shapes)
         self._dtypes = list(dtypes)
         described = [
@@ -48,9 +53,9 @@ class Model:
             Shapes([self._shape(part) for part in parts], [dtypes[part.variable] for part in parts])
             for parts in self.dealing.shards
         ]
-        names = [dtype.name for dtype in dtypes]
-        whole = msgspec.json.encode([list(paths), [list(shape) for shape in shapes], names, servers, list(splits)])
-        self.digest = hashlib.sha256(whole).hexdigest()[:16]
+        variables = [self.paths, [list(shape) for shape in shapes], [dtype.name for dtype in dtypes]]
+        self.digest = _digest(variables)
+        self.dealt_digest = _digest([variables, servers, list(splits)])
 
     def _shape(self, part: Part) -> tuple[int, ...]:
         shape = self._shapes[part.variable]
@@ -96,6 +101,19 @@ class Model:
             own[0][1] if len(own) == 1 else np.concatenate([array for _, array in sorted(own, key=lambda one: one[0])])
             for own in parts
         ]
+
+
+def _unique(paths: Sequence[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    found = []
+    for path in map(unnumbered, paths):
+        found.append(f"{path}#{seen[path]}" if seen[path] else path)
+        seen[path] += 1
+    return found
+
+
+def _digest(described: list[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
 
 
 def _rows(array: np.ndarray, part: Part) -> np.ndarray:

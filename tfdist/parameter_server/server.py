@@ -40,6 +40,7 @@ class Server:
 
     def __init__(self, shard: Shard, address: str) -> None:
         self._shard = shard
+        self._snapshots = shard.snapshots
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
@@ -61,7 +62,7 @@ class Server:
         poller.register(self._wake, zmq.POLLIN)
         try:
             while True:
-                ready = dict(poller.poll())
+                ready = dict(poller.poll(self._milliseconds()))
                 if self._wake.fileno() in ready:
                     self._wake.recv(1)
                     worker = self._lost.get()
@@ -70,11 +71,20 @@ class Server:
                     self._shard.lost(worker)
                 if self._socket in ready:
                     self._receive()
+                if self._snapshots is not None and not self._snapshots.seconds_left:
+                    self._shard.take_snapshot()
         finally:
+            if self._snapshots is not None:
+                self._shard.take_snapshot()
+                self._snapshots.close()
             self._socket.close()
             self._context.term()
             self._wake.close()
             self._waker.close()
+
+    def _milliseconds(self) -> int | None:
+        """Until the next snapshot."""
+        return None if self._snapshots is None else 1 + int(1000 * self._snapshots.seconds_left)
 
     def lost(self, worker: int) -> None:
         """Tells the shard of a worker that is lost; from any thread.

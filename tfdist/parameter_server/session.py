@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, 
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
+
+log = logging.getLogger("tfdist")
 
 _LEAVE_SECONDS = 2.0
 
@@ -36,7 +39,6 @@ class Session:
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
-        clock: the same, and those that others made while this worker did not train.
         iterations: updates that the optimizer had made when this worker last read.
         is_suspended: whether others do not wait for this worker.
     """
@@ -46,11 +48,12 @@ class Session:
         self._worker = worker
         self._incarnation = secrets.randbits(63)
         self._model = model
-        self._create: Callable[[], tuple[Sequence[Held], State, dict[str, Any]]] | None = None
+        self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
+        self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
         self._rate: float | None = None
-        self.clock = 0
+        self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
 
@@ -59,12 +62,14 @@ class Session:
         """The number of updates that the parameters contain; of the server that has least."""
         return min(self._versions)
 
-    def begin(self, create: Callable[[], tuple[Sequence[Held], State, dict[str, Any]]] | None) -> Vectors:
+    def begin(self, held: Sequence[Held], optimizer: dict[str, Any], values: Callable[[], State] | None) -> Vectors:
         """Attaches to all servers, and waits for the model.
 
         Args:
-            create: yields the variables, their state, and the optimizer as `keras.saving.serialize_keras_object`
-                describes it, for servers that do not have the model; of the chief, else None.
+            held: describes each whole variable.
+            optimizer: as `keras.saving.serialize_keras_object` describes it.
+            values: yields the model's state as this worker has it, for servers that do not have the model and find no
+                snapshot; of the chief, else None.
 
         Returns:
             The variables' values.
@@ -73,7 +78,7 @@ class Session:
             RefusedError: the servers hold another model.
             PeerLostError: a server cannot be reached.
         """
-        self._create = create
+        self._described, self._values = (held, optimizer), values
         for server in range(len(self._connections)):
             self._attach(server)
         return self.pull()
@@ -100,7 +105,15 @@ class Session:
             own = gradients[server]
             is_dense = all(kind == "dense" for kind in own.kinds)
             return Push(
-                *(id, self._worker, self._incarnation, self.pushes, self.clock, self._versions[server], samples),
+                *(
+                    id,
+                    self._worker,
+                    self._incarnation,
+                    self.pushes,
+                    self._clocks[server],
+                    self._versions[server],
+                    samples,
+                ),
                 *(() if is_dense else own.kinds, True, changed),
             )
 
@@ -156,16 +169,21 @@ class Session:
             connection.close()
 
     def _attach(self, server: int) -> None:
-        connection = self._connections[server]
-        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, self._model.digest))
-        self.clock = max(self.clock, answer.clock)
-        if not answer.is_created and self._create is not None:
-            described, state, optimizer = self._create()
-            part = self._model.part_of(server, state)
-            held, (slots, scalars) = self._model.held(server, described), part.names()
-            connection.request(
-                lambda id: Create(id, self._model.digest, held, optimizer, slots, scalars), part.arrays()
-            )
+        connection, digest = self._connections[server], self._model.dealt_digest
+        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, digest))
+        self._clocks[server] = answer.clock
+        if answer.is_created:
+            return
+        described, optimizer = self._described
+        held = self._model.held(server, described)
+        part = State([]) if self._values is None else self._model.part_of(server, self._values())
+        slots, scalars = part.names()
+
+        def create(id: int) -> Message:
+            sender = id, self._worker, self._incarnation
+            return Create(*sender, self._model.digest, held, optimizer, self._values is not None, slots, scalars)
+
+        connection.request(create, part.arrays())
 
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
         return lambda server, id: Pull(id, self._worker, self._incarnation, what)
@@ -175,9 +193,13 @@ class Session:
     ) -> Vectors:
         """The vectors that all servers answer to a message with; notes how new they are."""
         answers = self._answers(make, arrays)
-        self._versions = [answer.version for answer, _ in answers]
+        versions = [answer.version for answer, _ in answers]
+        for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
+            if now < before:
+                log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
+        self._versions = versions
         self.iterations = min(answer.iterations for answer, _ in answers)
-        self.clock = max(answer.clock for answer, _ in answers)
+        self._clocks = [answer.clock for answer, _ in answers]
         return [vectors for _, vectors in answers]
 
     def _answers(

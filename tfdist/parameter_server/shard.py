@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tfdist.errors import TfdistError
 from tfdist.parameter_server.gradients import Gradients, weighted_sum
 from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
@@ -22,6 +23,8 @@ from tfdist.parameter_server.messages import (
     Values,
     Waiting,
 )
+from tfdist.parameter_server.snapshot import PartState, ShardState
+from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.state import State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
@@ -49,16 +52,21 @@ class Shard:
 
     Attributes:
         ledger: which pushes have counted.
-        store: its values; None until the chief has given them.
-        digest: of the model; None until then.
+        snapshots: of this server; None if it keeps none.
+        store: its values; None until a worker has described them.
+        digest: of the model and the way it is dealt; None until a worker has described it.
     """
 
     ledger: Ledger
+    snapshots: Snapshots | None = None
     store: Store | None = None
     digest: str | None = None
+    _model: str = ""
+    _digests: dict[int, str] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
     _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
-    _gradients: dict[int, Gradients] = field(default_factory=dict)
+    _applied: dict[tuple[int, int], int] = field(default_factory=dict)
+    _gradients: dict[int, tuple[tuple[int, int], Gradients]] = field(default_factory=dict)
     _parked: list[_Parked] = field(default_factory=list)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -72,11 +80,11 @@ class Shard:
         match message:
             case Attach():
                 self._attach(message, answer)
-            case Create():
-                self._create(message, arrays, answer)
             case Push() | Pull() | Suspend() | Leave() if self._incarnations.get(message.worker) != message.incarnation:
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
+            case Create():
+                self._create(message, arrays, answer)
             case Push() if self.store is None:
                 answer(Refused(message.id, "this server was started again and has no model", is_unknown=True), ())
             case Push():
@@ -106,6 +114,7 @@ class Shard:
         if self.digest not in (None, message.digest):
             answer(Refused(message.id, self._another_model(message.digest)), ())
             return
+        self._digests[message.worker] = message.digest
         if self._incarnations.get(message.worker) != message.incarnation:
             self._incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self._sequences.get((message.worker, message.incarnation), -1))
@@ -118,19 +127,54 @@ class Shard:
         )
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
-        if self.digest not in (None, message.digest):
-            answer(Refused(message.id, self._another_model(message.digest)), ())
-            return
         if self.store is None:
             try:
-                state = State.of_arrays(arrays, len(message.held), message.slots, message.scalars)
-                self.store = Store(message.held, state, message.optimizer)
-            except Exception as error:  # of Keras, for what the chief has sent
-                answer(Refused(message.id, f"the model cannot be made: {type(error).__name__}: {error}"), ())
+                self._make(message, arrays)
+            except Exception as error:  # of Keras, for what the worker has sent; or a snapshot of another model
+                why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
+                answer(Refused(message.id, f"the model cannot be made: {why}"), ())
                 return
-            self.digest = message.digest
         answer(Done(message.id, self.ledger.version), ())
+        others = [one for one in self._parked if self._digests[one.message.worker] not in (self.digest, None)]
+        for one in others if self.store is not None else ():
+            one.answer(Refused(one.message.id, self._another_model(self._digests[one.message.worker])), ())
+            self._parked.remove(one)
         self._answer_parked()
+
+    def _make(self, message: Create, arrays: list[np.ndarray]) -> None:
+        """Makes the store, from a snapshot or from the values; without both, it has to wait for the chief."""
+        state = (
+            State.of_arrays(arrays, len(message.held), message.slots, message.scalars) if message.has_values else None
+        )
+        found = self.snapshots.find(message.digest, message.held) if self.snapshots is not None else None
+        if found is not None:
+            self.ledger.version = found.version
+            self.ledger.counted.update(found.counted)
+            self._sequences |= found.sequences
+            self._applied |= found.sequences
+            for worker, incarnation in self._incarnations.items():
+                one = self.ledger.workers[worker]
+                one.sequence = max(one.sequence, self._sequences.get((worker, incarnation), -1))
+            state = State([part.value for part in found.parts], [part.slots for part in found.parts], found.scalars)
+        if state is not None:
+            self.store = Store(message.held, state, message.optimizer)
+            self._model, self.digest = message.digest, self._digests[message.worker]
+            self.take_snapshot()
+
+    def take_snapshot(self) -> None:
+        """Has a snapshot written, in the background, of what is applied by now."""
+        if self.snapshots is None or self.store is None:
+            return
+        state = self.store.state()
+        parts = tuple(
+            PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
+            for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
+        )
+        of = ShardState(
+            *(self._model, self.ledger.version, self.store.config, dict(state.scalars), parts),
+            *(dict(self.ledger.counted), dict(self._applied)),
+        )
+        self.snapshots.write(of)
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -143,9 +187,12 @@ class Shard:
                 answer(Refused(message.id, str(error)), ())
                 return
             counted = self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
-            self._sequences[message.worker, message.incarnation] = message.sequence
-            if counted is not None:
-                self._gradients[id(counted)] = gradients
+            source = message.worker, message.incarnation
+            self._sequences[source] = message.sequence
+            if counted is None:
+                self._applied[source] = message.sequence
+            else:
+                self._gradients[id(counted)] = source, gradients
             self._update()
         if message.pulls:
             self._answer_or_park(_Parked(message, answer))
@@ -156,8 +203,10 @@ class Shard:
         """Makes the updates that are due, and answers what may be answered then."""
         while due := self.ledger.due():
             assert self.store is not None
-            gradients = [self._gradients.pop(id(one)) for one in due]
-            self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
+            pushed = [self._gradients.pop(id(one)) for one in due]
+            self.store.update(weighted_sum([one for _, one in pushed], weights(due), self.store.shapes))
+            for (source, _), one in zip(pushed, due, strict=True):
+                self._applied[source] = max(one.sequence, self._applied.get(source, -1))
         self._answer_parked()
 
     def _answer_or_park(self, one: _Parked) -> None:

@@ -14,9 +14,10 @@ class Held(msgspec.Struct, frozen=True):
     """Rows of a variable that a server holds.
 
     Attributes:
-        path: of the variable, as Keras names it.
+        path: of the variable, as Keras names it; made unique in the model.
         begin: first row; 0 for a scalar.
         end: row behind the last one; 1 for a scalar.
+        rows: of the whole variable; 1 for a scalar.
         decays: whether the optimizer's weight decay applies to it.
         constraint: as `keras.constraints.serialize` describes it, or None.
     """
@@ -24,6 +25,7 @@ class Held(msgspec.Struct, frozen=True):
     path: str
     begin: int
     end: int
+    rows: int
     decays: bool = True
     constraint: dict[str, Any] | None = None
 

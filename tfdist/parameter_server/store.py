@@ -53,11 +53,15 @@ class Store:
         held: describes the variables.
         state: their first values; slots and scalars, if the optimizer has made updates before.
         optimizer: as `keras.saving.serialize_keras_object` describes it.
+
+    Attributes:
+        held: as given.
+        config: as ``optimizer``.
     """
 
     def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
-        self._held = list(held)
-        self._config = optimizer
+        self.held = list(held)
+        self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
         self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
         self._make(state)
@@ -81,7 +85,7 @@ class Store:
     def state(self) -> State:
         """Values and the optimizer's variables; later updates do not change them."""
         values = list(self.shapes.layout().arrays(self.vectors()).values())
-        slots: list[dict[str, np.ndarray]] = [{} for _ in self._held]
+        slots: list[dict[str, np.ndarray]] = [{} for _ in self.held]
         for slot in self._slots:
             block, array = self._blocks[slot.variable], to_array(slot.value.value.read_value())
             for place, part in zip(block.places, self._split(block, array), strict=True):
@@ -173,11 +177,11 @@ class Store:
 
     def _make(self, state: State) -> None:
         """Makes variables and optimizer."""
-        self._optimizer = keras.saving.deserialize_keras_object(self._config)
+        self._optimizer = keras.saving.deserialize_keras_object(self.config)
         self._is_elementwise = is_elementwise(self._optimizer)
-        runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self._held))]
+        runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self.held))]
         self._blocks = [_Block(run, self._variable(run, state)) for run in runs]
-        undecayed = [block.variable for block in self._blocks if not self._held[block.places[0]].decays]
+        undecayed = [block.variable for block in self._blocks if not self.held[block.places[0]].decays]
         if undecayed:
             self._optimizer.exclude_from_weight_decay(var_list=undecayed)
         self._slots = slots_of.build(self._optimizer, [block.variable for block in self._blocks])
@@ -197,12 +201,12 @@ class Store:
         """The variables, in runs that follow each other in a vector and are updated alike."""
         runs: list[list[int]] = []
         last: dict[np.dtype, int | None] = {}
-        for place, (one, dtype) in enumerate(zip(self._held, self.shapes.dtypes, strict=True)):
+        for place, (one, dtype) in enumerate(zip(self.held, self.shapes.dtypes, strict=True)):
             run = last.get(dtype)
             if place in self._apart:
                 runs.append([place])
                 last[dtype] = None
-            elif run is not None and self._held[runs[run][0]].decays == one.decays:
+            elif run is not None and self.held[runs[run][0]].decays == one.decays:
                 runs[run].append(place)
             else:
                 last[dtype] = len(runs)
@@ -210,7 +214,7 @@ class Store:
         return [tuple(run) for run in runs]
 
     def _variable(self, places: Sequence[int], state: State) -> Any:
-        held = self._held[places[0]]
+        held = self.held[places[0]]
         value = state.values[places[0]] if len(places) == 1 else _joined([state.values[place] for place in places])
         variable = keras.Variable(value, dtype=value.dtype.name, name=held.path.replace("/", "_"))
         if held.constraint is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 from tfdist.runtime.membership import Membership
@@ -38,20 +41,30 @@ class _Watcher:
         self._server.stop()
 
 
-def serve(member: Membership, synchronization: Synchronization, policy: StalenessPolicy) -> None:
+def serve(
+    member: Membership,
+    synchronization: Synchronization,
+    policy: StalenessPolicy,
+    snapshots: tuple[Path, float] | None = None,
+) -> None:
     """Serves until the job is over.
 
     Args:
         member: of a parameter server task.
         synchronization: when updates are applied.
         policy: what late gradients are worth.
+        snapshots: their folder, and the seconds between two.
 
     Raises:
         TfdistError: the job has failed.
     """
     assert member.cluster is not None
     control, task = member.control, member.cluster.task
-    server = Server(Shard(Ledger(synchronization, policy)), task.address)
+    tasks = member.cluster.tasks
+    servers = sum(one.job == "ps" for one in tasks)
+    kept = None if snapshots is None else Snapshots(snapshots[0], task.index, servers, snapshots[1])
+    awaited = {number for number, one in enumerate(tasks) if one.job in ("chief", "worker")}
+    server = Server(Shard(Ledger(synchronization, policy, awaited=awaited), kept), task.address)
     control.watch(_Watcher(server))
     control.when_failed(lambda error: server.stop())
     control.publish(address_of(task.index), server.address)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from tfdist.strategies import require_tensorflow
@@ -32,6 +35,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         cluster_resolver: describes the cluster; by default TF_CONFIG does.
         synchronization: when updates are applied.
         staleness_policy: what late gradients are worth.
+        snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
+            number of servers; the same for all servers. None for no snapshots.
+        snapshot_seconds: between two snapshots.
         timeouts: how long to wait for other tasks.
 
     Raises:
@@ -43,8 +49,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
+        snapshots: str | os.PathLike[str] | None = None,
+        snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
     ) -> None:
+        if "://" in str(snapshots):
+            raise ValueError(f"snapshots must be a folder of a file system; got {snapshots}")
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -52,7 +62,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
             if cluster.task.job == "ps":
-                serving.serve(member, synchronization, staleness_policy)
+                kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
+                serving.serve(member, synchronization, staleness_policy, kept)
                 sys.exit()
         keras_seams.install()
         if member is None:
@@ -125,11 +136,16 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         _check(optimizer, variables, len(self._servers), self._clips)
         if not optimizer.built:
             optimizer.build(variables)
-        connections = []
-        for place, task in enumerate(self._servers):
-            address = self._member.control.look_up(serving.address_of(task.index))
-            connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat))
-        return Link(connections, self._member.control.task, optimizer, variables, self._is_chief, self._clips)
+        with contextlib.ExitStack() as stack:
+            connections = []
+            for place, task in enumerate(self._servers):
+                address = self._member.control.look_up(serving.address_of(task.index))
+                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat))
+                stack.callback(connections[-1].close)  # the process could not end with one that is open
+            worker = self._member.control.task
+            link = Link(connections, worker, optimizer, variables, self._is_chief, self._clips)
+            stack.pop_all()
+        return link
 
     def _close(self) -> None:
         for link in self._links.values():

@@ -59,7 +59,8 @@ class Link:
         self._session = Session(connections, worker, self._model)
         self._lock = threading.Lock()
         self.failure: TfdistError | None = None
-        self._assign(self._session.begin(self._created if is_chief else None))
+        on_servers = keras.saving.serialize_keras_object(self._on_servers)
+        self._assign(self._session.begin(self._held(), on_servers, self._state if is_chief else None))
 
     @property
     def session(self) -> Session:
@@ -159,24 +160,28 @@ class Link:
             copy.clipnorm = copy.global_clipnorm = None
         return copy
 
-    def _created(self) -> tuple[list[Held], State, dict[str, Any]]:
-        """The model as this worker has it."""
+    def _held(self) -> list[Held]:
+        """Describes the variables."""
         held = []
-        for variable in self._variables:
+        for variable, path in zip(self._variables, self._model.paths, strict=True):
             constraint = None if variable.constraint is None else keras.constraints.serialize(variable.constraint)
             if not isinstance(constraint, (dict, type(None))):
                 raise ValueError(f"the constraint of {variable.path} cannot be sent to parameter servers: {constraint}")
-            held.append(Held(variable.path, 0, 0, self._optimizer._use_weight_decay(variable), constraint))
+            rows = variable.shape[0] if len(variable.shape) else 1
+            held.append(Held(path, 0, rows, rows, self._optimizer._use_weight_decay(variable), constraint))
+        return held
+
+    def _state(self) -> State:
+        """Values and the optimizer's variables as this worker has them."""
         slots, scalars = self._of_optimizer()
-        of_variables: list[dict[str, np.ndarray]] = [{} for _ in held]
+        of_variables: list[dict[str, np.ndarray]] = [{} for _ in self._variables]
         for slot in slots:
             of_variables[slot.variable][slot.name] = _array(slot.value)
-        state = State(
+        return State(
             [_array(variable) for variable in self._variables],
             of_variables,
             {name: _array(variable) for name, variable in scalars.items()},
         )
-        return held, state, keras.saving.serialize_keras_object(self._on_servers)
 
     def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
         slots = slots_of.of_built(self._optimizer, self._optimizer._trainable_variables)

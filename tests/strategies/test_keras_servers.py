@@ -1,0 +1,171 @@
+"""Keras's methods on parameter servers, which are threads of this process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.served import served
+
+X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+Y = X[:, :2] ** 2
+
+
+def model_in(strategy=None, optimizer="adam", **options):
+    keras.utils.set_random_seed(0)
+
+    def make():
+        layers = [keras.layers.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model.compile(optimizer() if callable(optimizer) else optimizer, "mse", metrics=["mae"], **options)
+        return model
+
+    if strategy is None:
+        return make()
+    with strategy.scope():
+        return make()
+
+
+def fit(model, data=None, **options):
+    options = {"epochs": 3, "shuffle": False, "verbose": 0, **options}
+    return model.fit(data, **options) if data is not None else model.fit(X, Y, batch_size=16, **options)
+
+
+def assert_close(one, other, rtol=1e-4):
+    for mine, expected in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=rtol, atol=1e-6)
+
+
+def links(model):
+    return model.distribute_strategy.extended.links(model)
+
+
+OPTIONS = {
+    "adam": {},
+    "averages": {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8)},
+    "schedule": {"optimizer": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.3, 9))},
+    "loss scale": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))},
+    "steps": {"steps_per_execution": 3},
+    "eager": {"run_eagerly": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_one_worker_trains_as_keras_does(name):
+    alone = model_in(**OPTIONS[name])
+    expected = fit(alone, validation_data=(X, Y))
+    with served() as (strategy,):
+        model = model_in(strategy, **OPTIONS[name])
+        found = fit(model, validation_data=(X, Y))
+        assert_close(model, alone)
+        for key, values in expected.history.items():
+            np.testing.assert_allclose(found.history[key], values, rtol=1e-4, err_msg=key)
+        assert int(model.optimizer.iterations) == 12
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_data_of_unknown_length_make_no_update_more(steps):
+    with served() as (strategy,):
+        model = model_in(strategy, steps_per_execution=steps)
+        fit(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).filter(lambda x, y: True))
+        (link,) = links(model)
+        assert (link.session.pushes, int(model.optimizer.iterations)) == (12, 12)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_what_reads_the_model_reads_the_newest_values(method):
+    with served(workers=2) as (first, second):
+        chief, worker = model_in(first), model_in(second)
+        fit(chief, epochs=1)
+        fit(worker, epochs=1)
+        before = chief.get_weights()
+        getattr(chief, method)(X, *([Y] if method == "evaluate" else []), verbose=0)
+        assert_close(chief, worker, rtol=0)
+        assert not np.array_equal(before[0], chief.get_weights()[0])
+
+
+def test_an_epoch_begins_with_the_newest_values():
+    with served(workers=2) as (first, second):
+        chief, worker = model_in(first), model_in(second)
+        fit(worker_after(chief, worker), epochs=2, callbacks=[Between(worker)])
+        (link,) = links(chief)
+        assert link.session.iterations == 12, "of both"
+
+
+def worker_after(chief, worker):
+    """The chief makes the model on the servers first."""
+    fit(chief, epochs=1, steps_per_epoch=None)
+    return chief
+
+
+class Between(keras.callbacks.Callback):
+    """Another worker trains between two epochs; nobody waits for this one meanwhile."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other, self.seen = other, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            (link,) = links(self.model)
+            assert link.session.is_suspended
+            fit(self.other, epochs=0)
+
+
+def test_a_saved_model_has_the_servers_state(tmp_path):
+    alone = model_in()
+    fit(alone)
+    with served() as (strategy,):
+        model = model_in(strategy)
+        fit(model)
+        model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert_close(again, alone)
+    for one, other in zip(again.optimizer.variables, alone.optimizer.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6, err_msg=one.path)
+    fit(again, epochs=1)
+    fit(alone, epochs=1)
+    assert_close(again, alone)
+
+
+def test_training_goes_on_from_a_saved_model(tmp_path):
+    alone = model_in()
+    fit(alone)
+    alone.save(tmp_path / "model.keras")
+    fit(alone, epochs=1)
+    with served() as (strategy,):
+        with strategy.scope():
+            model = keras.models.load_model(tmp_path / "model.keras")
+        fit(model, epochs=1)
+        assert_close(model, alone)
+        assert int(model.optimizer.iterations) == 16
+
+
+def test_only_the_chief_writes(tmp_path):
+    with served(workers=2) as strategies:
+        for place, strategy in enumerate(strategies):
+            model = model_in(strategy)
+            fit(model, epochs=1, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / f"{place}.keras")])
+    assert [path.name for path in tmp_path.iterdir()] == ["0.keras"]
+
+
+def test_a_loop_of_ones_own():
+    alone, optimizer = model_in(), keras.optimizers.SGD(0.1)
+    with served() as (strategy,):
+        model = model_in(strategy)
+        with strategy.scope():
+            own = keras.optimizers.SGD(0.1)
+
+        def step(model, optimizer, x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        @tf.function
+        def on_servers(x, y):
+            strategy.run(step, args=(model, own, x, y))
+
+        for _ in range(3):
+            on_servers(tf.constant(X), tf.constant(Y))
+            step(alone, optimizer, X, Y)
+        assert_close(model, alone)
