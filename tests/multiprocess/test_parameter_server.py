@@ -14,12 +14,17 @@ STEPS = 176
 """Of each worker: 8 epochs of 22 batches."""
 
 
+def results_of(ended):
+    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
+    assert len(found) == 2, ended.stdout + ended.stderr
+    return found
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", "bounded", "synchronous"])
 def test_digits_are_learnt(mode):
     ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, mode)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
-    assert len(found) == 2, ended.stdout + ended.stderr
+    found = results_of(ended)
     for result in found:
         assert result["accuracy"] > 0.8, found
         assert result["steps"] == STEPS
@@ -29,6 +34,17 @@ def test_digits_are_learnt(mode):
         assert found[0]["norm"] == found[1]["norm"]
     else:
         assert STEPS < updates <= 2 * STEPS, "each is of one gradient, and counts once"
+    harness.assert_nothing_left()
+
+
+def test_synchronous_steps_equal_one_process():
+    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", str(harness.PROGRAMS / "servers_equal.py"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    one, other = results_of(ended)
+    for name, found in one.items():
+        assert found["error"] < 1e-5, (name, found, other[name])
+        assert found["sum"] == other[name]["sum"], f"{name}: the workers' weights differ"
+        assert found["iterations"] == 12, name
     harness.assert_nothing_left()
 
 

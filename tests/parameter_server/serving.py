@@ -21,7 +21,7 @@ SIZE = 1000
 
 @contextlib.contextmanager
 def serving(mode=Asynchronous(), address="127.0.0.1:0"):  # noqa: B008
-    server = Server(Shard(Ledger(mode, AsItIs())), address)
+    server = Server(lambda model: Shard(Ledger(mode, AsItIs())), address)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -48,8 +48,8 @@ def create(connection):
     return connection.request(lambda id: Create(id, 0, 1, "model", held, optimizer, True, ((),)), values)[0]
 
 
-def attach(connection, worker=0):
-    return connection.request(lambda id: Attach(id, worker, 1, "model"))[0]
+def attach(connection, worker=0, model=0):
+    return connection.request(lambda id: Attach(id, worker, 1, "model", model))[0]
 
 
 def push(connection, worker=0, clock=0, value=1.0, pulls=False):

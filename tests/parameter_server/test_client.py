@@ -46,7 +46,7 @@ def test_requests_to_several_servers_are_under_way_together():
 
 def test_a_refusal_is_an_error():
     with serving() as server, connected(server) as one:
-        with pytest.raises(RefusedError, match="ps 0 refuses Push: worker 0 has not attached") as caught:
+        with pytest.raises(RefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
             push(one)
         assert caught.value.is_unknown
 
@@ -82,7 +82,7 @@ from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 
-server = Server(Shard(Ledger(Asynchronous(), AsItIs())), sys.argv[1])
+server = Server(lambda model: Shard(Ledger(Asynchronous(), AsItIs())), sys.argv[1])
 print("SERVING", server.address, flush=True)
 server.run()
 """

@@ -6,7 +6,7 @@ from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import InvalidMessageError
 
 FROM_WORKER = [
-    m.Attach(1, 3, 1 << 63, "digest"),
+    m.Attach(1, 3, 1 << 63, "digest", 2),
     m.Create(
         *(2, 3, 7, "digest", (Held("dense/kernel", 0, 4, 8, decays=False, constraint={"class_name": "NonNeg"}),)),
         *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, True, (("momentum",),), ("iteration",)),

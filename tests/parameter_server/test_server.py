@@ -40,6 +40,17 @@ def test_every_push_of_many_workers_counts_once():
         np.testing.assert_array_equal(pull(workers[0]), np.full(SIZE, -50, np.float32))
 
 
+def test_models_are_apart():
+    with serving() as server, connected(server) as one, connected(server) as other:
+        for model, connection in enumerate((one, other)):
+            attach(connection, model=model)
+            create(connection)
+            push(connection, value=1.0 + model)
+        server.lost(7)
+        for model, connection in enumerate((one, other)):
+            np.testing.assert_array_equal(pull(connection), np.full(SIZE, -1 - model, np.float32))
+
+
 def test_nobody_waits_for_a_worker_that_is_lost():
     with serving(BoundedStaleness(0)) as server, connected(server) as fast, connected(server) as slow:
         attach(fast, 0)

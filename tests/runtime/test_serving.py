@@ -63,7 +63,7 @@ def test_the_server_learns_of_lost_workers(members):
     while chief.control.present.get(1):
         chief.control.gather("alone", None, (0,))
     with pytest.raises(TfdistError, match="worker 1 has not attached, or was taken for lost"):
-        connection.request(lambda id: Pull(id, 1, 1, 0))
+        connection.request(lambda id: Pull(id, 1, 1))
     connection.close()
 
 

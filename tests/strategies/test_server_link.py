@@ -43,7 +43,7 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
 
         def link(worker=0, own=None, of=optimizer):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            link = Link(connections, worker, of, own or made, worker == 0, clips=not mode.averages)
+            link = Link(connections, worker, 0, of, own or made, worker == 0, clips=not mode.averages)
             stack.callback(link.close)
             return link
 

@@ -22,12 +22,15 @@ class Attach(Message, frozen=True):
         worker: its task's number.
         incarnation: a random number of this process, so that a worker that comes again is not taken for the first.
         digest: of the model's variables and the way they are dealt; the same on every worker.
+        model: how many models this worker has attached for before; the workers of a job attach in the same order. What
+            else comes over this connection is about this one.
     """
 
     id: int
     worker: int
     incarnation: int
     digest: str
+    model: int = 0
 
 
 class Create(Message, frozen=True):

@@ -1,16 +1,16 @@
-"""A server's socket: it takes messages off it, one after the other, and sends the answers of its shard."""
+"""A server's socket: it takes messages off it, one after the other, and sends the answers of its shards."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import zmq
 
-from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER
+from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Attach, Refused
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.wire import InvalidMessageError, Message
 
@@ -25,22 +25,23 @@ _LOGGED = 100
 
 
 class Server:
-    """Serves a shard over TCP.
+    """Serves shards over TCP, one for each model that is trained.
 
     The identities of peers are the server's own, as one that a peer chooses could be taken twice: then ZeroMQ is silent
     to the second for ever.
 
     Args:
-        shard: used by nobody else while this runs.
+        make: makes the shard of the model with the given number; nobody else uses it while this runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
 
     Attributes:
         address: ``host:port`` that it listens at.
     """
 
-    def __init__(self, shard: Shard, address: str) -> None:
-        self._shard = shard
-        self._snapshots = shard.snapshots
+    def __init__(self, make: Callable[[int], Shard], address: str) -> None:
+        self._make = make
+        self._shards: dict[int, Shard] = {}
+        self._of_peers: dict[bytes, Shard] = {}
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
@@ -68,15 +69,16 @@ class Server:
                     worker = self._lost.get()
                     if worker is None:
                         return
-                    self._shard.lost(worker)
+                    for shard in self._shards.values():
+                        shard.lost(worker)
                 if self._socket in ready:
                     self._receive()
-                if self._snapshots is not None and not self._snapshots.seconds_left:
-                    self._shard.take_snapshot()
+                for shard in self._shards.values():
+                    if shard.snapshots is not None and not shard.snapshots.seconds_left:
+                        shard.take_snapshot()
         finally:
-            if self._snapshots is not None:
-                self._shard.take_snapshot()
-                self._snapshots.close()
+            for shard in self._shards.values():
+                shard.close()
             self._socket.close()
             self._context.term()
             self._wake.close()
@@ -84,7 +86,8 @@ class Server:
 
     def _milliseconds(self) -> int | None:
         """Until the next snapshot."""
-        return None if self._snapshots is None else 1 + int(1000 * self._snapshots.seconds_left)
+        left = [shard.snapshots.seconds_left for shard in self._shards.values() if shard.snapshots is not None]
+        return 1 + int(1000 * min(left)) if left else None
 
     def lost(self, worker: int) -> None:
         """Tells the shard of a worker that is lost; from any thread.
@@ -115,7 +118,14 @@ class Server:
             except zmq.ZMQError:
                 pass  # the peer is gone; it asks again when it is back
 
-        self._shard.heard(message, arrays, answer)
+        if isinstance(message, Attach):
+            if message.model not in self._shards:
+                self._shards[message.model] = self._make(message.model)
+            self._of_peers[peer] = self._shards[message.model]
+        if peer in self._of_peers:
+            self._of_peers[peer].heard(message, arrays, answer)
+        else:
+            answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
 
     def _complain(self, frames: Sequence[zmq.Frame], error: InvalidMessageError) -> None:
         try:

@@ -36,6 +36,7 @@ class Session:
         connections: to each server, in the order of the cluster.
         worker: this task's number.
         model: the variables.
+        number: how many sessions this worker has begun before.
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
@@ -43,11 +44,12 @@ class Session:
         is_suspended: whether others do not wait for this worker.
     """
 
-    def __init__(self, connections: Sequence[Connection], worker: int, model: Model) -> None:
+    def __init__(self, connections: Sequence[Connection], worker: int, model: Model, number: int = 0) -> None:
         self._connections = connections
         self._worker = worker
         self._incarnation = secrets.randbits(63)
         self._model = model
+        self._number = number
         self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
@@ -170,7 +172,7 @@ class Session:
 
     def _attach(self, server: int) -> None:
         connection, digest = self._connections[server], self._model.dealt_digest
-        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, digest))
+        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, digest, self._number))
         self._clocks[server] = answer.clock
         if answer.is_created:
             return

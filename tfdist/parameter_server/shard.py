@@ -110,6 +110,12 @@ class Shard:
         self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
 
+    def close(self) -> None:
+        """Writes a last snapshot, and waits for it."""
+        self.take_snapshot()
+        if self.snapshots is not None:
+            self.snapshots.close()
+
     def _attach(self, message: Attach, answer: Answer) -> None:
         if self.digest not in (None, message.digest):
             answer(Refused(message.id, self._another_model(message.digest)), ())

@@ -24,16 +24,23 @@ def address_of(server: int) -> str:
 
 
 class _Watcher:
-    """Passes the loss of workers, and the end of the job, on to a server."""
+    """Passes the loss of workers, and the end of the job, on to a server.
+
+    Attributes:
+        lost_tasks: those that nobody waits for.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self.lost_tasks: set[int] = set()
 
     def came(self, task: int) -> None:
         """Workers attach by themselves."""
+        self.lost_tasks.discard(task)
 
     def lost(self, task: int, error: TfdistError) -> None:
         """Nobody waits for a lost worker."""
+        self.lost_tasks.add(task)
         self._server.lost(task)
 
     def over(self) -> None:
@@ -62,10 +69,18 @@ def serve(
     control, task = member.control, member.cluster.task
     tasks = member.cluster.tasks
     servers = sum(one.job == "ps" for one in tasks)
-    kept = None if snapshots is None else Snapshots(snapshots[0], task.index, servers, snapshots[1])
     awaited = {number for number, one in enumerate(tasks) if one.job in ("chief", "worker")}
-    server = Server(Shard(Ledger(synchronization, policy, awaited=awaited), kept), task.address)
-    control.watch(_Watcher(server))
+
+    def make(model: int) -> Shard:
+        kept = None
+        if snapshots is not None:
+            folder, seconds = snapshots
+            kept = Snapshots(folder / f"model-{model}" if model else folder, task.index, servers, seconds)
+        return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept)
+
+    server = Server(make, task.address)
+    watcher = _Watcher(server)
+    control.watch(watcher)
     control.when_failed(lambda error: server.stop())
     control.publish(address_of(task.index), server.address)
     server.run()

@@ -142,8 +142,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
                 address = self._member.control.look_up(serving.address_of(task.index))
                 connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
-            worker = self._member.control.task
-            link = Link(connections, worker, optimizer, variables, self._is_chief, self._clips)
+            numbers = self._member.control.task, len(self._links)
+            link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips)
             stack.pop_all()
         return link
 

@@ -27,6 +27,7 @@ class Link:
     Args:
         connections: to each server.
         worker: this task's number.
+        number: how many links this task has made before.
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
         is_chief: whether this worker gives the first values and the learning rate.
@@ -38,6 +39,7 @@ class Link:
         self,
         connections: Sequence[Connection],
         worker: int,
+        number: int,
         optimizer: Any,
         variables: Sequence[Any],
         is_chief: bool,
@@ -56,7 +58,7 @@ class Link:
             len(connections),
             [splits and variable.constraint is None for variable in variables],
         )
-        self._session = Session(connections, worker, self._model)
+        self._session = Session(connections, worker, self._model, number)
         self._lock = threading.Lock()
         self.failure: TfdistError | None = None
         on_servers = keras.saving.serialize_keras_object(self._on_servers)

@@ -1,0 +1,119 @@
+"""Synchronous steps on parameter servers against one process with the global batch; two workers, unequal shares.
+
+Each case is trained by plain Keras first, in the same process. See `tests/multiprocess/test_parameter_server.py`.
+"""
+
+import json
+import os
+
+import keras
+import numpy as np
+
+from tfdist.parameter_server.synchronization import Synchronous
+from tfdist.strategies.parameter_server import ParameterServerStrategy
+
+strategy = ParameterServerStrategy(synchronization=Synchronous())
+worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+generator = np.random.default_rng(0)
+X = generator.normal(size=(48, 6)).astype("float32")
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], 1).astype("float32")
+WORDS = generator.integers(0, 2000, size=(48, 5))
+GLOBAL, OWN = 8, (5, 3)
+
+
+def own_rows(array):
+    """Of each global batch, this worker's rows."""
+    begin = sum(OWN[:worker])
+    return np.concatenate([array[batch + begin : batch + begin + OWN[worker]] for batch in range(0, 48, GLOBAL)])
+
+
+def dense(optimizer, **options):
+    def make():
+        layers = [
+            keras.layers.Input((6,)),
+            keras.layers.Dense(300, "tanh"),
+            keras.layers.Dense(300),
+            keras.layers.Dense(2),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(optimizer(), "mse", **options)
+        return model
+
+    return make, X, Y
+
+
+def embedded(optimizer):
+    def make():
+        layers = [keras.layers.Input((5,)), keras.layers.Embedding(2000, 64), keras.layers.GlobalAveragePooling1D()]
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        model.compile(optimizer(), "mse")
+        return model
+
+    return make, WORDS, Y
+
+
+def constrained():
+    options = {"kernel_constraint": "non_neg", "bias_constraint": keras.constraints.MaxNorm(0.1)}
+    layers = [keras.layers.Input((6,)), keras.layers.Dense(20, "tanh", **options), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def reduced(reduction):
+    def make():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction=reduction))
+        return model
+
+    return make, X, Y
+
+
+def schedule():
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9)
+
+
+def undecayed():
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+CASES = {
+    "sgd": dense(lambda: keras.optimizers.SGD(0.1)),
+    "momentum": dense(lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)),
+    "adam": dense(lambda: keras.optimizers.Adam(0.01)),
+    "adamw": dense(undecayed),
+    "clipnorm": dense(lambda: keras.optimizers.SGD(0.1, clipnorm=0.1)),
+    "clipvalue": dense(lambda: keras.optimizers.SGD(0.1, clipvalue=0.01)),
+    "schedule": dense(schedule),
+    "averages": dense(lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)),
+    "accumulation": dense(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)),
+    "steps": dense(lambda: keras.optimizers.RMSprop(0.01), steps_per_execution=2),
+    "lamb": dense(lambda: keras.optimizers.Lamb(0.01)),
+    "sparse adagrad": embedded(lambda: keras.optimizers.Adagrad(0.1)),
+    "sparse sgd": embedded(lambda: keras.optimizers.SGD(0.1)),
+    "constraints": (constrained, X, Y),
+    "mean": reduced("sum_over_batch_size"),
+}
+
+
+def train(make, x, y, batch_size):
+    keras.utils.set_random_seed(7)
+    model = make()
+    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+found = {}
+for name, (make, x, y) in CASES.items():
+    expected = [weight.astype("float64") for weight in train(make, x, y, GLOBAL).get_weights()]
+    with strategy.scope():
+        model = train(make, own_rows(x), own_rows(y), OWN[worker])
+    weights = model.get_weights()
+    found[name] = {
+        "error": max(float(np.max(np.abs(one - other))) for one, other in zip(weights, expected, strict=True)),
+        "iterations": int(model.optimizer._iterations),
+        "sum": float(sum(np.sum(weight, dtype="float64") for weight in weights)),
+    }
+print("RESULT", json.dumps(found), flush=True)
