@@ -1,0 +1,100 @@
+"""Parameter servers and their workers are killed and stopped while they train, and come back."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "servers_faults.py")
+TASKS = [("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1)]
+EPOCH = 22
+"""Steps of an epoch."""
+
+
+def configs():
+    ports = iter(harness.free_ports(len(TASKS)))
+    cluster = {}
+    for job, _ in TASKS:
+        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in TASKS
+    ]
+
+
+def await_snapshot(folder, server, version, deadline=60.0):
+    """Waits until a server has written a snapshot of a version."""
+    end, found = time.monotonic() + deadline, None
+    while found != version:
+        assert time.monotonic() < end, f"the newest snapshot of server {server} is of version {found}"
+        files = sorted(folder.glob(f"server-{server}-of-2.*.npz"))
+        if files:
+            with np.load(files[-1]) as file:
+                found = json.loads(file["metadata"].tobytes())["version"]
+        time.sleep(0.01)
+
+
+def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path):
+    given = configs()
+    with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
+        for rank in (0, 1):
+            processes.await_output(rank, "EPOCH 3")
+        await_snapshot(tmp_path / "snapshots", 1, 2 * 3 * EPOCH)
+        processes.signal(3, signal.SIGKILL)
+        processes.signal(1, signal.SIGSTOP)
+        with harness.started([PROGRAM, str(tmp_path)], 1, per_rank=given[3:]) as again:
+            for worker in (0, 1):
+                (tmp_path / f"go {worker}").touch()
+            processes.await_output(0, "EPOCH 7")
+            processes.signal(1, signal.SIGCONT)
+            ended = [*processes.wait(), *again.wait()]
+            outputs = processes.outputs() + again.outputs()
+    assert [end.code for end in ended] == [0, 0, 0, -signal.SIGKILL, 0], outputs
+    assert f"parameter server 1 goes on from the snapshots in {tmp_path}" in ended[4].output, outputs
+    found = harness.results(ended[:2])
+    assert [one["pushes"] for one in found] == [8 * EPOCH] * 2, outputs
+    assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "each counts once: nothing had come since"
+    assert min(one["accuracy"] for one in found) > 0.8, outputs
+    harness.assert_nothing_left()
+
+
+def test_the_chief_dies_and_comes_back(tmp_path):
+    given = configs()
+    with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
+        processes.await_output(0, "EPOCH 3")
+        processes.signal(0, signal.SIGKILL)
+        (tmp_path / "go 0").touch()
+        with harness.started([PROGRAM, str(tmp_path)], 1, per_rank=given[:1]) as again:
+            again.await_output(0, "EPOCH 5")
+            (tmp_path / "go 1").touch()
+            ended = [*again.wait(), *processes.wait()[1:]]
+            outputs = processes.outputs() + again.outputs()
+    assert [end.code for end in ended] == [0, 0, 0, 0], outputs
+    assert "EPOCH 0" not in ended[0].output, "it goes on from its backup"
+    chief, worker = harness.results(ended[:2])
+    assert (chief["pushes"], worker["pushes"]) == (5 * EPOCH, 8 * EPOCH), outputs
+    assert max(chief["iterations"], worker["iterations"]) == 2 * 8 * EPOCH, "the servers kept what the first one pushed"
+    assert chief["accuracy"] > 0.8, outputs
+    harness.assert_nothing_left()
+
+
+def test_servers_that_are_gone_are_an_error(tmp_path):
+    given = configs()
+    with harness.started([PROGRAM, str(tmp_path)], 4, {"TFDIST_HEARTBEAT_TIMEOUT": "3"}, per_rank=given) as processes:
+        for rank in (0, 1):
+            processes.await_output(rank, "EPOCH 3")
+        for rank in (2, 3):
+            processes.signal(rank, signal.SIGKILL)
+        for worker in (0, 1):
+            (tmp_path / f"go {worker}").touch()
+        ended = processes.wait()
+        outputs = processes.outputs()
+    assert [end.code for end in ended[:2]] == [1, 1], outputs
+    words = "has not answered for 3 s: its process has ended, or the link to it is cut"
+    assert any(words in end.output for end in ended[:2]), outputs
+    harness.assert_nothing_left()
