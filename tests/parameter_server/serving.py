@@ -20,8 +20,8 @@ SIZE = 1000
 
 
 @contextlib.contextmanager
-def serving(mode=Asynchronous(), address="127.0.0.1:0"):  # noqa: B008
-    server = Server(lambda model: Shard(Ledger(mode, AsItIs())), address)
+def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None):  # noqa: B008
+    server = Server(lambda model: Shard(Ledger(mode, AsItIs())), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -33,8 +33,8 @@ def serving(mode=Asynchronous(), address="127.0.0.1:0"):  # noqa: B008
 
 
 @contextlib.contextmanager
-def connected(server, timeout=DEADLINE):
-    connection = Connection(getattr(server, "address", server), "ps 0", timeout)
+def connected(server, timeout=DEADLINE, keys=None):
+    connection = Connection(getattr(server, "address", server), "ps 0", timeout, keys)
     try:
         yield connection
     finally:

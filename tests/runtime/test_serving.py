@@ -5,8 +5,10 @@ import threading
 import pytest
 
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
+from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import Attach, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
@@ -43,7 +45,7 @@ def members():
 
 def connect(member):
     address = member.control.look_up(serving.address_of(0))
-    return Connection(address, "ps 0", DEADLINE)
+    return Connection(address, "ps 0", DEADLINE, Keys.of_secret(read_secret()))
 
 
 def test_workers_find_the_server_by_its_address(members):

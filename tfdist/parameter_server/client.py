@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import zmq
 
 from tfdist.errors import PeerLostError, TfdistError
+from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, Waiting
 from tfdist.parameter_server.server import COPIED_BYTES, MAX_FRAME
 from tfdist.parameter_server.wire import InvalidMessageError, Message
@@ -54,9 +56,11 @@ class Connection:
         address: ``host:port`` of the server.
         name: the server's name in messages.
         timeout: seconds without a sign of life after which the server counts as lost.
+        keys: of the job; None for no encryption.
     """
 
-    def __init__(self, address: str, name: str, timeout: float) -> None:
+    def __init__(self, address: str, name: str, timeout: float, keys: Keys | None = None) -> None:
+        self._keys = keys
         self._name = name
         self._timeout = timeout
         self._address = address
@@ -68,6 +72,8 @@ class Connection:
         made = self._context.socket(zmq.DEALER)
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
             made.setsockopt(option, value)
+        if self._keys is not None:
+            self._keys.secure_client(made)
         made.copy_threshold = COPIED_BYTES
         made.connect(f"tcp://{self._address}")
         return made
@@ -81,8 +87,9 @@ class Connection:
         """
         message = make(next(self._numbers))
         frames = FROM_WORKER.encode(message, arrays)
-        self._socket.send_multipart(frames, copy=False)
-        return Request(message, frames, time.monotonic() + _AGAIN_SECONDS)
+        request = Request(message, frames, 0.0)
+        self._post(request)
+        return request
 
     def receive(self, request: Request, timeout: float | None = None) -> tuple[Any, list[np.ndarray]]:
         """Waits for the answer to a message.
@@ -104,8 +111,7 @@ class Connection:
         end = time.monotonic() + timeout
         while (now := time.monotonic()) < end:
             if now >= request.due:
-                self._socket.send_multipart(request.frames, copy=False)
-                request.due = now + _AGAIN_SECONDS
+                self._post(request)
             answer, values = self._answer(request.message.id, min(request.due, end) - now)
             if isinstance(answer, Waiting):
                 end = time.monotonic() + timeout
@@ -115,8 +121,8 @@ class Connection:
             elif answer is not None:
                 return answer, values
         raise PeerLostError(
-            f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, or the link "
-            "to it is cut."
+            f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, the link to "
+            "it is cut, or it has another secret (TFDIST_SECRET)."
         )
 
     def request(
@@ -127,6 +133,12 @@ class Connection:
     ) -> tuple[Any, list[np.ndarray]]:
         """Sends a message and waits for its answer; see `send` and `receive`."""
         return self.receive(self.send(make, arrays), timeout)
+
+    def _post(self, request: Request) -> None:
+        """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(request.frames, flags=zmq.DONTWAIT, copy=False)
+        request.due = time.monotonic() + _AGAIN_SECONDS
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """The answer to a request if it comes in time, else None. Answers to others are late copies."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import zmq
 
+from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Attach, Refused
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.wire import InvalidMessageError, Message
@@ -33,12 +34,13 @@ class Server:
     Args:
         make: makes the shard of the model with the given number; nobody else uses it while this runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
+        keys: of the job; None for no encryption.
 
     Attributes:
         address: ``host:port`` that it listens at.
     """
 
-    def __init__(self, make: Callable[[int], Shard], address: str) -> None:
+    def __init__(self, make: Callable[[int], Shard], address: str, keys: Keys | None = None) -> None:
         self._make = make
         self._shards: dict[int, Shard] = {}
         self._of_peers: dict[bytes, Shard] = {}
@@ -48,6 +50,8 @@ class Server:
             self._socket.setsockopt(option, value)
         self._socket.copy_threshold = COPIED_BYTES
         self._socket.setsockopt(zmq.SNDHWM, 0)  # at a high-water mark a ROUTER would drop answers silently
+        if keys is not None:
+            keys.secure_server(self._socket)
         host = address.rpartition(":")[0]
         self._socket.bind(f"tcp://{address}")
         port = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]

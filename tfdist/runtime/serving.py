@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from tfdist.cluster import hosts
+from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
@@ -12,6 +16,8 @@ from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 from tfdist.runtime.membership import Membership
+
+log = logging.getLogger("tfdist")
 
 
 def address_of(server: int) -> str:
@@ -78,7 +84,10 @@ def serve(
             kept = Snapshots(folder / f"model-{model}" if model else folder, task.index, servers, seconds)
         return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept)
 
-    server = Server(make, task.address)
+    keys = Keys.of_secret(read_secret())
+    if keys is None:
+        _say_who_can_reach(task.address)
+    server = Server(make, task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())
@@ -86,3 +95,12 @@ def serve(
     server.run()
     if control.failure is not None:
         raise control.failure
+
+
+def _say_who_can_reach(address: str) -> None:
+    reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
+    log.warning(
+        "tfdist: no job secret is set: %s (%s) can read and change the model. Set TFDIST_SECRET to the same value on "
+        "every task.",
+        *(reach, address),
+    )

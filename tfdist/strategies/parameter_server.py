@@ -16,8 +16,9 @@ require_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
-from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
 from tfdist.parameter_server.client import Connection  # noqa: E402
+from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
@@ -138,9 +139,10 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
             optimizer.build(variables)
         with contextlib.ExitStack() as stack:
             connections = []
+            keys = Keys.of_secret(read_secret())
             for place, task in enumerate(self._servers):
                 address = self._member.control.look_up(serving.address_of(task.index))
-                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat))
+                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat, keys))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
             numbers = self._member.control.task, len(self._links)
             link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips)
