@@ -1,0 +1,45 @@
+"""Jobs with parameter servers: starts them, and collects what every worker reports."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import side_by_side
+
+_FOLDER = "TFDIST_BENCHMARK_REPORTS"
+"""Environment variable: the folder to which workers write their reports."""
+
+
+def run(command, workers, servers=1, cores="share", deadline=600):
+    """Runs a script as a job, and returns every worker's report, in the order of their ranks.
+
+    Args:
+        command: Python script and arguments; each worker calls `report` once.
+        workers: number of workers.
+        servers: number of parameter servers; 0 for none.
+        cores: whether each process gets a share of the cores ("share"), or may use all of them ("all").
+        deadline: in seconds; None for none. All processes are ended then.
+    """
+    launcher = ["--ps", str(servers), "--cores", cores]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {_FOLDER: folder}
+        side_by_side.measure(command, workers, env, way="tfdist", deadline=deadline, launcher=launcher)
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers)]
+
+
+def rank():
+    """This worker's place among the workers."""
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def report(found):
+    """Reports figures; called by every worker."""
+    Path(os.environ[_FOLDER], f"{rank()}.json").write_text(json.dumps(found))
+    if rank() == 0:
+        side_by_side.report(found)
+
+
+def spread(values):
+    """A row of a table: median, lowest and highest."""
+    return dict(zip(("median", "from", "to"), side_by_side.median_and_spread(values), strict=True))
