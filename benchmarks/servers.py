@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import side_by_side
@@ -31,6 +32,17 @@ def run(command, workers, servers=1, cores="share", deadline=600):
 def rank():
     """This worker's place among the workers."""
     return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def meet(workers, deadline=120):
+    """Waits until all workers are here; call it once, before training: in some modes they wait for each other there."""
+    folder = Path(os.environ[_FOLDER])
+    (folder / f"{rank()}.here").touch()
+    end = time.monotonic() + deadline
+    while len(list(folder.glob("*.here"))) < workers:
+        if time.monotonic() > end:
+            raise TimeoutError(f"not all {workers} workers came within {deadline} s")
+        time.sleep(0.005)
 
 
 def report(found):
