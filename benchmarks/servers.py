@@ -1,8 +1,12 @@
 """Jobs with parameter servers: starts them, and collects what every worker reports."""
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +54,55 @@ def report(found):
     Path(os.environ[_FOLDER], f"{rank()}.json").write_text(json.dumps(found))
     if rank() == 0:
         side_by_side.report(found)
+
+
+@contextlib.contextmanager
+def children(commands, deadline=600):
+    """Starts Python scripts as processes with text pipes to their standard input and output, and ends them.
+
+    They are also ended when this process is killed, and after the deadline: `line` of them then raises.
+
+    Args:
+        commands: script and arguments of each.
+        deadline: in seconds.
+
+    Yields:
+        The processes.
+    """
+    from tfdist.cli import resources
+
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    popens = []
+
+    def end():
+        for popen in popens:
+            popen.kill()
+
+    timer = threading.Timer(deadline, end)
+    try:
+        for command in commands:
+            one = [sys.executable, *command]
+            popens.append(subprocess.Popen(one, env=environment, preexec_fn=resources.at_start(None), **pipes))
+        timer.start()
+        yield popens
+    finally:
+        timer.cancel()
+        end()
+        for popen in popens:
+            popen.communicate()
+
+
+def line(popen):
+    """The next line that a process of `children` prints.
+
+    Raises:
+        RuntimeError: it has ended.
+    """
+    read = popen.stdout.readline()
+    if not read:
+        raise RuntimeError(f"{popen.args} exited with code {popen.wait()}")
+    return read.strip()
 
 
 def spread(values):

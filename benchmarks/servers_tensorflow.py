@@ -8,48 +8,39 @@ function travels to the worker, so that several steps in one call are faster; th
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 
+import servers
 import side_by_side
 
 _UP = "listening"
 
 
 @contextlib.contextmanager
-def running(workers, servers):
+def running(workers, parameter_servers):
     """Starts TensorFlow's servers as processes, and ends them.
 
-    They end when their standard input does, and therefore also when this process is killed.
+    Args:
+        workers: number of workers.
+        parameter_servers: number of parameter servers.
 
     Yields:
         The cluster: addresses by job.
     """
     cluster = {
         job: [f"127.0.0.1:{side_by_side.free_port()}" for _ in range(count)]
-        for job, count in (("worker", workers), ("ps", servers))
+        for job, count in (("worker", workers), ("ps", parameter_servers))
     }
-    popens = []
-    try:
-        for job, addresses in cluster.items():
-            for index in range(len(addresses)):
-                command = [sys.executable, __file__, json.dumps(cluster), job, str(index)]
-                popens.append(
-                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-                )
+    tasks = [(job, index) for job, addresses in cluster.items() for index in range(len(addresses))]
+    with servers.children([[__file__, json.dumps(cluster), job, str(index)] for job, index in tasks]) as popens:
         for popen in popens:
-            if popen.stdout.readline().strip() != _UP.encode():
-                raise RuntimeError(f"{popen.args} exited with code {popen.wait()}")
+            assert servers.line(popen) == _UP
         yield cluster
-    finally:
-        for popen in popens:
-            popen.kill()
-            popen.wait()
 
 
 def serve(cluster, job, index):
-    """One server; until its standard input ends."""
+    """One server, until its standard input ends."""
     import tensorflow as tf
 
     tf.distribute.Server(cluster, job_name=job, task_index=index, protocol="grpc")
