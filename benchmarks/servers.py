@@ -12,6 +12,9 @@ from pathlib import Path
 
 import side_by_side
 
+ALL_REDUCE = "all-reduce"
+"""In place of a mode: workers without servers."""
+
 _FOLDER = "TFDIST_BENCHMARK_REPORTS"
 """Environment variable: the folder to which workers write their reports."""
 
@@ -103,6 +106,29 @@ def line(popen):
     if not read:
         raise RuntimeError(f"{popen.args} exited with code {popen.wait()}")
     return read.strip()
+
+
+def strategy(mode, policy="AsItIs()"):
+    """A strategy, on workers; a parameter server serves here, and ends.
+
+    Args:
+        mode: "all-reduce", or a mode of parameter servers with its argument, as ``"BoundedStaleness(2)"``.
+        policy: for stale gradients, with its argument.
+    """
+    import tfdist
+    from tfdist.parameter_server import staleness, synchronization
+    from tfdist.strategies.parameter_server import ParameterServerStrategy
+
+    if mode == ALL_REDUCE:
+        return tfdist.AllReduceStrategy()
+    return ParameterServerStrategy(
+        synchronization=_made(synchronization, mode), staleness_policy=_made(staleness, policy)
+    )
+
+
+def _made(module, text):
+    name, _, argument = text.rstrip(")").partition("(")
+    return getattr(module, name)(*([json.loads(argument)] if argument else []))
 
 
 def spread(values):

@@ -22,26 +22,14 @@ SLOWER = 5
 PAUSED_STEPS = 8
 FIRST = 5
 """Steps that are not counted, in which functions are traced."""
-MODES = ("Asynchronous()", f"BoundedStaleness({PAUSED_STEPS + 2})", "Synchronous()", "all-reduce")
-IN_STEP = ("Synchronous()", "all-reduce")
+MODES = ("Asynchronous()", f"BoundedStaleness({PAUSED_STEPS + 2})", "Synchronous()", servers.ALL_REDUCE)
+IN_STEP = ("Synchronous()", servers.ALL_REDUCE)
 """Modes in which all workers make the same number of steps."""
-
-
-def strategy_of(mode):
-    import tfdist
-    from tfdist.parameter_server import synchronization
-    from tfdist.strategies.parameter_server import ParameterServerStrategy
-
-    if mode == "all-reduce":
-        return tfdist.AllReduceStrategy()
-    name, _, argument = mode.rstrip(")").partition("(")
-    made = getattr(synchronization, name)(*([int(argument)] if argument else []))
-    return ParameterServerStrategy(synchronization=made)
 
 
 def measure(mode, workers):
     """Trains on every worker. Each reports when its steps ended, and when its pause began, in seconds."""
-    strategy = strategy_of(mode)
+    strategy = servers.strategy(mode)
     import keras
     import numpy as np
     import tensorflow as tf
@@ -108,7 +96,7 @@ def train(mode, workers):
     return servers.run(
         [__file__, "--measure", mode, json.dumps(workers)],
         len(workers),
-        servers=0 if mode == "all-reduce" else 1,
+        servers=0 if mode == servers.ALL_REDUCE else 1,
         cores="all",
     )
 
