@@ -23,6 +23,8 @@ TARGET = 0.88
 READINGS = 40
 FIRST = 5
 """Steps of the chief that are not timed, in which functions are traced."""
+ENDLESS = 10**6
+"""Epochs; the training ends after a number of updates."""
 ALONE = "one process"
 POLICIES = ("AsItIs()", "Inverse()", "Exponential(0.1)", "DropBeyond(4)")
 WITH_POLICIES = ("Asynchronous()", "BoundedStaleness(4)", "SoftSync(1)")
@@ -45,17 +47,15 @@ def train(name, delay, gradients, seed):
 
     (x, y), test = fashion.load()
     import keras
-    import tensorflow as tf
 
     rank, workers = servers.rank(), 1 if mode == ALONE else 2
     updates = gradients // 2 if mode in AVERAGING else gradients
     keras.utils.set_random_seed(seed)
-    if mode == servers.ALL_REDUCE:  # which takes the same batches on all workers, and divides them
-        data, batch = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=seed), workers * BATCH
+    batch = BATCH
+    if mode == servers.ALL_REDUCE:  # it divides the same batches over the workers
+        batch = workers * BATCH
     else:
-        mine = (x[rank::workers], y[rank::workers])
-        data, batch = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(x), seed=seed + 100 * rank), BATCH
-    data = data.repeat().batch(batch, drop_remainder=True).prefetch(2)
+        x, y = x[rank::workers], y[rank::workers]
 
     def compiled():
         model = fashion.mlp()
@@ -94,7 +94,7 @@ def train(name, delay, gradients, seed):
         model = compiled()
     course = Course()
     servers.meet(workers)
-    model.fit(data, steps_per_epoch=4 * gradients, epochs=1, verbose=0, callbacks=[course])
+    model.fit(x, y, batch_size=batch, epochs=ENDLESS, verbose=0, callbacks=[course])
     if rank:
         servers.report({"steps": course.steps})
         return
