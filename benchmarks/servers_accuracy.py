@@ -75,19 +75,22 @@ def train(name, delay, gradients, seed):
             super().__init__()
             self.kept = []
             self.steps = 0
+            self.has_ended = False
 
         def on_train_batch_begin(self, batch, logs=None):
             if rank == workers - 1:
                 time.sleep(delay)
 
         def on_train_batch_end(self, batch, logs=None):
+            if self.has_ended:  # all-reduce ends its epoch, by now at a learning rate of zero
+                return
             self.steps += 1
             if self.steps == FIRST:
                 self.begun = time.perf_counter()
             made = int(self.model.optimizer.iterations)
-            self.model.stop_training = made >= updates
+            self.has_ended = self.model.stop_training = made >= updates
             due = made >= (len(self.kept) + 1) * updates / READINGS
-            if rank == 0 and self.steps > FIRST and (due or self.model.stop_training):
+            if rank == 0 and self.steps > FIRST and (due or self.has_ended):
                 self.kept.append((time.perf_counter() - self.begun, made, self.model.get_weights()))
 
     with strategy.scope() if strategy else contextlib.nullcontext():
