@@ -135,6 +135,8 @@ def main():
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     options = parser.parse_args()
     sleep, seconds = options.milliseconds / 1e3, options.seconds
+    if seconds < 4 * SLOWER * sleep:
+        parser.error(f"--seconds must be at least {4 * SLOWER * sleep:g}, for some steps of the slow worker")
     found = {"alone": [], "slow": {}, "pause": {}}
     for _ in range(options.rounds):
         fast, slow = (
