@@ -83,6 +83,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="steps of a reading")
     parser.add_argument("--readings", type=int, default=5, help="readings of a round, of which the median is taken")
+    parser.add_argument(
+        "--cores", choices=("share", "all"), default="share", help="of tfdist run; the others may use all cores"
+    )
     options = parser.parse_args()
     amount = [str(options.steps), str(options.readings)]
 
@@ -92,7 +95,7 @@ def main():
         )
 
     def tfdist(workers):
-        return servers.run([__file__, "--measure-tfdist", *amount], workers)
+        return servers.run([__file__, "--measure-tfdist", *amount], workers, cores=options.cores)
 
     rates = {name: [] for name in (PLAIN, TFDIST, *TENSORFLOW)}
     for _ in range(options.rounds):
