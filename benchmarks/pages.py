@@ -13,6 +13,7 @@ from pathlib import Path
 
 import compression_accuracy
 import compression_time
+import servers_accuracy
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "benchmarks"
@@ -35,6 +36,10 @@ COMMANDS = {
     "compression_growth": [sys.executable, HERE / "compression_growth.py"],
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
+    "servers_small": [sys.executable, HERE / "servers_small.py"],
+    "servers_delays": [sys.executable, HERE / "servers_delays.py"],
+    "servers_transport": [sys.executable, HERE / "servers_transport.py"],
+    "servers_accuracy": [sys.executable, HERE / "servers_accuracy.py"],
 }
 
 
@@ -255,6 +260,76 @@ def write_epochs(figures):
     return table(["ms", *figures], rows)
 
 
+def median_and_spread(values, form):
+    """Cells of a table: the median, and from the lowest to the highest."""
+    return [format(statistics.median(values), form), f"{min(values):{form}} – {max(values):{form}}"]
+
+
+def write_servers_small(figures):
+    rates = [[name, *median_and_spread(values, ".0f")] for name, values in figures["steps per second"].items()]
+    ratios = [[name, *median_and_spread(values, ".2f")] for name, values in figures["ratios"].items()]
+    counts = [[name, count["steps"], count["iterations"]] for name, count in figures["2 workers"].items()]
+    return "\n".join(
+        [
+            table(["", "steps per second", "from – to"], rates),
+            table(["", "times as fast", "from – to"], ratios),
+            table(["2 workers", "steps", "counted by the optimizer"], counts),
+        ]
+    )
+
+
+def write_servers_delays(figures):
+    rows = [
+        [
+            f"`{mode}`",
+            *median_and_spread([run["share"] for run in runs], ".0%"),
+            *median_and_spread(figures["pause"][mode], ".0%"),
+        ]
+        for mode, runs in figures["slow"].items()
+    ]
+    return table(["", "one slow worker", "from – to", "one pause", "from – to"], rows)
+
+
+def write_servers_transport(figures):
+    sections = []
+    for case, implementations in figures["gb_per_s"].items():
+        ours = implementations.get("tfdist")
+        rows = []
+        for name, kinds in implementations.items():
+            row = [name]
+            for kind, rates in kinds.items():
+                row.append(f"{statistics.median(rates):.2f}")
+                if ours and kinds is not ours:
+                    middle, spread = median_and_spread(
+                        [one / other for one, other in zip(ours[kind], rates, strict=True)], ".2f"
+                    )
+                    row[-1] += f" ({middle} ×, {spread})"
+            rows.append(row)
+        sections.append(table([f"GB/s, {figures['mib']} MiB, {case}", *next(iter(implementations.values()))], rows))
+    return "\n".join(sections)
+
+
+def write_servers_accuracy(figures):
+    target, sections = figures["target"], []
+    for delay, of_delay in figures["delays"].items():
+        rows = []
+        for name, runs in of_delay.items():
+            if runs:
+                accuracies = [100 * run["readings"][-1][2] for run in runs]
+                reached = [servers_accuracy.seconds_to(run, target) for run in runs]
+                rows.append(
+                    [
+                        name,
+                        *median_and_spread(accuracies, ".2f"),
+                        f"{statistics.median(run['readings'][-1][0] for run in runs):.1f}",
+                        "not by all" if None in reached else f"{statistics.median(reached):.1f}",
+                    ]
+                )
+        header = [f"{float(delay):g} ms delay", "accuracy, %", "from – to", "s", f"s to {target:.0%}"]
+        sections.append(table(header, rows))
+    return "\n".join(sections)
+
+
 WRITERS = {
     "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
@@ -270,6 +345,10 @@ WRITERS = {
     "compression_growth": write_compression_growth,
     "compression_accuracy": write_compression_accuracy,
     "compression_time": write_compression_time,
+    "servers_small": write_servers_small,
+    "servers_delays": write_servers_delays,
+    "servers_transport": write_servers_transport,
+    "servers_accuracy": write_servers_accuracy,
 }
 
 

@@ -26,7 +26,7 @@ def installed(module):
     return importlib.util.find_spec(module) is not None
 
 
-def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
+def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=()):
     """Runs a command, with one core per process, and returns its last report.
 
     Args:
@@ -36,13 +36,16 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
         way: "plain" starts each process with its rank and size as arguments; "tfdist" and "mpiexec" by a launcher.
         deadline: in seconds; None for none.
         cores: whether each process is pinned to a core; by default where there are enough.
+        launcher: more arguments of `tfdist run`.
     """
+    from tfdist.cli import resources
+
     available = sorted(os.sched_getaffinity(0))
     pinned = cores if cores is not None else size <= len(available)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **(env or {})}
     binary = os.path.dirname(sys.executable)
     if way == "tfdist":
-        commands = [[sys.executable, "-m", "tfdist.cli", "run", "-n", str(size), *command]]
+        commands = [[sys.executable, "-m", "tfdist.cli", "run", "-n", str(size), *launcher, *command]]
     elif way == "mpiexec":
         commands = [[f"{binary}/mpiexec", "-n", str(size), sys.executable, *command]]
     else:
@@ -58,7 +61,7 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=lambda core=core: os.sched_setaffinity(0, core),
+                preexec_fn=resources.at_start(sorted(core)),  # they also end when this process is killed
             )
         )
     return reported(popens, deadline)

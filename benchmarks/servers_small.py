@@ -1,0 +1,138 @@
+"""Steps per second of a small model (25,000 parameters, 100 kB) with one worker and one parameter server.
+
+Compared with plain Keras in one process, and with TensorFlow's own parameter servers, once with a step in each call
+that its coordinator schedules, once with several. Rounds alternate. A last part counts, with two workers, how many of
+the steps the optimizer's iterations contain at the end: TensorFlow's workers overwrite each other's count, and tfdist
+counts each push once.
+
+    python benchmarks/servers_small.py
+"""
+
+import contextlib
+import itertools
+import os
+import statistics
+import sys
+import time
+
+import servers
+import side_by_side
+
+BATCH, INPUTS, HIDDEN, OUTPUTS = 32, 64, 256, 32
+STEPS_PER_CALL = 20
+TENSORFLOW = {"TensorFlow, 1 step a call": 1, f"TensorFlow, {STEPS_PER_CALL} steps a call": STEPS_PER_CALL}
+TFDIST, PLAIN = "tfdist", "plain Keras"
+
+
+def make_model():
+    import keras
+
+    return keras.Sequential(
+        [keras.layers.Input((INPUTS,)), keras.layers.Dense(HIDDEN, "relu"), keras.layers.Dense(OUTPUTS)]
+    )
+
+
+def make_dataset():
+    """An endless dataset."""
+    import numpy as np
+    import tensorflow as tf
+
+    x = np.random.default_rng(0).normal(size=(100 * BATCH, INPUTS)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :OUTPUTS])).repeat().batch(BATCH)
+
+
+def by_fit(model, steps, readings):
+    """Steps per second of each epoch of `fit`, after one that is not counted."""
+    import keras
+
+    ends = []
+    clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
+    model.fit(make_dataset(), steps_per_epoch=steps, epochs=readings + 1, verbose=0, callbacks=[clock])
+    return [steps / (after - before) for before, after in itertools.pairwise(ends)]
+
+
+def measure_keras(plain, steps, readings):
+    import keras
+
+    scope = contextlib.nullcontext()
+    if not plain:
+        from tfdist.strategies.parameter_server import ParameterServerStrategy
+
+        scope = ParameterServerStrategy().scope()
+    keras.utils.set_random_seed(0)
+    with scope:
+        model = make_model()
+        model.compile("adam", "mse")
+    rates = by_fit(model, steps, readings)
+    found = {"rates": rates, "steps": steps * (readings + 1), "iterations": int(model.optimizer.iterations)}
+    (side_by_side if plain else servers).report(found)
+
+
+def measure_tensorflow(workers, steps_per_call, steps, readings):
+    import servers_tensorflow
+
+    with servers_tensorflow.running(workers, 1) as cluster:
+        side_by_side.report(
+            servers_tensorflow.train(cluster, make_model, make_dataset, steps_per_call, steps, readings)
+        )
+        os._exit(0)  # the coordinator's threads cannot be ended; its servers end with this process
+
+
+def main():
+    parser = side_by_side.parser(__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400, help="steps of a reading")
+    parser.add_argument("--readings", type=int, default=5, help="readings of a round, of which the median is taken")
+    parser.add_argument(
+        "--cores", choices=("share", "all"), default="share", help="of tfdist run; the others may use all cores"
+    )
+    options = parser.parse_args()
+    amount = [str(options.steps), str(options.readings)]
+
+    def tensorflow(workers, steps_per_call):
+        return side_by_side.measure(
+            [__file__, "--measure-tensorflow", str(workers), str(steps_per_call), *amount], cores=False
+        )
+
+    def tfdist(workers):
+        return servers.run([__file__, "--measure-tfdist", *amount], workers, cores=options.cores)
+
+    rates = {name: [] for name in (PLAIN, TFDIST, *TENSORFLOW)}
+    for _ in range(options.rounds):
+        found = {PLAIN: side_by_side.measure([__file__, "--measure-plain", *amount], cores=False)}
+        found[TFDIST] = tfdist(1)[0]
+        found.update({name: tensorflow(1, steps) for name, steps in TENSORFLOW.items()})
+        for name, one in found.items():
+            rates[name].append(statistics.median(one["rates"]))
+    ratios = {f"tfdist : {name}": divided(rates[TFDIST], rates[name]) for name in rates if name != TFDIST}
+    columns = ["median", "from", "to"]
+    side_by_side.table(
+        [(name, servers.spread(values)) for name, values in rates.items()], columns, "steps per second, by rounds"
+    )
+    side_by_side.table(
+        [(name, servers.spread(values)) for name, values in ratios.items()], columns, "ratios, by rounds"
+    )
+    counts = {name: tensorflow(2, steps) for name, steps in TENSORFLOW.items()}
+    ours = tfdist(2)
+    counts[TFDIST] = {
+        "steps": sum(one["steps"] for one in ours),
+        "iterations": max(one["iterations"] for one in ours),  # of the last worker to end
+    }
+    counts = {name: {"steps": one["steps"], "iterations": one["iterations"]} for name, one in counts.items()}
+    print("\n2 workers: how many steps the optimizer's iterations contain at the end")
+    for name, count in counts.items():
+        print(f"{name}: {count['iterations']} of {count['steps']}")
+    side_by_side.save(options.json, {"steps per second": rates, "ratios": ratios, "2 workers": counts})
+
+
+def divided(ours, theirs):
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+
+if __name__ == "__main__":
+    if "--measure-tensorflow" in sys.argv:
+        measure_tensorflow(*map(int, sys.argv[2:6]))
+    elif "--measure-tfdist" in sys.argv or "--measure-plain" in sys.argv:
+        measure_keras("--measure-plain" in sys.argv, *map(int, sys.argv[2:4]))
+    else:
+        main()
