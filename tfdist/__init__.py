@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, errors, functional
+    from tfdist import callbacks, compression, errors, functional, parameter_server
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
+    from tfdist.strategies.parameter_server import ParameterServerStrategy
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
 PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
@@ -56,6 +57,7 @@ _FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadca
 local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
+    "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "Timeouts": "tfdist.cluster.settings",
     "scale_summed_loss": "tfdist.strategies.keras_losses",
     **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
@@ -70,6 +72,7 @@ __all__ = [
     "Group",
     "MPIUnavailableError",
     "MismatchError",
+    "ParameterServerStrategy",
     "PayloadError",
     "PeerLostError",
     "RendezvousError",
@@ -92,6 +95,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "parameter_server",
     "rank",
     "receive",
     "reduce_scatter",

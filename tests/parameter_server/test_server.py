@@ -6,9 +6,12 @@ import socket
 import threading
 
 import numpy as np
+import pytest
 import zmq
 
 from tests.parameter_server.serving import DEADLINE, SIZE, attach, connected, create, pull, push, serving
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.synchronization import BoundedStaleness
 
 
@@ -83,3 +86,32 @@ def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
         np.testing.assert_array_equal(pull(one), np.full(SIZE, -5, np.float32))
     lines = [record.getMessage() for record in caplog.records if "ignores invalid messages" in record.getMessage()]
     assert len(lines) == len(set(lines)) <= 2, "once for each peer; ZeroMQ does not always know which it is"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_it_listens_at_its_own_address(host):
+    with serving(address=f"{host}:0") as server, connected(server) as one:
+        assert server.address.startswith(f"{host}:")
+        attach(one)
+
+
+def test_it_listens_everywhere_if_its_address_is_in_front_of_it(monkeypatch):
+    """As behind a service: the name resolves to an address of another machine (RFC 5737)."""
+    original = socket.getaddrinfo
+
+    def elsewhere(host, *args, **options):
+        return original("192.0.2.1" if host == "service.example" else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", elsewhere)
+    with serving(address="service.example:0") as server:
+        host, port = server.address.split(":")
+        assert host == "service.example"
+        with connected(f"127.0.0.1:{port}") as one:
+            attach(one)
+
+
+def test_an_address_at_which_it_cannot_listen_is_told():
+    with serving() as server, pytest.raises(TfdistError, match=f"cannot listen at {server.address}: Address already"):
+        Server(None, server.address)
+    with pytest.raises(TfdistError, match=r"no-such-host\.invalid:1 cannot be resolved"):
+        Server(None, "no-such-host.invalid:1")

@@ -1,1 +1,26 @@
-"""Parameter servers: shards of variables, the messages between workers and servers, and when an update counts."""
+"""Training on parameter servers: when updates are applied, and what late ones are worth.
+
+`tfdist.ParameterServerStrategy` takes them as ``synchronization=`` and ``staleness_policy=``.
+"""
+
+from tfdist.parameter_server.staleness import AsItIs, DropBeyond, Exponential, Inverse, StalenessPolicy
+from tfdist.parameter_server.synchronization import (
+    Asynchronous,
+    BoundedStaleness,
+    SoftSync,
+    Synchronization,
+    Synchronous,
+)
+
+__all__ = [
+    "AsItIs",
+    "Asynchronous",
+    "BoundedStaleness",
+    "DropBeyond",
+    "Exponential",
+    "Inverse",
+    "SoftSync",
+    "StalenessPolicy",
+    "Synchronization",
+    "Synchronous",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import zmq
 
+from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Attach, Refused
 from tfdist.parameter_server.shard import Shard
@@ -52,10 +54,12 @@ class Server:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # at a high-water mark a ROUTER would drop answers silently
         if keys is not None:
             keys.secure_server(self._socket)
-        host = address.rpartition(":")[0]
-        self._socket.bind(f"tcp://{address}")
-        port = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]
-        self.address = f"{host}:{port}"
+        try:
+            self.address = _bind(self._socket, address)
+        except TfdistError:
+            self._socket.close()
+            self._context.term()
+            raise
         self._lost: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
         self._complained: set[str] = set()
@@ -139,3 +143,35 @@ class Server:
         if peer not in self._complained and len(self._complained) < _LOGGED:
             self._complained.add(peer)
             log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)
+
+
+def _bind(bound: zmq.Socket[bytes], address: str) -> str:
+    """Has a socket listen at an address, or, where that is not this machine's own, at all of the machine's.
+
+    Returns:
+        The address by which others reach it.
+
+    Raises:
+        TfdistError: the host cannot be resolved, or the port is in use or not allowed.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise TfdistError(f"the parameter server's own address {address} cannot be resolved ({error})") from None
+    numeric = f"[{target[0]}]" if family == socket.AF_INET6 else target[0]
+    bound.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))
+    try:
+        try:
+            bound.bind(f"tcp://{numeric}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                raise
+            bound.bind(f"tcp://*:{port}")
+    except zmq.ZMQError as error:
+        raise TfdistError(
+            f"the parameter server cannot listen at {address}: {error.strerror}. If another process uses the port, end "
+            "that one (`ss -ltnp` shows it) or give the server another port, on every task."
+        ) from None
+    endpoint = bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+    return f"{host}:{endpoint.rpartition(':')[2]}"

@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy`: asynchronous training on parameter servers. Under construction, and not yet public."""
+"""`ParameterServerStrategy`: asynchronous training on parameter servers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ from tfdist.strategies.server_link import Link  # noqa: E402
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
-    """Trains Keras models on parameter servers. On a parameter server task it serves, and then ends the process.
+    """Trains Keras models with variables and optimizers on parameter servers.
+
+    Every task runs the same script. On a ``ps`` task this serves until the job is over, and then ends the process; the
+    chief and the workers train, each on its own data, at its own pace. An evaluator, and a process without parameter
+    servers, train or evaluate as usual.
 
     Args:
         cluster_resolver: describes the cluster; by default TF_CONFIG does.
-        synchronization: when updates are applied.
-        staleness_policy: what late gradients are worth.
+        synchronization: when updates are applied (`tfdist.parameter_server`).
+        staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
