@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class RowOptimizer:
         self._dtype = dtype
         self._most = max(_LEAST_ROWS, 1 << (max(1, _MOST_ELEMENTS // dim).bit_length() - 1))
         self._blocks: dict[int, _Block] = {}
-        _check_arguments(keras.optimizers.deserialize(optimizer))
+        _check_arguments(_deserialized(optimizer))
         block = self._block(_LEAST_ROWS)
         self.initial = block.initial
         self.slot_shapes = block.slot_shapes
@@ -93,11 +94,12 @@ class RowOptimizer:
             gradient, *rows = (buffer[: block.rows] for buffer in self._buffers)
             gradient[: len(part)] = gradients[begin : begin + len(part)]
             for row, column in zip(rows, columns, strict=True):
-                if len(part):
+                if len(part):  # NumPy takes nothing from a column without rows
                     np.take(column, part, axis=0, out=row[: len(part)], mode="clip")
             updated, after = block.step(gradient, rows, before)
             for column, row in zip(columns, updated, strict=True):
-                _scatter(column, part, row[: len(part)])
+                if len(part):
+                    _scatter(column, part, row[: len(part)])
         self.scalars = after
 
     def _block(self, rows: int) -> _Block:
@@ -122,7 +124,7 @@ class _Block:
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
         with tf.device("CPU:0"):
             self.rows, self.shape, self.dtype = shape[0], shape, dtype
-            self.optimizer = keras.optimizers.deserialize(config)
+            self.optimizer = _deserialized(config)
             noise = np.random.default_rng(0).normal(size=shape).astype(dtype)
             variable = keras.Variable(noise, dtype=dtype.name, name="rows")
             self.optimizer.build([variable])
@@ -142,7 +144,8 @@ class _Block:
         self._variable = variable
         self._rows = [variable, *slots]
         self._scalars = scalars
-        self._step = tf.function(self._stepped, autograph=False)
+        # Without `partial`, TensorFlow takes the blocks for one function, and warns that it is retraced.
+        self._step = tf.function(functools.partial(self._stepped), autograph=False)
 
     def new_slots(self, values: np.ndarray) -> list[np.ndarray]:
         """The slots of rows that were never updated.
@@ -180,6 +183,19 @@ class _Block:
         for variable, value in zip((*self._rows, *self._scalars), (*rows, *scalars), strict=True):
             variable.value.assign(value)
         self.optimizer.apply([gradient], [self._variable])
+
+
+def _deserialized(config: dict[str, Any]) -> Any:
+    """The optimizer of a description.
+
+    Raises:
+        ValueError: Keras does not know it, as some versions do not know `keras.optimizers.Lamb`.
+    """
+    optimizer = keras.optimizers.deserialize(config)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        name = config.get("class_name")
+        raise ValueError(f"Keras cannot make the optimizer {name} from its description; register it as serializable")
+    return optimizer
 
 
 def _initial(name: str, slot: np.ndarray, values: np.ndarray) -> Initial:

@@ -214,6 +214,8 @@ class Table:
         self._clear()
         self._optimizer.scalars = [np.array(newest[f"scalar{place}"]) for place in range(len(self._optimizer.scalars))]
         for prefix, rows in (("", self._rows), ("waiting_", self._waiting)):
+            if rows is self._waiting and self._policy.admit_after == 1:
+                continue
             for state in states:
                 self._restore_rows(rows, state, prefix, server_of(state[f"{prefix}keys"], servers) == server)
             self._make_room(rows, 0, np.empty(0, np.int64))
