@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,8 +143,9 @@ class _Block:
         self._variable = variable
         self._rows = [variable, *slots]
         self._scalars = scalars
-        # Without `partial`, TensorFlow takes the blocks for one function, and warns that it is retraced.
-        self._step = tf.function(functools.partial(self._stepped), autograph=False)
+        with tf.device("CPU:0"):
+            specs = [tf.TensorSpec(one.shape, one.dtype) for one in (variable, *self._rows, *scalars)]
+            self._step = tf.function(self._stepped, autograph=False).get_concrete_function(*specs)
 
     def new_slots(self, values: np.ndarray) -> list[np.ndarray]:
         """The slots of rows that were never updated.
@@ -176,11 +176,11 @@ class _Block:
             Values and slots after the step, to be read before the next one; and the scalars.
         """
         with tf.device("CPU:0"):
-            self._step(to_tensor(gradient), [to_tensor(row) for row in rows], [tf.constant(one) for one in scalars])
+            self._step(*map(to_tensor, (gradient, *rows)), *map(tf.constant, scalars))
             return [to_array(one.value.read_value()) for one in self._rows], self.scalars()
 
-    def _stepped(self, gradient: Any, rows: list[Any], scalars: list[Any]) -> None:
-        for variable, value in zip((*self._rows, *self._scalars), (*rows, *scalars), strict=True):
+    def _stepped(self, gradient: Any, *state: Any) -> None:
+        for variable, value in zip((*self._rows, *self._scalars), state, strict=True):
             variable.value.assign(value)
         self.optimizer.apply([gradient], [self._variable])
 
