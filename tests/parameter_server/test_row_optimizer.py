@@ -191,6 +191,33 @@ def test_slots_that_begin_with_the_row_itself():
     np.testing.assert_allclose(rows.values[[0, 2]], noise(0, 4)[[0, 2]] - noise(2, 2), rtol=1e-6)
 
 
+class RowwiseAdagrad(optimizers.Optimizer):
+    """One accumulator for each row."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.sums = [self.add_variable((one.shape[0],), "ones", one.dtype, name="sums") for one in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(self.sums[0], keras.ops.mean(keras.ops.square(gradient), axis=1))
+        scale = keras.ops.expand_dims(keras.ops.rsqrt(self.sums[0]), 1)
+        self.assign_sub(variable, learning_rate * gradient * scale)
+
+
+def test_slots_with_one_number_for_each_row():
+    with keras.saving.custom_object_scope({"RowwiseAdagrad": RowwiseAdagrad}):
+        rows = Rows(RowwiseAdagrad(0.5), noise(0, 4))
+        for step in (1, 2):
+            rows.update([3, 1], noise(step, 2))
+    gradients = noise(1, 2), noise(2, 2)
+    sums = 1 + (gradients[0] ** 2).mean(axis=1), 1 + (gradients[0] ** 2 + gradients[1] ** 2).mean(axis=1)
+    expected = noise(0, 4)
+    for gradient, total in zip(gradients, sums, strict=True):
+        expected[[3, 1]] -= 0.5 * gradient / np.sqrt(total)[:, np.newaxis]
+    np.testing.assert_allclose(rows.values, expected, rtol=1e-5)
+    np.testing.assert_allclose(rows.columns[1], [1, sums[1][1], 1, sums[1][0]], rtol=1e-6)
+
+
 def test_learning_rates():
     rows = Rows(optimizers.SGD(1.0), np.zeros((2, DIM), np.float32))
     rows.optimizer.set_learning_rate(0.25)

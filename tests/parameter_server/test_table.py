@@ -103,6 +103,20 @@ def test_gradients_of_keys_without_a_row_are_dropped():
     assert table.iterations == 2
 
 
+def test_arrays_as_they_come_over_the_wire():
+    """Read-only, and not aligned."""
+
+    def received(array):
+        return np.frombuffer(b"x" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+
+    table = table_of(admit_after=2)
+    keys, gradients = keys_of(4, -4, 4, 9), np.ones((4, DIM), np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(table.lookup(received(keys), create=True), initial(*keys))
+    assert table.update(received(keys), received(gradients)) == 3
+    np.testing.assert_array_equal(use(table, *keys), after_steps(initial(*keys), 2, 1, 2, 1))
+
+
 def test_empty_batches():
     table = table_of(keras.optimizers.Adam(0.1))
     assert use(table).shape == (0, DIM)
