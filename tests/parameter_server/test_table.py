@@ -449,6 +449,28 @@ def test_learning_rates():
     np.testing.assert_array_equal(use(table, 1), initial(1) - 0.25)
 
 
+class Anchored(keras.optimizers.Optimizer):
+    """Each step begins at the row's first value."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.anchors = [self.add_variable_from_reference(one, "anchor") for one in variables]
+        for anchor, variable in zip(self.anchors, variables, strict=True):
+            anchor.assign(variable)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign(variable, self.anchors[0] - learning_rate * gradient)
+
+
+def test_slots_that_begin_with_the_row():
+    with keras.saving.custom_object_scope({"Anchored": Anchored}):
+        table = table_of(Anchored(1.0))
+        use(table, 1, 2)
+        step(table, 2, value=5.0)
+        step(table, 2, value=1.0)
+    np.testing.assert_array_equal(use(table, 1, 2), after_steps(initial(1, 2), 0, 1))
+
+
 def test_float64():
     table = Table(DIM, keras.optimizers.serialize(keras.optimizers.SGD(1.0)), INITIAL, dtype="float64")
     rows = use(table, 1)
