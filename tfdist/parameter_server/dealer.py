@@ -1,0 +1,418 @@
+"""Which worker trains on which batch: the batches of an epoch are dealt to any number of workers.
+
+One server has the dealer of a model. A worker takes a batch with a *ticket*, and the ticket travels with the push of
+the batch's gradients to that server. The push commits the batch, in one step with the update:
+
+1. `Dealer.is_committed`: the push has been applied already and its answer was lost. It is only acknowledged.
+2. not `Dealer.may_commit`: the batch was dealt to somebody else. The push is refused before it is applied; the worker
+   drops these gradients and takes the next batch.
+3. else the push is applied, and `Dealer.commit` counts the batch. If the push is dropped as too late,
+   `Dealer.give_back` deals the batch again.
+
+A worker pushes to the dealer's server first, and to the others when that one has acknowledged: else they would apply
+gradients that it refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+EpochKey = tuple[int, int]
+"""An epoch: the number of the fit, and the number of the epoch in it. Later ones are greater."""
+
+
+class DealerError(ValueError):
+    """The dealer refuses a request. The message says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the samples of an epoch are divided.
+
+    Attributes:
+        samples: their number; of a source of whole batches, the number of batches.
+        batch_size: samples in each batch but the last; 1 for a source of whole batches.
+        seed: of the order, see `order`; None if samples are not shuffled.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int | None
+
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return -(-self.samples // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that is dealt.
+
+    Attributes:
+        ticket: its number; no other batch ever has the same.
+        start: place of its first sample in the epoch's order.
+        stop: place behind its last one.
+    """
+
+    ticket: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """No batch now. All that are left are with other workers, which may die, or this worker has as many as it may."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The epoch has no more batches: every sample is committed, or all workers have gone on."""
+
+
+def order(plan: Plan, epoch: EpochKey, within_batches: bool = False) -> np.ndarray:
+    """The order of an epoch's samples, equal on every worker whatever its version of NumPy.
+
+    Args:
+        plan: of the epoch.
+        epoch: each has another order.
+        within_batches: shuffle the samples of each batch only, as Keras does for ``shuffle="batch"``.
+
+    Returns:
+        int64 ``(samples,)``: the sample at each place.
+    """
+    if plan.seed is None:
+        return np.arange(plan.samples)
+    words = [word for number in (plan.seed, *epoch) for word in (number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)]
+    generator = np.random.RandomState(words)  # its numbers never change between versions, unlike those of Generator
+    if not within_batches:
+        return generator.permutation(plan.samples).astype(np.int64, copy=False)
+    places = np.arange(plan.samples)
+    for start in range(0, plan.samples, plan.batch_size):
+        generator.shuffle(places[start : start + plan.batch_size])
+    return places
+
+
+@dataclass
+class _Epoch:
+    """An epoch that is not over.
+
+    Attributes:
+        plan: of its first worker.
+        dealt: how many batches have been dealt; the next new one has this number.
+        again: numbers of batches to deal again, oldest first.
+        out: by ticket, the worker that has a batch, and the batch's number.
+        members: workers that have begun it and have not gone on; also lost ones, which may come back.
+    """
+
+    plan: Plan
+    dealt: int = 0
+    again: deque[int] = field(default_factory=deque)
+    out: dict[int, tuple[int, int]] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
+
+    @property
+    def is_committed(self) -> bool:
+        return self.dealt == self.plan.batches and not self.again and not self.out
+
+    def batch(self, ticket: int) -> Batch:
+        start = self.out[ticket][1] * self.plan.batch_size
+        return Batch(ticket, start, min(start + self.plan.batch_size, self.plan.samples))
+
+    def next(self) -> int | None:
+        """The number of the batch to deal now; None if there is none."""
+        if self.again:
+            return self.again.popleft()
+        if self.dealt == self.plan.batches:
+            return None
+        self.dealt += 1
+        return self.dealt - 1
+
+
+@dataclass
+class _Worker:
+    """A live worker.
+
+    Attributes:
+        epoch: that it takes part in.
+        request: the number of its last request that got a batch; -1 before the first.
+        ticket: of that batch.
+        held: tickets that it has not committed, oldest first.
+        is_idle: whether it has no batch and waits for one.
+    """
+
+    epoch: EpochKey
+    request: int = -1
+    ticket: int = -1
+    held: list[int] = field(default_factory=list)
+    is_idle: bool = False
+
+
+class Dealer:
+    """Deals the batches of epochs, so that each is committed once.
+
+    An epoch is over when all of its batches are committed, or when every worker that took part in it has gone on to a
+    later one. An epoch that nobody has begun is over when a later one has been begun: a worker that starts again
+    passes all epochs that it has missed.
+
+    It has no locks: one thread uses it.
+
+    Args:
+        limit: how many batches a worker may have that are not committed; 2 is one to train on and one to prepare.
+    """
+
+    def __init__(self, limit: int = 2) -> None:
+        if limit < 1:
+            raise ValueError(f"Dealer(limit=…) must be at least 1; got {limit!r}")
+        self._limit = limit
+        self._epochs: dict[EpochKey, _Epoch] = {}
+        self._newest: EpochKey | None = None
+        self._workers: dict[int, _Worker] = {}
+        self._committed: dict[int, deque[int]] = {}
+        # A server that starts again deals other tickets than before it ended.
+        self._tickets = itertools.count(secrets.randbits(60))
+
+    def begin(self, worker: int, epoch: EpochKey, samples: int, batch_size: int, shuffle_seed: int | None) -> Plan:
+        """A worker takes part in an epoch from now on, and in no other. It may begin the same one again.
+
+        The first worker's plan counts. Others must have the same numbers; they get its seed.
+
+        Args:
+            worker: its task's number.
+            epoch: that it begins. Batches that it has of another one are dealt again.
+            samples: in the epoch; see `Plan`.
+            batch_size: samples in a batch.
+            shuffle_seed: the worker's proposal, of at most 64 bits; None if it does not shuffle.
+
+        Returns:
+            The epoch's plan.
+
+        Raises:
+            DealerError: the numbers are none, or not those of the epoch's other workers.
+        """
+        if samples < 1 or batch_size < 1:
+            raise DealerError(f"an epoch needs samples, and batches of at least one; got {samples=}, {batch_size=}")
+        plan = Plan(samples, batch_size, shuffle_seed)
+        if epoch not in self._epochs and not self._is_past(epoch):
+            self._epochs[epoch] = _Epoch(plan)
+            self._newest = epoch
+        current = self._epochs.get(epoch)
+        if current is not None:
+            _check_equal(worker, epoch, plan, current.plan)
+            plan = current.plan
+            current.members.add(worker)
+        known = self._workers.get(worker)
+        if known is None or known.epoch != epoch:
+            self.lost(worker)
+            self._workers[worker] = _Worker(epoch)
+        for earlier in [key for key in self._epochs if key < epoch]:
+            self._go_on(worker, earlier)
+        return plan
+
+    def take(self, worker: int, epoch: EpochKey, request: int | None = None) -> Batch | Wait | Over:
+        """Deals a batch to a worker.
+
+        After `Wait`, the answer may be another one when somebody has committed, given back or been lost.
+
+        Args:
+            worker: that has begun the epoch.
+            epoch: of the batch.
+            request: a number that rises with each of the worker's requests. The same one again gets the same batch; a lower
+                one is a late copy, and gets nothing. None for a request that comes only once.
+
+        Raises:
+            DealerError: the worker has not begun the epoch.
+        """
+        one, current = self._workers.get(worker), self._epochs.get(epoch)
+        if current is None and self._is_past(epoch):
+            if one is not None:
+                one.is_idle = False
+            return Over()
+        if current is None or one is None or one.epoch != epoch:
+            raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
+        if request is not None and request <= one.request:
+            is_open = request == one.request and one.ticket in current.out
+            return current.batch(one.ticket) if is_open else Wait()
+        number = current.next() if len(one.held) < self._limit else None
+        one.is_idle = number is None and not one.held
+        if number is None:
+            return Wait()
+        ticket = next(self._tickets)
+        current.out[ticket] = worker, number
+        one.held.append(ticket)
+        one.ticket = ticket
+        if request is not None:
+            one.request = request
+        return current.batch(ticket)
+
+    def may_commit(self, worker: int, ticket: int) -> bool:
+        """Whether a worker's push with this ticket may be applied: the worker has the batch, and it is not committed.
+
+        Args:
+            worker: that pushes.
+            ticket: of the batch that the gradients are of.
+        """
+        one = self._workers.get(worker)
+        return one is not None and ticket in one.held
+
+    def is_committed(self, worker: int, ticket: int) -> bool:
+        """Whether a ticket is among the last ones that a worker has committed, as many as it may have at once.
+
+        Args:
+            worker: that pushes, perhaps again.
+            ticket: of the batch that the gradients are of.
+        """
+        return ticket in self._committed.get(worker, ())
+
+    def commit(self, worker: int, ticket: int) -> None:
+        """A batch is part of an update. It may be committed twice, as `is_committed` tells.
+
+        Args:
+            worker: that has pushed.
+            ticket: of the batch.
+
+        Raises:
+            DealerError: the batch is not the worker's any more. What it has pushed must not be applied.
+        """
+        if self.is_committed(worker, ticket):
+            return
+        if not self.may_commit(worker, ticket):
+            raise DealerError(self.why_not(worker, ticket))
+        one = self._workers[worker]
+        one.held.remove(ticket)
+        self._committed.setdefault(worker, deque(maxlen=self._limit)).append(ticket)
+        current = self._epochs[one.epoch]
+        del current.out[ticket]
+        if current.is_committed:
+            del self._epochs[one.epoch]
+
+    def why_not(self, worker: int, ticket: int) -> str:
+        """Tells a worker why its push was refused.
+
+        Args:
+            worker: that has pushed.
+            ticket: of the batch.
+        """
+        return (
+            f"worker {worker} does not have the batch of ticket {ticket} any more: it was taken for lost or has begun "
+            "another epoch, and the batch was dealt again. These gradients are dropped."
+        )
+
+    def give_back(self, worker: int, ticket: int) -> None:
+        """A batch is dealt again, as its gradients were not used. Nothing happens if it is not the worker's.
+
+        Args:
+            worker: that has the batch.
+            ticket: of the batch.
+        """
+        if self.may_commit(worker, ticket):
+            one = self._workers[worker]
+            one.held.remove(ticket)
+            current = self._epochs[one.epoch]
+            current.again.append(current.out.pop(ticket)[1])
+
+    def lost(self, worker: int) -> None:
+        """A worker has died, or is taken for dead: its batches are dealt again. It may come back and begin again.
+
+        Args:
+            worker: its task's number; may be unknown.
+        """
+        one = self._workers.get(worker)
+        if one is not None:
+            for ticket in list(one.held):
+                self.give_back(worker, ticket)
+            del self._workers[worker]
+
+    def leave(self, worker: int) -> None:
+        """A worker ends its part in its epoch, as when its fit stops: its batches are dealt again.
+
+        Args:
+            worker: its task's number; may be unknown.
+        """
+        one = self._workers.get(worker)
+        self.lost(worker)
+        if one is not None and one.epoch in self._epochs:
+            self._go_on(worker, one.epoch)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Workers without a batch whose last request was answered by `Wait`.
+
+        No worker may wait for their clocks: they push nothing before others commit.
+        """
+        return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt."""
+        epochs = [
+            {
+                "epoch": list(key),
+                "samples": epoch.plan.samples,
+                "batch_size": epoch.plan.batch_size,
+                "seed": epoch.plan.seed,
+                "dealt": epoch.dealt,
+                "again": [*epoch.again, *(number for _, number in epoch.out.values())],
+                "members": sorted(epoch.members),
+            }
+            for key, epoch in self._epochs.items()
+        ]
+        return {
+            "epochs": epochs,
+            "newest": None if self._newest is None else list(self._newest),
+            "committed": [[worker, list(tickets)] for worker, tickets in self._committed.items()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to a snapshot, of this dealer or another. Workers have to begin again, and old tickets are void.
+
+        Args:
+            state: as `state` returns it.
+        """
+        self._workers = {}
+        self._epochs = {
+            (one["epoch"][0], one["epoch"][1]): _Epoch(
+                Plan(one["samples"], one["batch_size"], one["seed"]),
+                one["dealt"],
+                deque(one["again"]),
+                members=set(one["members"]),
+            )
+            for one in state["epochs"]
+        }
+        self._newest = None if state["newest"] is None else (state["newest"][0], state["newest"][1])
+        self._committed = {worker: deque(tickets, self._limit) for worker, tickets in state["committed"]}
+
+    def _go_on(self, worker: int, epoch: EpochKey) -> None:
+        """A worker comes back to an epoch no more. The last one ends it."""
+        members = self._epochs[epoch].members
+        members.discard(worker)
+        if not members:
+            del self._epochs[epoch]
+
+    def _is_past(self, epoch: EpochKey) -> bool:
+        """Whether an epoch that is not in the books is over, not new."""
+        return self._newest is not None and epoch <= self._newest
+
+
+def _check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
+    """Raises `DealerError` where a worker's plan differs from the first worker's in more than the seed."""
+    for what, own, others in (
+        ("samples", plan.samples, first.samples),
+        ("a batch size of", plan.batch_size, first.batch_size),
+        ("shuffle", plan.seed is not None, first.seed is not None),
+    ):
+        if own != others:
+            raise DealerError(
+                f"all workers must train on the same data: in {_name(epoch)}, worker {worker} has {what} {own}, and "
+                f"the worker that began it has {what} {others}. Load the same data on every worker, and give `fit` "
+                "the same batch_size and shuffle."
+            )
+
+
+def _name(epoch: EpochKey) -> str:
+    return f"epoch {epoch[1]} of fit {epoch[0]}"
