@@ -223,8 +223,8 @@ class Dealer:
         Args:
             worker: that has begun the epoch.
             epoch: of the batch.
-            request: a number that rises with each of the worker's requests. The same one again gets the same batch; a lower
-                one is a late copy, and gets nothing. None for a request that comes only once.
+            request: a number that rises with each of the worker's requests. The same one again gets the same batch; a
+                lower one is a late copy, and gets nothing. None for a request that comes only once.
 
         Raises:
             DealerError: the worker has not begun the epoch.
