@@ -227,7 +227,7 @@ def _spec_of_rows(batch: Any, rows: int | None) -> Any:
 
     def spec_of(part: Any) -> Any:
         if part is None:
-            return private.NONE
+            return private.NoneSpec()
         if isinstance(part, tf.RaggedTensor):
             return tf.RaggedTensorSpec([None, *part.shape[1:]], part.dtype, part.ragged_rank, part.row_splits.dtype)
         if isinstance(part, tf.SparseTensor):
@@ -284,7 +284,7 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
         batch_at(number) for number in range(min(data.num_batches, data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC))
     ]
     spec = tree.map_structure(
-        lambda part: private.NONE if isinstance(part, tf.OptionalSpec) else part,
+        lambda part: private.NoneSpec() if isinstance(part, tf.OptionalSpec) else part,
         tree.lists_to_tuples(data_adapter_utils.get_tensor_spec(first)),
     )
     return _PyDataset(data.num_batches, batch_at, spec, shuffle)
@@ -292,11 +292,15 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
 
 def _components(spec: tf.TypeSpec) -> list[tf.TensorSpec]:
     """The types of the tensors that a part of a batch consists of."""
-    return [] if spec == private.NONE else tf.nest.flatten(spec, expand_composites=True)
+    return [] if isinstance(spec, private.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
 
 
 def _of_components(spec: tf.TypeSpec, components: list[tf.Tensor]) -> Any:
-    return None if spec == private.NONE else tf.nest.pack_sequence_as(spec, components, expand_composites=True)
+    return (
+        None
+        if isinstance(spec, private.NoneSpec)
+        else tf.nest.pack_sequence_as(spec, components, expand_composites=True)
+    )
 
 
 def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:
@@ -305,7 +309,7 @@ def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:
     Raises:
         ValueError: it has another shape than the first batches.
     """
-    if spec == private.NONE:
+    if isinstance(spec, private.NoneSpec):
         return []
     if isinstance(spec, tf.TensorSpec):
         array = np.array(part, spec.dtype.as_numpy_dtype)

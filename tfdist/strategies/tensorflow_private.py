@@ -39,7 +39,6 @@ from tensorflow.python.eager import context
 from tensorflow.python.trackable import base as trackable
 
 __all__ = [
-    "NONE",
     "CheckpointInitialValue",
     "CrossDeviceOps",
     "DistributedValues",
@@ -47,6 +46,7 @@ __all__ = [
     "InputReplicationMode",
     "InputWorkers",
     "MirroredExtended",
+    "NoneSpec",
     "OneDeviceExtended",
     "PerReplica",
     "ReductionToOneDevice",
@@ -96,7 +96,7 @@ CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
 
 
-NONE = structure.NoneTensorSpec()
+NoneSpec = structure.NoneTensorSpec
 """The type of None in the elements of a dataset."""
 
 
