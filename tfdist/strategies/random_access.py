@@ -344,14 +344,19 @@ def _of_dataset(data: tf.data.Dataset) -> Source | str:
         return "the dataset does not know how many batches it has"
     if count <= 0:
         return f"the dataset has {'no end' if count == tf.data.INFINITE_CARDINALITY else 'no batches'}"
-    if any("Shuffle" in type(part).__name__ for part in private.parts_of(data)):
+    kinds = [type(part).__name__ for part in private.parts_of(data)]
+    if any("Shuffle" in kind for kind in kinds):
         return "the dataset shuffles, in another order on each worker"
+    if any("Concatenate" in kind for kind in kinds):
+        return "tf.data has no safe random access to concatenated datasets"
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False  # a fused map and batch has no random access
     source = _Dataset(data.with_options(options))
     try:
-        for number in {0, count - 1}:
-            source.batch(np.array([number]))
+        # TensorFlow prepares a dataset's functions at their first use, for the context of that use, and keeps them.
+        # Prepared by an iterator, they would crash the process after the iterator has gone; an eager context stays.
+        # Each batch uses all of them, except in concatenated datasets.
+        source.batch(np.array([0]))
     except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.OutOfRangeError) as error:
         named = re.search(r"dataset (?:of type )?(\w+?)(?:Op)?\b", error.message, re.IGNORECASE)
         return f"tf.data has no random access to {named[1] if named else 'this dataset'}"
