@@ -155,3 +155,37 @@ def test_infinite_datasets_with_partial_batches_are_counted_each_step(ranks):
     first, second = ranks(2)(work)
     assert first == [([0, 1], 4), ([2, 3], 3), ([4], 1)]
     assert second == [([0, 1], 4), ([2], 3), ([], 1)]
+
+
+def test_a_generated_dataset_has_a_state_for_each_iteration():
+    left = {}
+    ended = []
+
+    def start():
+        left[len(left)] = iter(range(3))
+        return len(left) - 1
+
+    def following(number):
+        value, row = tf.numpy_function(
+            lambda number: (next(left[int(number)]), np.full([2], number, np.float32)), [number], [tf.int64, tf.float32]
+        )
+        return {"value": value, "row": row}
+
+    spec = {"value": tf.TensorSpec([], tf.int64), "row": tf.TensorSpec([2])}
+    made = private.generated(start, following, ended.append, spec)
+    assert made.element_spec == spec
+    first = iter(made)
+    assert not left
+    assert next(first)["value"] == 0
+    second = list(made)
+    assert [int(element["value"]) for element in second] == [0, 1, 2]
+    np.testing.assert_array_equal(second[0]["row"], [1, 1])
+    assert ended == [1]
+    assert next(first)["value"] == 1
+    del first
+    assert ended == [1, 0]
+
+
+def test_none_in_the_elements_of_a_dataset():
+    made = tf.data.Dataset.range(1).map(lambda number: (number, None))
+    assert made.element_spec[1] == private.NoneSpec()

@@ -11,13 +11,17 @@ from keras.src.losses import loss as losses
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.saving import saving_api
+from keras.src.trainers import data_adapters
 from keras.src.trainers import trainer as base_trainer
-from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
 
 __all__ = [
+    "array_slicing",
     "backend",
     "base_optimizer",
     "base_trainer",
+    "data_adapter_utils",
+    "data_adapters",
     "losses",
     "py_dataset_adapter",
     "saving_api",

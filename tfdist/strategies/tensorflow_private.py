@@ -6,6 +6,7 @@ Checked on TensorFlow 2.18 and 2.21. tfdist relies on the following, which may c
   the dataset methods, ``_reduce_to`` and the replica ids to be overridden.
 - ``input_lib._calculate_replicas_with_values`` is called once per step of a distributed iterator, with the
   optionals of all local replicas; its result decides, equally on all processes, whether there is another step.
+- ``from_generator_op._GeneratorDataset`` makes elements by calling a function, until it raises the error out of range.
 - ``multi_device_iterator_ops._create_device_dataset`` makes the dataset that copies batches to one device.
 """
 
@@ -18,8 +19,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.data.ops import from_generator_op, multi_device_iterator_ops
+from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import (
     collective_util,
     cross_device_ops,
@@ -43,6 +46,7 @@ __all__ = [
     "InputReplicationMode",
     "InputWorkers",
     "MirroredExtended",
+    "NoneSpec",
     "OneDeviceExtended",
     "PerReplica",
     "ReductionToOneDevice",
@@ -54,6 +58,7 @@ __all__ = [
     "copies",
     "distributed_dataset",
     "distributed_datasets_from_function",
+    "generated",
     "global_seed",
     "install",
     "is_distributed_variable",
@@ -89,6 +94,10 @@ DistributedValues = values.DistributedValues
 PerReplica = values.PerReplica
 CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
+
+
+NoneSpec = structure.NoneTensorSpec
+"""The type of None in the elements of a dataset."""
 
 
 class WeighedOptions(collective_util.Options):
@@ -242,6 +251,39 @@ def not_tuned(dataset: Any) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def generated(
+    start: Callable[[], int],
+    following: Callable[[tf.Tensor], Any],
+    finish: Callable[[int], None],
+    element_spec: Any,
+) -> Any:
+    """A dataset as `tf.data.Dataset.from_generator` makes it, which leaves to the caller how Python makes elements.
+
+    `from_generator` converts and checks each component in Python, which takes as long as all else together.
+
+    Args:
+        start: begins an iteration, and returns its number.
+        following: the graph that makes the next element, from the number as an int64 scalar. StopIteration that a
+            `tf.numpy_function` raises in it ends the iteration.
+        finish: ends the iteration with this number, when its iterator is destroyed.
+        element_spec: the type of the elements.
+    """
+
+    def init(_: tf.Tensor) -> tf.Tensor:
+        number = tf.numpy_function(lambda: np.int64(start()), [], tf.int64)
+        number.set_shape([])
+        return number
+
+    def end(number: tf.Tensor) -> tf.Tensor:
+        def ended(number: np.ndarray) -> np.int64:
+            finish(int(number))
+            return np.int64(0)
+
+        return tf.numpy_function(ended, [number], tf.int64)
+
+    return from_generator_op._GeneratorDataset(tf.constant(0, tf.int64), init, following, end, element_spec)
 
 
 class _Iterating(threading.local):
