@@ -53,13 +53,13 @@ def first_values():
 
 
 @contextlib.contextmanager
-def sessions(mode, workers, servers=2):
+def sessions(mode, workers, servers=2, prefetch=0):
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(serving(mode)) for _ in range(servers)]
         made = []
         for worker in range(workers):
             connections = [Connection(server.address, f"ps {n}", DEADLINE) for n, server in enumerate(running)]
-            made.append(Session(connections, worker, model_of(servers)))
+            made.append(Session(connections, worker, model_of(servers), prefetch=prefetch))
         yield made
         for session in made:
             session.close()
@@ -114,6 +114,42 @@ def test_every_gradient_counts_once_on_every_server(mode):
         for value, first in zip(made[0].whole(made[0].pull()), first_values(), strict=True):
             np.testing.assert_allclose(value, first - 30, rtol=1e-5)
         assert (made[0].version, made[0].iterations) == (30, 30)
+
+
+@pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(1)])
+def test_a_step_may_be_under_way(mode):
+    """Values are those after the step before; what reads the model waits for all."""
+    with sessions(mode, 2, prefetch=1) as made:
+        on_all(made[:1], begin)
+        chief = made[0]
+        seen = [float(chief.whole(chief.step(ones(chief)))[2]) for _ in range(4)]
+        first = float(first_values()[2])
+        np.testing.assert_allclose(seen, [first, first - 1, first - 2, first - 3], rtol=1e-5)
+        np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 4, rtol=1e-5)
+        made[1].begin(*described(), None)
+
+        def work(worker, session):
+            for _ in range(10):
+                session.step(ones(session))
+            session.suspend()
+
+        on_all(made, work)
+        np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 24, rtol=1e-5)
+
+
+def test_steps_under_way_are_repeated_for_a_server_that_has_forgotten_this_worker():
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving()) for _ in range(2)]
+        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
+        session = Session(connections, 0, model_of(), prefetch=1)
+        stack.callback(session.close)
+        begin(0, session)
+        for lost in (False, True, False, True):
+            session.step(ones(session))
+            if lost:
+                servers[1].lost(0)
+        for value, first in zip(session.whole(session.pull()), first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 4, rtol=1e-5)
 
 
 def test_synchronous_steps_are_means():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.parameter_server import Synchronous
 from tfdist.strategies import at_work, parameter_server
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -77,3 +78,14 @@ def test_datasets_are_read_without_a_tuner():
     dataset = ParameterServerStrategy().experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
     assert isinstance(dataset, tf.data.Dataset)
     assert dataset.options().autotune.enabled is False
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 2}, {"prefetch": 1, "synchronization": Synchronous()}])
+def test_a_prefetch_that_cannot_be(options):
+    with pytest.raises(ValueError, match="prefetch must be 0 or 1, and 0 with"):
+        ParameterServerStrategy(**options)
+
+
+def test_snapshots_need_a_file_system():
+    with pytest.raises(ValueError, match="got gs://bucket/folder"):
+        ParameterServerStrategy(snapshots="gs://bucket/folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ class Session:
         worker: this task's number.
         model: the variables.
         number: how many sessions this worker has begun before.
+        prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
+            of this worker.
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
@@ -44,12 +47,18 @@ class Session:
         is_suspended: whether others do not wait for this worker.
     """
 
-    def __init__(self, connections: Sequence[Connection], worker: int, model: Model, number: int = 0) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], worker: int, model: Model, number: int = 0, prefetch: int = 0
+    ) -> None:
         self._connections = connections
         self._worker = worker
         self._incarnation = secrets.randbits(63)
         self._model = model
         self._number = number
+        self._prefetch = prefetch
+        self._under_way: list[Callable[[], Vectors]] = []
+        self._unanswered: list[list[_Sent]] = [[] for _ in connections]
+        self._newest: Vectors = []
         self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
@@ -94,7 +103,7 @@ class Session:
             rate: the chief's learning rate; None on others.
 
         Returns:
-            The variables' values, when this worker may have them.
+            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step.
 
         Raises:
             RefusedError: a server does not take them.
@@ -103,30 +112,29 @@ class Session:
         changed = rate if rate != self._rate and self._rate is not None else None
         self._rate = rate
 
-        def push(server: int, id: int) -> Message:
-            own = gradients[server]
-            is_dense = all(kind == "dense" for kind in own.kinds)
+        sequence, read = self.pushes, tuple(self._versions)
+
+        def push(server: int, id: int) -> Message:  # again after an attachment, with the clock that the server gave
+            kinds = gradients[server].kinds
+            sender = id, self._worker, self._incarnation
             return Push(
-                *(
-                    id,
-                    self._worker,
-                    self._incarnation,
-                    self.pushes,
-                    self._clocks[server],
-                    self._versions[server],
-                    samples,
-                ),
-                *(() if is_dense else own.kinds, True, changed),
+                *(*sender, sequence, self._clocks[server], read[server], samples),
+                kinds=() if all(kind == "dense" for kind in kinds) else kinds,
+                pulls=True,
+                learning_rate=changed,
             )
 
-        vectors = self._ask(push, [own.arrays() for own in gradients])
+        self._under_way.append(self._asked(push, [own.arrays() for own in gradients]))
         self.pushes += 1
         self.is_suspended = False
-        return vectors
+        while len(self._under_way) > self._prefetch:
+            self._newest = self._under_way.pop(0)()
+        return self._newest
 
     def pull(self) -> Vectors:
         """The variables' values as they are now."""
-        return self._ask(self._pulling("values"))
+        self._newest = self._ask(self._pulling("values"))
+        return self._newest
 
     def averages(self) -> list[np.ndarray]:
         """The moving averages of the variables, by the optimizer; the values if it keeps none."""
@@ -164,7 +172,12 @@ class Session:
             self.is_suspended = True
 
     def close(self) -> None:
-        """Leaves all servers. One that does not answer learns from the rendezvous that this worker has ended."""
+        """Leaves all servers, when they have what is under way.
+
+        One that does not answer learns from the rendezvous that this worker has ended.
+        """
+        with contextlib.suppress(TfdistError):
+            self._finish()
         for connection in self._connections:
             with contextlib.suppress(TfdistError):
                 connection.request(lambda id: Leave(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
@@ -190,38 +203,91 @@ class Session:
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
         return lambda server, id: Pull(id, self._worker, self._incarnation, what)
 
-    def _ask(
-        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
-    ) -> Vectors:
-        """The vectors that all servers answer to a message with; notes how new they are."""
-        answers = self._answers(make, arrays)
-        versions = [answer.version for answer, _ in answers]
-        for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
-            if now < before:
-                log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
-        self._versions = versions
-        self.iterations = min(answer.iterations for answer, _ in answers)
-        self._clocks = [answer.clock for answer, _ in answers]
-        return [vectors for _, vectors in answers]
+    def _ask(self, make: Callable[[int, int], Message]) -> Vectors:
+        """The vectors that all servers answer to a message with, after what is under way."""
+        self._finish()
+        return self._asked(make)()
 
-    def _answers(
+    def _finish(self) -> None:
+        """Waits for the answers to all that is under way."""
+        while self._under_way:
+            self._newest = self._under_way.pop(0)()
+
+    def _asked(
         self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
-    ) -> list[tuple[Any, list[np.ndarray]]]:
-        """Sends a message to each server, and then waits for the answers."""
+    ) -> Callable[[], Vectors]:
+        """Sends a message to all servers.
+
+        Returns:
+            Waits for the vectors that they answer with, and notes how new they are.
+        """
+        receive = self._sent(make, arrays)
+
+        def wait() -> Vectors:
+            answers = receive()
+            versions = [answer.version for answer, _ in answers]
+            for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
+                if now < before:
+                    log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
+            self._versions = versions
+            self.iterations = min(answer.iterations for answer, _ in answers)
+            self._clocks = [answer.clock for answer, _ in answers]
+            return [vectors for _, vectors in answers]
+
+        return wait
+
+    def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
+        """The answers of all servers to a message, after what is under way."""
+        self._finish()
+        return self._sent(make)()
+
+    def _sent(
+        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
+    ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
+        """Sends a message to each server; what it returns waits for the answers."""
         given = arrays or [()] * len(self._connections)
+        sent = [
+            _Sent(self._connections[server], functools.partial(make, server), given[server])
+            for server in range(len(self._connections))
+        ]
+        for server, one in enumerate(sent):
+            self._unanswered[server].append(one)
 
-        def send(server: int) -> Request:
-            return self._connections[server].send(lambda id: make(server, id), given[server])
+        def receive(server: int, one: _Sent) -> tuple[Any, list[np.ndarray]]:
+            try:
+                while True:
+                    try:
+                        return self._connections[server].receive(one.request)
+                    except RefusedError as error:
+                        if not error.is_unknown:
+                            raise
+                    self._attach(server)
+                    for other in self._unanswered[server]:  # in their order: a later push would make this one a copy
+                        other.send()
+            finally:
+                self._unanswered[server].remove(one)
 
-        def receive(server: int, request: Request) -> tuple[Any, list[np.ndarray]]:
-            while True:
-                try:
-                    return self._connections[server].receive(request)
-                except RefusedError as error:
-                    if not error.is_unknown:
-                        raise
-                self._attach(server)
-                request = send(server)
+        return lambda: [receive(server, one) for server, one in enumerate(sent)]
 
-        requests = [send(server) for server in range(len(self._connections))]
-        return [receive(server, request) for server, request in enumerate(requests)]
+
+class _Sent:
+    """A message under way to a server.
+
+    Args:
+        connection: to the server.
+        make: the message with the given ``id``.
+        arrays: that follow.
+
+    Attributes:
+        request: as it was sent last.
+    """
+
+    def __init__(self, connection: Connection, make: Callable[[int], Message], arrays: Sequence[np.ndarray]) -> None:
+        self._connection = connection
+        self._make = make
+        self._arrays = arrays
+        self.send()
+
+    def send(self) -> None:
+        """Sends it, under a new number."""
+        self.request: Request = self._connection.send(self._make, self._arrays)

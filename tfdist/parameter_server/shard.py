@@ -216,8 +216,9 @@ class Shard:
         self._answer_parked()
 
     def _answer_or_park(self, one: _Parked) -> None:
-        """A worker has one such message at a time; the same one may come again."""
-        self._parked = [other for other in self._parked if other.message.worker != one.message.worker]
+        """The same message may come again; its last sender is answered."""
+        mine = one.message.worker, one.message.id
+        self._parked = [other for other in self._parked if (other.message.worker, other.message.id) != mine]
         if self._may_be_answered(one):
             self._answer(one)
         else:

@@ -40,6 +40,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         cluster_resolver: describes the cluster; by default TF_CONFIG does.
         synchronization: when updates are applied (`tfdist.parameter_server`).
         staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
+        prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
+            lack the worker's own last update, which counts as staleness. Not with `Synchronous`.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -54,12 +56,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
+        prefetch: int = 0,
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
     ) -> None:
         if "://" in str(snapshots):
             raise ValueError(f"snapshots must be a folder of a file system; got {snapshots}")
+        if prefetch not in (0, 1) or (prefetch and synchronization.in_rounds):
+            raise ValueError(
+                f"prefetch must be 0 or 1, and 0 with Synchronous(); got {prefetch} with {synchronization}"
+            )
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -74,7 +81,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if member is None:
             super().__init__(_OneDevice(self, "CPU:0"))
         else:
-            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages))
+            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, prefetch))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -98,14 +105,23 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         member: this task's membership.
         timeouts: how long to wait for servers.
         clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent.
+        prefetch: how many steps may be under way while the next one is computed.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, member: Membership, timeouts: Timeouts, clips: bool) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        member: Membership,
+        timeouts: Timeouts,
+        clips: bool,
+        prefetch: int = 0,
+    ) -> None:
         super().__init__(strategy, "CPU:0")
         assert member.cluster is not None
         self._member = member
         self._timeouts = timeouts
         self._clips = clips
+        self._prefetch = prefetch
         self._servers = [task for task in member.cluster.tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
         self._links: dict[int, Link] = {}
@@ -149,7 +165,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
                 connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat, keys))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
             numbers = self._member.control.task, len(self._links)
-            link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips)
+            link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips, self._prefetch)
             stack.pop_all()
         return link
 

@@ -33,6 +33,7 @@ class Link:
         is_chief: whether this worker gives the first values and the learning rate.
         clips: whether gradients are clipped here by their norms, because each is an update of its own. The norms are
             then those of whole variables and of all of them, on any number of servers.
+        prefetch: how many steps may be under way while the next one is computed.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Link:
         variables: Sequence[Any],
         is_chief: bool,
         clips: bool,
+        prefetch: int = 0,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
@@ -58,7 +60,7 @@ class Link:
             len(connections),
             [splits and variable.constraint is None for variable in variables],
         )
-        self._session = Session(connections, worker, self._model, number)
+        self._session = Session(connections, worker, self._model, number, prefetch)
         self._lock = threading.Lock()
         self.failure: TfdistError | None = None
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
