@@ -369,6 +369,9 @@ class Watcher:
     def __init__(self):
         self.events = queue.SimpleQueue()
 
+    def left(self, task):
+        pass
+
     def came(self, task):
         self.events.put(("came", task))
 

@@ -77,12 +77,21 @@ def test_a_round_is_complete_when_the_one_that_is_missing_dies():
     assert [gradient.worker for gradient in ledger.due()] == [0, 1]
 
 
-def test_a_dead_workers_gradient_counts():
+def test_a_dead_workers_gradient_counts_beside_those_of_all_that_live():
     ledger = ledger_of(Synchronous(), 3)
     push(ledger, 2, 0)
     ledger.leave(2)
+    assert push(ledger, 0, 0) == []
+    assert push(ledger, 1, 0) == [[2, 0, 1]]
+
+
+def test_a_worker_has_one_part_in_a_round_also_if_it_comes_back():
+    ledger = ledger_of(Synchronous(), 3)
     push(ledger, 0, 0)
-    assert ledger.version == 1, "two of the two that live, one of them by a dead one"
+    ledger.leave(0)
+    assert ledger.enter(0) == 1
+    assert push(ledger, 1, 0) == []
+    assert push(ledger, 2, 0) == [[0, 1, 2]]
 
 
 def test_the_fastest_waits_for_the_slowest_that_lives():

@@ -14,6 +14,7 @@ FROM_WORKER = [
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
     m.Pull(4, 3, 7, "averages"),
     m.Suspend(5, 3, 7),
+    m.Put(7, 3, 7),
     m.Leave(6, 3, 7),
 ]
 FROM_SERVER = [

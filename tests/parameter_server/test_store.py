@@ -164,7 +164,7 @@ def test_variables_without_a_gradient_stay_and_so_do_their_slots():
         expected = plain(make(), updates)
     assert_close(arrays(store), expected)
     store.update(pushed(store, [None] * 4, ("none",) * 4))
-    assert store.iterations == 4, "no gradient, no update"
+    assert store.iterations == 5, "other servers had gradients"
 
 
 @pytest.mark.parametrize("make", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.Adagrad(0.1)])

@@ -80,6 +80,9 @@ class Lost:
     def lost(self, task, error):
         self.events.put(("lost", task))
 
+    def left(self, task):
+        pass
+
     def came(self, task):
         self.events.put(("came", task))
 

@@ -169,3 +169,103 @@ def test_a_loop_of_ones_own():
             on_servers(tf.constant(X), tf.constant(Y))
             step(alone, optimizer, X, Y)
         assert_close(model, alone)
+
+
+@pytest.mark.parametrize("read", [lambda model, path: model.evaluate(X, Y, verbose=0), keras.Model.save])
+def test_weights_that_the_chief_sets_are_the_newest(read, tmp_path):
+    with served() as (strategy,):
+        model = model_in(strategy)
+        fit(model, epochs=1)
+        kept = [weight + 1 for weight in model.get_weights()]
+        model.set_weights(kept)
+        read(model, tmp_path / "model.keras")
+        for one, other in zip(model.get_weights(), kept, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_best_weights_are_restored():
+    stopping = {"monitor": "val_loss", "mode": "max", "patience": 0, "restore_best_weights": True}
+    alone = model_in()
+    fit(alone, epochs=3, validation_data=(X, Y), callbacks=[keras.callbacks.EarlyStopping(**stopping)])
+    with served() as (strategy,):
+        model = model_in(strategy)
+        fit(model, epochs=3, validation_data=(X, Y), callbacks=[keras.callbacks.EarlyStopping(**stopping)])
+        np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-4)
+        fit(model, epochs=1)
+        fit(alone, epochs=1)
+        assert_close(model, alone)
+
+
+def test_moving_averages_stay_after_fit():
+    alone = model_in(**OPTIONS["averages"])
+    fit(alone)
+    with served() as (strategy,):
+        model = model_in(strategy, **OPTIONS["averages"])
+        fit(model)
+        model.evaluate(X, Y, verbose=0)
+        assert_close(model, alone)
+        fit(model, epochs=1)
+        fit(alone, epochs=1)
+        assert_close(model, alone)
+
+
+def test_a_frozen_model_is_read_all_the_same():
+    with served(workers=2) as (first, second):
+        chief, worker = model_in(first), model_in(second)
+        fit(chief, epochs=1)
+        fit(worker, epochs=1)
+        chief.trainable = False
+        chief.evaluate(X, Y, verbose=0)
+        assert_close(chief, worker, rtol=0)
+
+
+def test_layers_are_frozen_and_thawed():
+    """With `compile` in between, as transfer learning does."""
+
+    def train(model):
+        model.layers[0].trainable = False
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        fit(model, epochs=1)
+        model.layers[0].trainable = True
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        fit(model, epochs=1)
+
+    alone = model_in()
+    train(alone)
+    with served() as (strategy,):
+        model = model_in(strategy)
+        with strategy.scope():
+            train(model)
+        assert_close(model, alone)
+
+
+def test_an_optimizer_made_outside_the_scope_is_told():
+    with served() as (strategy,):
+        model = model_in(strategy, optimizer=keras.optimizers.SGD(0.1))
+        model.optimizer._distribution_strategy = None
+        with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): the optimizer"):
+            fit(model, epochs=1)
+
+
+def test_gradients_are_applied_outside_the_scope():
+    alone, optimizer = model_in(), keras.optimizers.SGD(0.1)
+    with served() as (strategy,):
+        model = model_in(strategy)
+        with strategy.scope():
+            own = keras.optimizers.SGD(0.1)
+        for using, trained in ((own, model), (optimizer, alone)):
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((trained(X, training=True) - Y) ** 2)
+                gradients = tape.gradient(loss, trained.trainable_variables)
+                using.apply_gradients(zip(gradients, trained.trainable_variables, strict=True))
+        assert_close(model, alone)
+        assert strategy.extended.link_of(own).session.pushes == 2
+
+
+def test_only_the_chief_backs_up(tmp_path):
+    with served(workers=2) as (first, second):
+        for strategy in (first, second):
+            fit(model_in(strategy), epochs=1, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+            seen = strategy.extended.is_writer
+            assert seen == (strategy is first)

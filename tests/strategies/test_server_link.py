@@ -83,7 +83,12 @@ def test_updates_are_those_of_the_optimizer(name, in_graph):
     optimizer = OPTIMIZERS[name]()
     with linked(optimizer) as (link, made):
         one = link()
-        update = tf.function(one.update) if in_graph else one.update
+
+        def update(given):
+            one.update(given, made)
+
+        if in_graph:
+            update = tf.function(update)
         for step in range(4):
             update(gradients(step))
         is_scaled = optimizer.loss_scale_factor is not None
@@ -95,7 +100,7 @@ def test_updates_are_those_of_the_optimizer(name, in_graph):
 def test_averages_are_clipped_by_servers():
     optimizer = keras.optimizers.SGD(0.1, clipnorm=0.5)
     with linked(optimizer, mode=Synchronous()) as (link, made):
-        link().update(gradients(1))
+        link().update(gradients(1), made)
         for variable, other in zip(made, updated_once(keras.optimizers.SGD(0.1, clipnorm=0.5)), strict=True):
             np.testing.assert_allclose(variable.numpy(), other, rtol=1e-5, atol=1e-6)
 
@@ -111,7 +116,7 @@ def test_constraints_are_the_servers():
     optimizer = keras.optimizers.SGD(0.1)
     with linked(optimizer) as (link, made):
         made[0].constraint = keras.constraints.MaxNorm(0.25)
-        link().update([tf.zeros(shape) for shape in SHAPES])
+        link().update([tf.zeros(shape) for shape in SHAPES], made)
         assert np.linalg.norm(made[0].numpy(), axis=0).max() < 0.2501
 
 
@@ -124,10 +129,10 @@ def test_a_worker_begins_with_the_chiefs_values_and_sees_its_updates():
         optimizer.build(own)
         worker = link(1, own, optimizer)
         assert_equal(own, made)
-        chief.update([tf.ones(shape) for shape in SHAPES])
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
         worker.refresh()
         assert_equal(own, made)
-        worker.update([tf.ones(shape) for shape in SHAPES])
+        worker.update([tf.ones(shape) for shape in SHAPES], own)
         chief.refresh()
         assert_equal(own, made)
 
@@ -141,7 +146,7 @@ def test_the_learning_rate_of_the_chief_counts():
     optimizer = keras.optimizers.SGD(1.0)
     with linked(optimizer) as (link, made):
         chief, before = link(), made[1].numpy()
-        step = tf.function(lambda: chief.update([tf.ones(shape) for shape in SHAPES]))
+        step = tf.function(lambda: chief.update([tf.ones(shape) for shape in SHAPES], made))
         step()
         optimizer.learning_rate = 0.25
         step()
@@ -154,7 +159,7 @@ def test_the_optimizers_state_is_fetched_and_given():
     with linked(optimizer) as (link, made):
         one = link()
         for step in range(2):
-            one.update(gradients(step))
+            one.update(gradients(step), made)
         one.fetch()
         alone, expected = keras.optimizers.Adam(0.05), variables()
         alone.build(expected)
@@ -169,7 +174,7 @@ def test_the_optimizers_state_is_fetched_and_given():
             variable.assign(value)
         for mine, other in zip(again.variables, alone.variables, strict=True):
             mine.assign(other)
-        link().update(gradients(2))
+        link().update(gradients(2), made)
         alone.apply(gradients(2), expected)
         for variable, other in zip(made, expected, strict=True):
             np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
@@ -180,7 +185,7 @@ def test_moving_averages_are_the_final_values():
     with linked(optimizer) as (link, made):
         one = link()
         for step in (1, 3):
-            one.update(gradients(step))
+            one.update(gradients(step), made)
         one.finalize()
         alone, expected = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), variables()
         alone.build(expected)
@@ -189,3 +194,29 @@ def test_moving_averages_are_the_final_values():
         alone.finalize_variable_values(expected)
         for variable, other in zip(made, expected, strict=True):
             np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_chief_assigns_is_the_newest():
+    with linked(keras.optimizers.SGD(1.0, momentum=0.5)) as (link, made):
+        chief = link()
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        for variable in made:
+            variable.assign(tf.zeros(variable.shape))
+        chief.refresh()
+        for variable in made:
+            np.testing.assert_array_equal(variable.numpy(), np.zeros(variable.shape))
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        for variable in made:
+            np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, -1.5), rtol=1e-6)
+
+
+def test_gradients_go_to_their_variables():
+    """Some at a time, in any order."""
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        one, before = link(), [variable.numpy() for variable in made]
+        one.update([tf.ones(SHAPES[2]), tf.ones(SHAPES[0])], [made[2], made[0]])
+        one.update([tf.ones(SHAPES[1])], [made[1]])
+        for variable, value in zip(made, before, strict=True):
+            np.testing.assert_allclose(variable.numpy(), value - 1, rtol=1e-5)
+        with pytest.raises(ValueError, match="was built without other"):
+            one.update([tf.ones(2)], [keras.Variable(np.ones(2, "float32"), name="other")])

@@ -55,6 +55,10 @@ class Watcher(Protocol):
         """A task died, cannot be reached or has failed."""
         ...
 
+    def left(self, task: int) -> None:
+        """A task has ended as it should."""
+        ...
+
     def over(self) -> None:
         """No training task is left."""
         ...
@@ -282,6 +286,8 @@ class Control:
                 self.names[task] = name
                 self.departed[task] = counts
                 self._note_own_end(task)
+                for watcher in self._watchers:
+                    watcher.left(task)
             case messages.Missing():
                 self._log_refusals(message)
             case messages.Failed(why, mismatch):

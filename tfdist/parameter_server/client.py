@@ -42,11 +42,13 @@ class Request:
         message: as it was sent.
         frames: of it; they stay as they are until it is answered.
         due: when it is sent again, on the monotonic clock.
+        seconds: until then, each time twice as many: copies of a large message keep a slow line busy.
     """
 
     message: Any
     frames: list[Any]
     due: float
+    seconds: float
 
 
 class Connection:
@@ -87,7 +89,7 @@ class Connection:
         """
         message = make(next(self._numbers))
         frames = FROM_WORKER.encode(message, arrays)
-        request = Request(message, frames, 0.0)
+        request = Request(message, frames, 0.0, _AGAIN_SECONDS)
         self._post(request)
         return request
 
@@ -138,7 +140,8 @@ class Connection:
         """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(request.frames, flags=zmq.DONTWAIT, copy=False)
-        request.due = time.monotonic() + _AGAIN_SECONDS
+        request.due = time.monotonic() + request.seconds
+        request.seconds *= 2
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """The answer to a request if it comes in time, else None. Answers to others are late copies."""

@@ -86,6 +86,8 @@ class Ledger:
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
         self.workers[worker] = Worker(self._present(), sequence)
+        if any(one.worker == worker and one.clock == self.round for one in self.waiting):
+            self.workers[worker].clock += self.synchronization.in_rounds  # it has a part in this round already
         return self.workers[worker].clock
 
     def leave(self, worker: int) -> None:
@@ -155,14 +157,17 @@ class Ledger:
 
     def due(self) -> list[Gradient]:
         """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
-        members = len(self.workers) + (len(self.awaited) if self.synchronization.in_rounds else 0)
-        quorum = self.synchronization.quorum(max(1, members))
         if self.synchronization.in_rounds:
             ready = [gradient for gradient in self.waiting if gradient.clock == self.round]
             later = [gradient for gradient in self.waiting if gradient.clock != self.round]
+            members = {*self.workers, *self.awaited}
+            missing = members - {gradient.worker for gradient in ready}
+            is_due = bool(ready) and len(missing) <= len(members) - self.synchronization.quorum(max(1, len(members)))
         else:
+            quorum = self.synchronization.quorum(max(1, len(self.workers)))
             ready, later = self.waiting[:quorum], self.waiting[quorum:]
-        if len(ready) < quorum:
+            is_due = len(ready) >= quorum
+        if not is_due:
             return []
         self.waiting = later
         self.version += 1

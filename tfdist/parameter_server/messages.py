@@ -73,7 +73,7 @@ class Push(Message, frozen=True):
         samples: their weight where several are averaged.
         kinds: of the gradients, one for each variable; empty if all are dense.
         pulls: whether the answer is to be `Values`, when the worker may have them, instead of `Done`.
-        learning_rate: the chief's, if it has changed.
+        learning_rate: the chief's; None from others, and where a schedule sets it.
     """
 
     id: int
@@ -103,6 +103,14 @@ class Pull(Message, frozen=True):
     worker: int
     incarnation: int
     what: What = "values"
+
+
+class Put(Message, frozen=True):
+    """The chief's program has assigned to variables: their vectors follow. Slots stay as they are."""
+
+    id: int
+    worker: int
+    incarnation: int
 
 
 class Suspend(Message, frozen=True):
@@ -185,5 +193,5 @@ class Refused(Message, frozen=True):
     is_unknown: bool = False
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | Suspend | Leave)
+FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave)
 FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import queue
@@ -103,13 +104,16 @@ class Server:
         Args:
             worker: its task's number.
         """
-        self._lost.put(worker)
-        self._waker.send(b"\0")
+        self._tell(worker)
 
     def stop(self) -> None:
         """Ends `run`; from any thread."""
-        self._lost.put(None)
-        self._waker.send(b"\0")
+        self._tell(None)
+
+    def _tell(self, lost: int | None) -> None:
+        self._lost.put(lost)
+        with contextlib.suppress(OSError):  # it has ended already
+            self._waker.send(b"\0")
 
     def _receive(self) -> None:
         identity, *frames = self._socket.recv_multipart(copy=False)

@@ -14,7 +14,7 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Suspend, What
+from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
@@ -63,7 +63,6 @@ class Session:
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
-        self._rate: float | None = None
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
@@ -109,8 +108,6 @@ class Session:
             RefusedError: a server does not take them.
             PeerLostError: a server cannot be reached.
         """
-        changed = rate if rate != self._rate and self._rate is not None else None
-        self._rate = rate
 
         sequence, read = self.pushes, tuple(self._versions)
 
@@ -121,7 +118,7 @@ class Session:
                 *(*sender, sequence, self._clocks[server], read[server], samples),
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
-                learning_rate=changed,
+                learning_rate=rate,
             )
 
         self._under_way.append(self._asked(push, [own.arrays() for own in gradients]))
@@ -135,6 +132,22 @@ class Session:
         """The variables' values as they are now."""
         self._newest = self._ask(self._pulling("values"))
         return self._newest
+
+    def put(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns to the variables on the servers.
+
+        Args:
+            arrays: one for each variable.
+        """
+        self._finish()
+        parts = [self._model.part_of(server, State(arrays)).values for server in range(len(self._connections))]
+        vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
+        self._sent(lambda server, id: Put(id, self._worker, self._incarnation), vectors)()
+
+    def values(self) -> list[np.ndarray]:
+        """The variables' values as they were read last."""
+        self._finish()
+        return self.whole(self._newest)
 
     def averages(self) -> list[np.ndarray]:
         """The moving averages of the variables, by the optimizer; the values if it keeps none."""
@@ -184,6 +197,14 @@ class Session:
             connection.close()
 
     def _attach(self, server: int) -> None:
+        while True:
+            try:
+                return self._attached(server)
+            except RefusedError as error:
+                if not error.is_unknown:
+                    raise  # otherwise it was started again in between
+
+    def _attached(self, server: int) -> None:
         connection, digest = self._connections[server], self._model.dealt_digest
         answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, digest, self._number))
         self._clocks[server] = answer.clock
@@ -199,6 +220,8 @@ class Session:
             return Create(*sender, self._model.digest, held, optimizer, self._values is not None, slots, scalars)
 
         connection.request(create, part.arrays())
+        if self._values is None:  # wait for those of the chief, or a snapshot
+            connection.request(functools.partial(self._pulling("values"), server))
 
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
         return lambda server, id: Pull(id, self._worker, self._incarnation, what)
@@ -230,7 +253,7 @@ class Session:
                 if now < before:
                     log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
             self._versions = versions
-            self.iterations = min(answer.iterations for answer, _ in answers)
+            self.iterations = max(answer.iterations for answer, _ in answers)
             self._clocks = [answer.clock for answer, _ in answers]
             return [vectors for _, vectors in answers]
 

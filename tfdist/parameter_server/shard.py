@@ -18,6 +18,7 @@ from tfdist.parameter_server.messages import (
     Leave,
     Pull,
     Push,
+    Put,
     Refused,
     Suspend,
     Values,
@@ -80,17 +81,21 @@ class Shard:
         match message:
             case Attach():
                 self._attach(message, answer)
-            case Push() | Pull() | Suspend() | Leave() if self._incarnations.get(message.worker) != message.incarnation:
+            case Create() | Push() | Pull() | Put() | Suspend() | Leave() if (
+                self._incarnations.get(message.worker) != message.incarnation
+            ):
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
             case Create():
                 self._create(message, arrays, answer)
-            case Push() if self.store is None:
+            case Push() | Put() if self.store is None:
                 answer(Refused(message.id, "this server was started again and has no model", is_unknown=True), ())
             case Push():
                 self._push(message, arrays, answer)
             case Pull():
                 self._answer_or_park(_Parked(message, answer))
+            case Put():
+                self._put(message, arrays, answer)
             case Suspend():
                 self.ledger.suspend(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
@@ -98,6 +103,9 @@ class Shard:
             case Leave():
                 self.lost(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
+
+    def _knows(self, sender: Create | Push | Pull | Put | Suspend | Leave) -> bool:
+        return self._incarnations.get(sender.worker) == sender.incarnation
 
     def lost(self, worker: int) -> None:
         """Nobody waits for a worker any more. What it has pushed counts.
@@ -202,6 +210,15 @@ class Shard:
             self._update()
         if message.pulls:
             self._answer_or_park(_Parked(message, answer))
+        else:
+            answer(Done(message.id, self.ledger.version), ())
+
+    def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
+        assert self.store is not None
+        try:
+            self.store.assign(arrays)
+        except ValueError as error:
+            answer(Refused(message.id, str(error)), ())
         else:
             answer(Done(message.id, self.ledger.version), ())
 

@@ -64,6 +64,7 @@ class Store:
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
         self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
+        self._rate: float | None = None
         self._make(state)
 
     @property
@@ -102,13 +103,31 @@ class Store:
         Raises:
             TypeError: it is set by a schedule.
         """
-        self._optimizer.learning_rate = value
+        if value != self._rate:
+            self._optimizer.learning_rate = value
+            self._rate = value
 
-    def update(self, gradients: Gradients) -> None:
-        """Makes one update.
+    def assign(self, vectors: Sequence[np.ndarray]) -> None:
+        """Assigns values; slots and iterations stay as they are.
 
         Args:
-            gradients: of the variables; at least one.
+            vectors: in the layout of all variables.
+
+        Raises:
+            ValueError: they do not fit the variables.
+        """
+        layout = self.shapes.layout()
+        layout.check(vectors)
+        self._newest.clear()
+        for block in self._blocks:
+            first, last = layout.spans[block.places[0]], layout.spans[block.places[-1]]
+            block.variable.assign(vectors[first.vector][first.begin : last.end].reshape(block.variable.shape))
+
+    def update(self, gradients: Gradients) -> None:
+        """Makes one update. Without any gradient it counts all the same: other servers have some.
+
+        Args:
+            gradients: of the variables.
         """
         odd = [place for place, kind in enumerate(gradients.kinds) if kind != "dense"]
         mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
@@ -126,8 +145,10 @@ class Store:
                 given.append(tf.constant(vector.reshape(block.variable.shape)))
             elif kinds[-1] == "sparse":
                 given += [tf.constant(array) for array in gradients.sparse[place]]
-        if given:
-            self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
+        self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
+        if not given:
+            self._optimizer._iterations.assign_add(1)
+        else:
             self._newest += self._run(tuple(kinds), given)
 
     def _read(self) -> list[Any]:

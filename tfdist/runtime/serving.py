@@ -49,6 +49,11 @@ class _Watcher:
         self.lost_tasks.add(task)
         self._server.lost(task)
 
+    def left(self, task: int) -> None:
+        """Nobody waits for a worker that has ended."""
+        self.lost_tasks.add(task)
+        self._server.lost(task)
+
     def over(self) -> None:
         """Ends the server."""
         self._server.stop()

@@ -129,7 +129,7 @@ class UpdatesOnServers(Ability, abc.ABC):
     """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
 
     @abc.abstractmethod
-    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
+    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
         Args:

@@ -52,6 +52,8 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
             _keep_local(callback, extended)
         elif isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, LoadsForAll):
             keras_backup.share(callback, extended)
+        elif _is_anothers_backup(callback, extended):
+            continue
         kept.append(callback)
     first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
     last: list[Any] = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
@@ -61,6 +63,12 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
             callback.set_model(callbacks.model)
         return callbacks
     return [*first, *kept, *last]
+
+
+def _is_anothers_backup(callback: Any, extended: Ability) -> bool:
+    """Whether a worker of parameter servers would back up in the writer's folder; it needs no backup itself."""
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, UpdatesOnServers)
+    return is_backup and isinstance(extended, WritesOnce) and not extended.is_writer
 
 
 def _keep_local(callback: Any, extended: WritesOnce) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,15 @@ from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer
 from tfdist.strategies.shares import batch_size
 
-_samples: list[Any] = []
-"""The number of samples of the step that is traced, or run eagerly; the innermost last."""
+
+class _Samples(threading.local):
+    """The number of samples of the step that this thread traces, or runs eagerly; the innermost last."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[Any] = []
+
+
+_samples = _Samples()
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -36,13 +44,23 @@ def install(replace: Callable[..., None]) -> None:
 
 def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        extended = at_work.current(UpdatesOnServers)
+        extended = _extended_of(self) or at_work.current(UpdatesOnServers)
         if extended is None or not len(grads):
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        return extended.update(self, list(grads), variables, _samples[-1] if _samples else 1)
+        samples = _samples.of_steps[-1] if _samples.of_steps else 1
+        return extended.update_on_servers(self, list(grads), variables, samples)
 
     return apply
+
+
+def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
+    """The `extended` of the strategy that an optimizer was made under, if its updates are made on servers."""
+    return at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers)
+
+
+def _strategy_of(optimizer: Any) -> Any:
+    return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_distribution_strategy", None)
 
 
 def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +73,12 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
         if at_work.of_model(self, UpdatesOnServers) is None:
             return original(self, step_function)
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is not None and at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers) is None:
+            raise ValueError(
+                f"created outside of strategy.scope(): the optimizer {optimizer.name}. Create the model, and the "
+                "optimizer passed to `compile`, inside `with strategy.scope():`."
+            )
         self.jit_compile = False
 
         def step(data: Any) -> Any:
@@ -68,16 +92,16 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _counted(samples: tf.Tensor) -> Iterator[None]:
-    _samples.append(samples)
+    _samples.of_steps.append(samples)
     try:
         yield
     finally:
-        _samples.pop()
+        _samples.of_steps.pop()
 
 
 def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(self: Any, var_list: Any) -> None:
-        extended = at_work.of_strategy(getattr(self, "_distribution_strategy", None), UpdatesOnServers)
+        extended = _extended_of(self)
         link = extended.link_of(self) if extended is not None and self.use_ema else None
         if link is None:
             return original(self, var_list)

@@ -17,6 +17,7 @@ import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
+from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
@@ -70,6 +71,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
+        if cluster is not None and not cluster.is_elastic and cluster.size > 1:
+            raise ClusterSpecError(
+                f'this cluster has {cluster.size} workers and no parameter server: add a job "ps" to TF_CONFIG, or '
+                "start with `tfdist run --ps 1`"
+            )
         member = None
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
@@ -137,16 +143,18 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The chief writes."""
         return self._is_chief
 
-    def update(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
-        """Makes one update on the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
+        """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope():
+            if not optimizer.built:
+                optimizer.build(variables)
             if id(optimizer) not in self._links:
-                self._links[id(optimizer)] = self._link(optimizer, variables)
-        self._links[id(optimizer)].update(gradients, samples)
+                self._links[id(optimizer)] = self._link(optimizer, list(optimizer._trainable_variables))
+        self._links[id(optimizer)].update(gradients, variables, samples)
 
     def links(self, model: Any) -> list[Link]:
         """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
-        variables = {id(variable) for variable in model.trainable_variables}
+        variables = {id(variable) for variable in model.variables}
         return [link for link in self._links.values() if not variables.isdisjoint(link.ids)]
 
     def link_of(self, optimizer: Any) -> Link | None:
@@ -155,8 +163,6 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
 
     def _link(self, optimizer: Any, variables: list[Any]) -> Link:
         _check(optimizer, variables, len(self._servers), self._clips)
-        if not optimizer.built:
-            optimizer.build(variables)
         with contextlib.ExitStack() as stack:
             connections = []
             keys = Keys.of_secret(read_secret())
@@ -170,8 +176,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         return link
 
     def _close(self) -> None:
-        for link in self._links.values():
-            link.close()
+        while self._links:
+            self._links.popitem()[1].close()
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:

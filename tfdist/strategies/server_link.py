@@ -76,16 +76,20 @@ class Link:
         """The variables' `id`s."""
         return {id(variable) for variable in self._variables}
 
-    def update(self, gradients: Sequence[Any], samples: Any = 1.0) -> None:
+    def update(self, gradients: Sequence[Any], variables: Sequence[Any], samples: Any = 1.0) -> None:
         """Sends gradients and assigns the new values; in the graph under construction, or eagerly.
 
         Args:
-            gradients: tensors, `tf.IndexedSlices` or None, for the variables.
+            gradients: tensors, `tf.IndexedSlices` or None.
+            variables: of the gradients; some of those of the optimizer.
             samples: their weight where those of several workers are averaged; a number or a scalar tensor.
+
+        Raises:
+            ValueError: a variable is not one of the optimizer's.
         """
         if not tf.executing_eagerly():
             self.suspend()  # others need not wait while a graph is made
-        gradients = self._prepared(gradients)
+        gradients = self._prepared(self._placed(gradients, variables))
         kinds = [_kinds(gradients, [part.variable for part in parts]) for parts in self._model.dealing.shards]
         given = [self._given(server, gradients) for server in range(len(kinds))]
         rate = self._optimizer._learning_rate
@@ -114,8 +118,9 @@ class Link:
         self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
 
     def refresh(self) -> None:
-        """Assigns the newest values."""
+        """Assigns the newest values. What the chief's program has assigned since the last reading is the newest."""
         with self._lock:
+            self._put_assigned()
             self._assign(self._session.pull())
 
     def suspend(self) -> None:
@@ -126,6 +131,7 @@ class Link:
     def fetch(self) -> None:
         """Assigns values and the optimizer's slots and scalars, as they are to be saved."""
         with self._lock:
+            self._put_assigned()
             state = self._session.state()
         for variable, value in zip(self._variables, state.values, strict=True):
             variable.assign(value)
@@ -138,7 +144,7 @@ class Link:
                 variable.assign(state.scalars[name])
 
     def finalize(self) -> None:
-        """Assigns the moving averages of the values, if the optimizer keeps them."""
+        """Assigns the moving averages of the values, if the optimizer keeps them; the chief's are the newest values."""
         with self._lock:
             averages = self._session.averages()
         for variable, value in zip(self._variables, averages, strict=True):
@@ -147,6 +153,26 @@ class Link:
     def close(self) -> None:
         """Leaves the servers."""
         self._session.close()
+
+    def _put_assigned(self) -> None:
+        """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
+        if not self._is_chief:
+            return
+        own = [_array(variable) for variable in self._variables]
+        read = self._session.values()
+        if any(one.tobytes() != other.tobytes() for one, other in zip(own, read, strict=True)):
+            self._session.put(own)
+
+    def _placed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """A gradient for each variable of the optimizer; None for others than the given ones."""
+        found = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+        unknown = [variable.path for variable in variables if id(variable) not in self.ids]
+        if unknown:
+            raise ValueError(
+                f"the optimizer {self._optimizer.name} was built without {', '.join(unknown[:3])}. Call `compile` "
+                "again after a change of `trainable`, or build the optimizer on all variables."
+            )
+        return [found.get(id(variable)) for variable in self._variables]
 
     def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
         with self._lock:

@@ -26,6 +26,9 @@ class Watcher:
     def __init__(self, task):
         self.task, self.is_over, self.is_lost, self.is_back = task, *(threading.Event() for _ in range(3))
 
+    def left(self, task):
+        pass
+
     def came(self, task):
         if task == self.task and self.is_lost.is_set():
             self.is_back.set()
