@@ -41,9 +41,9 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
         made = variables()
         optimizer.build(made)
 
-        def link(worker=0, own=None, of=optimizer):
+        def link(worker=0, own=None, of=optimizer, prefetch=0):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            link = Link(connections, worker, 0, of, own or made, worker == 0, clips=not mode.averages)
+            link = Link(connections, worker, 0, of, own or made, worker == 0, not mode.averages, prefetch)
             stack.callback(link.close)
             return link
 
@@ -220,3 +220,21 @@ def test_gradients_go_to_their_variables():
             np.testing.assert_allclose(variable.numpy(), value - 1, rtol=1e-5)
         with pytest.raises(ValueError, match="was built without other"):
             one.update([tf.ones(2)], [keras.Variable(np.ones(2, "float32"), name="other")])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("read", ["refresh", "fetch", "suspend"])
+def test_what_the_servers_gave_is_not_taken_for_assigned(read, prefetch):
+    """Also where another worker has pushed since, or a step was under way."""
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(prefetch=prefetch), made[1].numpy()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        ones = [tf.ones(shape) for shape in SHAPES]
+        for _ in range(3):
+            chief.update(ones, made)
+            getattr(chief, read)()
+            worker.update(ones, own)
+        chief.refresh()
+        np.testing.assert_allclose(made[1].numpy(), before - 6, rtol=1e-5)

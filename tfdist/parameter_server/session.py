@@ -144,11 +144,6 @@ class Session:
         vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
         self._sent(lambda server, id: Put(id, self._worker, self._incarnation), vectors)()
 
-    def values(self) -> list[np.ndarray]:
-        """The variables' values as they were read last."""
-        self._finish()
-        return self.whole(self._newest)
-
     def averages(self) -> list[np.ndarray]:
         """The moving averages of the variables, by the optimizer; the values if it keeps none."""
         return self.whole(self._ask(self._pulling("averages")))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -62,6 +63,7 @@ class Link:
         )
         self._session = Session(connections, worker, self._model, number, prefetch)
         self._lock = threading.Lock()
+        self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
         self._assign(self._session.begin(self._held(), on_servers, self._state if is_chief else None))
@@ -133,8 +135,7 @@ class Link:
         with self._lock:
             self._put_assigned()
             state = self._session.state()
-        for variable, value in zip(self._variables, state.values, strict=True):
-            variable.assign(value)
+            self._assign_arrays(state.values)
         slots, scalars = self._of_optimizer()
         for slot in slots:
             if slot.name in state.slots[slot.variable]:
@@ -159,8 +160,7 @@ class Link:
         if not self._is_chief:
             return
         own = [_array(variable) for variable in self._variables]
-        read = self._session.values()
-        if any(one.tobytes() != other.tobytes() for one, other in zip(own, read, strict=True)):
+        if any(one.tobytes() != other.tobytes() for one, other in zip(own, self._read(), strict=True)):
             self._session.put(own)
 
     def _placed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -177,7 +177,9 @@ class Link:
     def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
         with self._lock:
             try:
-                return self._session.step(pushed, samples, rate)
+                vectors = self._session.step(pushed, samples, rate)
+                self._read = functools.partial(self._session.whole, vectors)
+                return vectors
             except TfdistError as error:
                 self.failure = error
                 raise
@@ -225,9 +227,14 @@ class Link:
         return placed, slots_of.scalars_of(self._optimizer, slots)
 
     def _assign(self, vectors: Vectors) -> None:
-        for variable, value in zip(self._variables, self._session.whole(vectors), strict=True):
-            variable.assign(value)
+        self._assign_arrays(self._session.whole(vectors))
         self._optimizer._iterations.assign(self._session.iterations)
+
+    def _assign_arrays(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns values that the servers have."""
+        for variable, value in zip(self._variables, arrays, strict=True):
+            variable.assign(value)
+        self._read = lambda: arrays
 
     def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
         """Gradients as they are sent: unscaled, and clipped if that is done here."""
