@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, attach, connected, create, push, serving
-from tfdist.errors import PeerLostError
+from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server import client as clients
 from tfdist.parameter_server.client import RefusedError
 from tfdist.parameter_server.messages import Attach
@@ -62,6 +62,35 @@ def test_a_request_is_answered_by_a_server_that_comes_late(monkeypatch):
         with serving(address=address):
             thread.join(DEADLINE)
             assert attached
+
+
+def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
+    """As after Ctrl-C, while the server says that others are slow."""
+    monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.05)
+    failures = []
+    with serving(BoundedStaleness(1)) as server, connected(server) as slow:
+        one = clients.Connection(server.address, "ps 0", DEADLINE, failure=lambda: next(iter(failures), None))
+        attach(one, 0)
+        attach(slow, 1)
+        create(one)
+        push(slow, 1)
+        push(one, 0)
+        seen = []
+
+        def wait():
+            try:
+                push(one, 0, 1, pulls=True)
+            except TfdistError as error:
+                seen.append(str(error))
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        failures.append(TfdistError("interrupted (Ctrl-C)"))
+        thread.join(DEADLINE)
+        assert seen == ["interrupted (Ctrl-C)"]
+        one.close()
 
 
 def test_a_server_that_is_gone():

@@ -25,7 +25,7 @@ class Served(tf.distribute.Strategy):
         keras_seams.install()
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
-        control = SimpleNamespace(task=worker, look_up=addresses.__getitem__)
+        control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, failure=None)
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
         super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), clips=not mode.averages))
 

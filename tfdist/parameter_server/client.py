@@ -18,6 +18,8 @@ from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, 
 from tfdist.parameter_server.server import COPIED_BYTES, MAX_FRAME
 from tfdist.parameter_server.wire import InvalidMessageError, Message
 
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the job has failed."""
 _AGAIN_SECONDS = 2.0
 """Without an answer, a request is sent again; the server counts it once."""
 
@@ -42,7 +44,7 @@ class Request:
         message: as it was sent.
         frames: of it; they stay as they are until it is answered.
         due: when it is sent again, on the monotonic clock.
-        seconds: until then, each time twice as many: copies of a large message keep a slow line busy.
+        seconds: until then; more each time, as copies of a large message keep a slow line busy.
     """
 
     message: Any
@@ -59,10 +61,19 @@ class Connection:
         name: the server's name in messages.
         timeout: seconds without a sign of life after which the server counts as lost.
         keys: of the job; None for no encryption.
+        failure: yields the error that has ended the job, if there is one: then nobody needs to wait any more.
     """
 
-    def __init__(self, address: str, name: str, timeout: float, keys: Keys | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        timeout: float,
+        keys: Keys | None = None,
+        failure: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         self._keys = keys
+        self._failure = failure
         self._name = name
         self._timeout = timeout
         self._address = address
@@ -108,13 +119,16 @@ class Connection:
         Raises:
             RefusedError: the server does not take it.
             PeerLostError: there was no sign of life in time.
+            BaseException: that which has ended the job.
         """
         timeout = timeout or self._timeout
         end = time.monotonic() + timeout
         while (now := time.monotonic()) < end:
             if now >= request.due:
                 self._post(request)
-            answer, values = self._answer(request.message.id, min(request.due, end) - now)
+            answer, values = self._answer(request.message.id, min(request.due, end, now + _LOOK_SECONDS) - now)
+            if (failure := self._failure()) is not None:
+                raise failure
             if isinstance(answer, Waiting):
                 end = time.monotonic() + timeout
             elif isinstance(answer, Refused):
@@ -141,7 +155,7 @@ class Connection:
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(request.frames, flags=zmq.DONTWAIT, copy=False)
         request.due = time.monotonic() + request.seconds
-        request.seconds *= 2
+        request.seconds = min(2 * request.seconds, self._timeout / 4)  # the answer is a sign of life
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """The answer to a request if it comes in time, else None. Answers to others are late copies."""

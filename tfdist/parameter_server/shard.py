@@ -81,9 +81,7 @@ class Shard:
         match message:
             case Attach():
                 self._attach(message, answer)
-            case Create() | Push() | Pull() | Put() | Suspend() | Leave() if (
-                self._incarnations.get(message.worker) != message.incarnation
-            ):
+            case Create() | Push() | Pull() | Put() | Suspend() | Leave() if not self._knows(message):
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
             case Create():
@@ -104,9 +102,6 @@ class Shard:
                 self.lost(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
 
-    def _knows(self, sender: Create | Push | Pull | Put | Suspend | Leave) -> bool:
-        return self._incarnations.get(sender.worker) == sender.incarnation
-
     def lost(self, worker: int) -> None:
         """Nobody waits for a worker any more. What it has pushed counts.
 
@@ -123,6 +118,9 @@ class Shard:
         self.take_snapshot()
         if self.snapshots is not None:
             self.snapshots.close()
+
+    def _knows(self, sender: Create | Push | Pull | Put | Suspend | Leave) -> bool:
+        return self._incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:
         if self.digest not in (None, message.digest):

@@ -168,12 +168,15 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
             keys = Keys.of_secret(read_secret())
             for place, task in enumerate(self._servers):
                 address = self._member.control.look_up(serving.address_of(task.index))
-                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat, keys))
+                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat, keys, self._ended))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
             numbers = self._member.control.task, len(self._links)
             link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips, self._prefetch)
             stack.pop_all()
         return link
+
+    def _ended(self) -> BaseException | None:
+        return self._member.control.failure
 
     def _close(self) -> None:
         while self._links:
