@@ -138,14 +138,17 @@ class Tfdist:
         from tfdist.parameter_server.messages import Done, Pull, Values
         from tfdist.parameter_server.server import Server
 
-        class Shard:
-            def heard(self, message, arrays, answer):
+        class Shards:
+            def __iter__(self):
+                return iter(())
+
+            def heard(self, peer, message, arrays, answer):
                 if isinstance(message, Pull) or message.pulls:
                     answer(Values(message.id, version=0, iterations=0, clock=0), [values])
                 else:
                     answer(Done(message.id, version=0), [])
 
-        server = Server(Shard(), "127.0.0.1:0")
+        server = Server(Shards(), "127.0.0.1:0")
         print(server.address, flush=True)
         server.run()
 

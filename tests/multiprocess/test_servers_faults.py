@@ -32,7 +32,7 @@ def await_snapshot(folder, server, version, deadline=60.0):
     end, found = time.monotonic() + deadline, None
     while found != version:
         assert time.monotonic() < end, f"the newest snapshot of server {server} is of version {found}"
-        files = sorted(folder.glob(f"server-{server}-of-2.*.npz"))
+        files = sorted(folder.glob(f"*/server-{server}-of-2.*.npz"))
         if files:
             with np.load(files[-1]) as file:
                 found = json.loads(file["metadata"].tobytes())["version"]

@@ -11,6 +11,7 @@ from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import Attach, Create, Pull, Push, Values
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.synchronization import Asynchronous
@@ -21,7 +22,7 @@ SIZE = 1000
 
 @contextlib.contextmanager
 def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None):  # noqa: B008
-    server = Server(lambda model: Shard(Ledger(mode, AsItIs())), address, keys)
+    server = Server(Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs()))), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -48,8 +49,8 @@ def create(connection):
     return connection.request(lambda id: Create(id, 0, 1, "model", held, optimizer, True, ((),)), values)[0]
 
 
-def attach(connection, worker=0, model=0):
-    return connection.request(lambda id: Attach(id, worker, 1, "model", model))[0]
+def attach(connection, worker=0, model="model"):
+    return connection.request(lambda id: Attach(id, worker, 1, model))[0]
 
 
 def push(connection, worker=0, clock=0, value=1.0, pulls=False):

@@ -48,7 +48,7 @@ def test_a_refusal_is_an_error():
     with serving() as server, connected(server) as one:
         with pytest.raises(RefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
             push(one)
-        assert caught.value.is_unknown
+        assert caught.value.refused.is_unknown
 
 
 def test_a_request_is_answered_by_a_server_that_comes_late(monkeypatch):
@@ -108,10 +108,11 @@ import sys
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 
-server = Server(lambda model: Shard(Ledger(Asynchronous(), AsItIs())), sys.argv[1])
+server = Server(Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), AsItIs()))), sys.argv[1])
 print("SERVING", server.address, flush=True)
 server.run()
 """
@@ -139,7 +140,7 @@ def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
             second, _ = process(address)
             with pytest.raises(RefusedError) as caught:
                 push(one, clock=1)
-            assert caught.value.is_unknown
+            assert caught.value.refused.is_unknown
             assert not attach(one).is_created
     finally:
         for started in (first, second):

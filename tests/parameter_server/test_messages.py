@@ -6,23 +6,23 @@ from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import InvalidMessageError
 
 FROM_WORKER = [
-    m.Attach(1, 3, 1 << 63, "digest", 2),
+    m.Attach(1, 3, 1 << 63, "Adam-1f", 2, 1, ("dense/kernel [4] float32",)),
     m.Create(
         *(2, 3, 7, "digest", (Held("dense/kernel", 0, 4, 8, decays=False, constraint={"class_name": "NonNeg"}),)),
         *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, True, (("momentum",),), ("iteration",)),
     ),
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
     m.Pull(4, 3, 7, "averages"),
-    m.Suspend(5, 3, 7),
+    m.Suspend(5, 3, 7, is_end=True),
     m.Put(7, 3, 7),
-    m.Leave(6, 3, 7),
+    m.Leave(6, 3, 7, is_over=True),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),
     m.Done(2, 9),
     m.Values(3, 9, 8, 7, (("momentum",), ()), ("iteration",)),
-    m.Waiting(4),
-    m.Refused(5, "why", is_unknown=True),
+    m.Waiting(4, (1, 2)),
+    m.Refused(5, "why", is_unknown=True, is_over=True, newest=3),
 ]
 
 

@@ -9,8 +9,8 @@ PATHS = ["large", "bias", "scalar", "small"]
 FLOATS = [np.dtype(np.float32)] * 4
 
 
-def model_of(servers, splits=(True,) * 4, paths=PATHS):
-    return Model(paths, SHAPES, FLOATS, servers, splits)
+def model_of(servers, splits=(True,) * 4, paths=PATHS, optimizer="SGD"):
+    return Model(paths, SHAPES, FLOATS, servers, splits, optimizer)
 
 
 def values():
@@ -45,16 +45,15 @@ def test_variables_that_may_not_be_split_are_whole():
     assert sum(part.variable == 0 for shard in model.dealing.shards for part in shard) == 1
 
 
-def test_the_digests_tell_models_and_ways_of_dealing_apart():
-    ways = [model_of(2), model_of(3), model_of(2, splits=(False,) * 4)]
-    other = model_of(2, paths=["other", *PATHS[1:]])
-    assert len({model.digest for model in ways}) == 1
-    assert len({model.dealt_digest for model in (*ways, other)}) == 4
-    assert other.digest != ways[0].digest
+def test_names_tell_models_apart():
+    one = model_of(2)
+    others = [model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]]), model_of(2, optimizer="Adam")]
+    assert one.name == model_of(3).name
+    assert len({one.name, *(other.name for other in others)}) == 4
 
 
 def test_paths_are_those_of_a_process_that_has_built_no_other_model():
     paths = ["dense_4/kernel", "dense_5/kernel", "head/kernel", "dense_6/kernel"]
     model = model_of(2, paths=paths)
     assert model.paths == ["dense/kernel", "dense/kernel#1", "head/kernel", "dense/kernel#2"]
-    assert model.digest == model_of(1, paths=["dense/kernel", "dense_1/kernel", "head/kernel", "dense_2/kernel"]).digest
+    assert model.name == model_of(1, paths=["dense/kernel", "dense_1/kernel", "head/kernel", "dense_2/kernel"]).name

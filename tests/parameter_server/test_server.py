@@ -46,7 +46,7 @@ def test_every_push_of_many_workers_counts_once():
 def test_models_are_apart():
     with serving() as server, connected(server) as one, connected(server) as other:
         for model, connection in enumerate((one, other)):
-            attach(connection, model=model)
+            attach(connection, model=f"model {model}")
             create(connection)
             push(connection, value=1.0 + model)
         server.lost(7)

@@ -194,8 +194,33 @@ def test_another_model_is_refused():
     with sessions(Asynchronous(), 1) as (session,):
         begin(0, session)
         other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
-        with pytest.raises(RefusedError, match=r"ps \d refuses Attach: another model"):
+        why = r"another model: variable 1 is large \[5\] float32, the chief's is large \[1000, 200\]"
+        with pytest.raises(RefusedError, match=why):
             other.begin(*described(), None)
+
+
+def test_a_worker_that_comes_again_is_given_the_newest_of_equal_models():
+    """It begins the first one, which the others have left for another one."""
+    with sessions(Asynchronous(), 1) as (session,):
+        first = Session(connections(session), 0, model_of())
+        begin(0, first)
+        first.close(is_over=True)
+        late = Session(connections(session), 1, model_of())
+        with pytest.raises(RefusedError, match="all others have finished training"):
+            late.begin(*described(), None)
+        second = Session(connections(session), 0, model_of(), begun=[model_of().name])
+        begin(0, second)
+        second.step(ones(second))
+        values = late.whole(late.begin(*described(), None))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 1, rtol=1e-5)
+        second.close()
+        late.close()
+
+
+def connections(session):
+    """New ones, to the same servers."""
+    return [Connection(one._address, one._name, DEADLINE) for one in session._connections]
 
 
 def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
@@ -232,6 +257,40 @@ def test_a_server_that_has_lost_the_model_gets_the_chiefs(caplog):
             np.testing.assert_allclose(value, first_value - 4, rtol=1e-5)
         assert session.version == 1, "of the new server"
         assert "ps 0 was started again: at least 2 updates are lost" in caplog.text
+
+
+def test_a_server_that_was_started_again_has_the_chiefs_learning_rate():
+    with contextlib.ExitStack() as stack:
+        first = contextlib.ExitStack()
+        server = first.enter_context(serving())
+        session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
+        stack.callback(session.close)
+        begin(0, session)
+        session.step(ones(session), rate=0.5)
+        first.close()
+        stack.enter_context(serving(address=server.address))
+        values = session.whole(session.step(ones(session), rate=0.5))
+        for value, first_value in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first_value - 0.5, rtol=1e-5)
+
+
+def test_a_server_may_forget_a_worker_before_it_has_the_model():
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving())
+        connection = Connection(server.address, "ps 0", DEADLINE)
+        session = Session([connection], 0, model_of(1))
+        stack.callback(session.close)
+        original, answers = connection.request, []
+
+        def request(*args, **options):
+            answers.append(original(*args, **options))
+            if len(answers) == 1:  # to `Attach`
+                server.lost(0)
+            return answers[-1]
+
+        connection.request = request
+        begin(0, session)
+        assert [type(answer).__name__ for answer, _ in answers][:3] == ["Attached", "Attached", "Done"]
 
 
 def test_leaving_servers_that_are_gone_is_no_error():

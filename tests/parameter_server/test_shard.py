@@ -54,13 +54,13 @@ class Talk:
         self.shard.heard(kind(number, *fields), list(arrays), lambda *answer: kept.append(answer))
         return kept[-1][0] if kept else None
 
-    def attach(self, worker, incarnation=1, digest="model"):
-        return self.say(Attach, worker, incarnation, digest)
+    def attach(self, worker, incarnation=1):
+        return self.say(Attach, worker, incarnation, "model")
 
     def create(self, optimizer, arrays=ZEROS, worker=0):
         config = keras.saving.serialize_keras_object(optimizer)
         has_values = arrays is not None
-        fields = (worker, 1, "variables", HELD, config, has_values, ((), ()) if has_values else ())
+        fields = (worker, 1, "model", HELD, config, has_values, ((), ()) if has_values else ())
         return self.say(Create, *fields, arrays=arrays or ())
 
     def push(
@@ -270,19 +270,12 @@ def test_sparse_and_missing_gradients():
     assert talk.bias == 0
 
 
-def test_another_model_is_refused():
-    talk = Talk()
-    assert "another model" in talk.attach(1, digest="other").why
-
-
-def test_another_model_that_came_before_the_chiefs_is_refused():
-    talk = Talk(created=False)
-    talk.attach(1, digest="other")
-    assert isinstance(talk.pull(1), Waiting)
-    number = talk.number
-    talk.create(keras.optimizers.SGD(1.0))
-    assert "another model" in talk.answers[number][-1][0].why
-    assert isinstance(talk.push(), Done)
+def test_what_a_worker_waits_for_may_be_refused():
+    talk = Talk(created=False, workers=2)
+    assert talk.pull(1) == Waiting(3, (0,))
+    talk.shard.refuse(1, "another model")
+    assert talk.answers[3][-1][0] == Refused(3, "another model")
+    assert isinstance(talk.create(keras.optimizers.SGD(1.0)), Done)
 
 
 def test_a_worker_that_has_no_values_waits_for_the_chief():
@@ -337,7 +330,7 @@ def test_what_the_chief_sends_may_be_wrong():
     talk = Talk(created=False)
     assert "1 arrays for a state that has 2" in talk.create(keras.optimizers.SGD(1.0), arrays=ZEROS[:1]).why
     nonsense = {"class_name": "NoSuch", "config": {}}
-    refused = talk.say(Create, 0, 1, "variables", HELD, nonsense, True, ((), ()), arrays=ZEROS)
+    refused = talk.say(Create, 0, 1, "model", HELD, nonsense, True, ((), ()), arrays=ZEROS)
     assert "the model cannot be made" in refused.why
     refused = talk.push()
     assert "has no model" in refused.why

@@ -55,16 +55,20 @@ def test_workers_find_the_server_by_its_address(members):
     connection.close()
 
 
-def test_the_server_learns_of_lost_workers(members):
+@pytest.mark.parametrize("how", ["dies", "ends"])
+def test_the_server_learns_of_workers_that_are_gone(members, how):
     chief, worker, _, _, _ = members
     connection = connect(chief)
     for number in (0, 1):
         connection.request(lambda id, number=number: Attach(id, number, 1, "model"))
-    worker.control.close()  # as when its process dies
-    worker.is_closed = True
+    if how == "dies":
+        worker.control.close()
+        worker.is_closed = True
+    else:
+        worker.leave(None)
     while chief.control.present.get(1):
         chief.control.gather("alone", None, (0,))
-    with pytest.raises(TfdistError, match="worker 1 has not attached, or was taken for lost"):
+    with pytest.raises(TfdistError, match="has not attached"):
         connection.request(lambda id: Pull(id, 1, 1))
     connection.close()
 

@@ -23,6 +23,7 @@ class Served(tf.distribute.Strategy):
 
     def __init__(self, servers, worker, mode):
         keras_seams.install()
+        self.servers = servers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
         control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, failure=None)

@@ -1,5 +1,7 @@
 """Keras's methods on parameter servers, which are threads of this process."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -238,6 +240,73 @@ def test_layers_are_frozen_and_thawed():
         with strategy.scope():
             train(model)
         assert_close(model, alone)
+
+
+def test_optimizers_take_turns():
+    """Each goes on with the newest values, and with its own slots."""
+
+    def train(model):
+        adam, momentum = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9)
+        for optimizer in (adam, momentum, adam, keras.optimizers.Adam(0.01)):
+            model.compile(optimizer, "mse")
+            fit(model, epochs=1)
+
+    alone = model_in()
+    train(alone)
+    with served() as (strategy,):
+        model = model_in(strategy)
+        with strategy.scope():
+            train(model)
+        assert_close(model, alone)
+        assert len(links(model)) == 1
+        for server in strategy.servers:
+            assert len(list(server._shards)) == 1, "the others are over"
+
+
+def test_two_models_with_a_shared_layer_may_not_be_trained_in_turn():
+    with served() as (strategy,), strategy.scope():
+        shared, models = keras.layers.Dense(4), []
+        for _ in range(2):
+            models.append(keras.Sequential([keras.layers.Input((4,)), shared, keras.layers.Dense(2)]))
+            models[-1].compile("sgd", "mse")
+            fit(models[-1], epochs=1)
+        with pytest.raises(tf.errors.OpError, match="do not update variables by two optimizers in turn"):
+            fit(models[0], epochs=1)
+
+
+def test_a_worker_trains_alone_what_the_others_have_finished(caplog):
+    """It was started again, and its script begins with the first call of `fit`."""
+    with served(workers=2) as (first, second):
+        chief, worker = model_in(first), model_in(second)
+        fit(chief, epochs=1)
+        with first.scope():
+            chief.compile("sgd", "mse")
+        fit(chief, epochs=1)
+        fit(worker, epochs=2)
+        alone = model_in()
+        fit(alone, epochs=2)
+        assert_close(worker, alone)
+        assert "all others have finished training the model Adam-" in caplog.text
+        with second.scope():
+            worker.compile("sgd", "mse")
+        fit(worker, epochs=1)
+        chief.evaluate(X, Y, verbose=0)
+        assert_close(worker, chief, rtol=0)
+
+
+def test_models_are_trained_in_several_threads():
+    with served() as (strategy,):
+        models = [model_in(strategy) for _ in range(3)]
+        threads = [threading.Thread(target=fit, args=(model,), daemon=True) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        alone = model_in()
+        fit(alone)
+        for model in models:
+            assert_close(model, alone)
 
 
 def test_an_optimizer_made_outside_the_scope_is_told():

@@ -1,10 +1,13 @@
 """The strategy in a process alone; `tests/multiprocess/test_parameter_server.py` has jobs with servers."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.errors import ClusterSpecError
 from tfdist.parameter_server import Synchronous
 from tfdist.strategies import at_work, parameter_server
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -46,6 +49,13 @@ def test_without_servers_no_seam_is_at_work():
     strategy = ParameterServerStrategy()
     assert at_work.of_strategy(strategy, UpdatesOnServers) is None
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
+
+
+def test_workers_without_servers_are_told(monkeypatch):
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(ClusterSpecError, match='has 2 workers and no parameter server: add a job "ps"'):
+        ParameterServerStrategy()
 
 
 def check(optimizer, servers, clips, variable=None):

@@ -43,7 +43,7 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
 
         def link(worker=0, own=None, of=optimizer, prefetch=0):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            link = Link(connections, worker, 0, of, own or made, worker == 0, not mode.averages, prefetch)
+            link = Link(connections, worker, (), of, own or made, worker == 0, not mode.averages, prefetch)
             stack.callback(link.close)
             return link
 
@@ -208,6 +208,18 @@ def test_what_the_chief_assigns_is_the_newest():
         chief.update([tf.ones(shape) for shape in SHAPES], made)
         for variable in made:
             np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, -1.5), rtol=1e-6)
+
+
+def test_servers_without_variables_count_all_the_same():
+    optimizer, small = keras.optimizers.SGD(1.0), [keras.Variable(np.zeros(2, "float32"))]
+    optimizer.build(small)
+    with linked(keras.optimizers.SGD(1.0), servers=3) as (link, _):
+        one = link(0, small, optimizer)
+        for step in range(1, 4):
+            one.update([tf.ones(2)], small)
+            assert int(optimizer.iterations) == step
+        one.refresh()
+        assert int(optimizer.iterations) == 3
 
 
 def test_gradients_go_to_their_variables():

@@ -231,7 +231,15 @@ class Control:
         Raises:
             RequestTimeoutError: nobody published it in time.
         """
-        return self.request(lambda number: messages.Get(number, key, wait=True), timeout)
+        logged = 0.0
+
+        def late(seconds: float) -> None:
+            nonlocal logged
+            if seconds - logged > _PROGRESS_SECONDS:
+                logged = seconds
+                log.warning("tfdist: waiting for the %s", key)
+
+        return self.request(lambda number: messages.Get(number, key, wait=True), timeout, late)
 
     # Events.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,22 +19,28 @@ from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, 
 from tfdist.parameter_server.server import COPIED_BYTES, MAX_FRAME
 from tfdist.parameter_server.wire import InvalidMessageError, Message
 
+log = logging.getLogger("tfdist")
+
 _LOOK_SECONDS = 1.0
 """Between two looks at whether the job has failed."""
 _AGAIN_SECONDS = 2.0
 """Without an answer, a request is sent again; the server counts it once."""
+_SLOWEST_LINE = 10e6
+"""Bytes a second: a message may take that long to arrive before its server counts as lost."""
+_PATIENCE_SECONDS = 30.0
+"""After which a person is told whom a worker waits for."""
 
 
 class RefusedError(TfdistError):
     """A server does not take a message.
 
     Attributes:
-        is_unknown: whether the worker has to attach first.
+        refused: the server's answer.
     """
 
-    def __init__(self, message: str, is_unknown: bool) -> None:
+    def __init__(self, message: str, refused: Refused) -> None:
         super().__init__(message)
-        self.is_unknown = is_unknown
+        self.refused = refused
 
 
 @dataclass
@@ -62,6 +69,10 @@ class Connection:
         timeout: seconds without a sign of life after which the server counts as lost.
         keys: of the job; None for no encryption.
         failure: yields the error that has ended the job, if there is one: then nobody needs to wait any more.
+        name_of: yields the name of the task with a number, for messages.
+
+    Attributes:
+        answer_bytes: of the largest answer that may come.
     """
 
     def __init__(
@@ -71,7 +82,10 @@ class Connection:
         timeout: float,
         keys: Keys | None = None,
         failure: Callable[[], BaseException | None] = lambda: None,
+        name_of: Callable[[int], str] = "task {}".format,
     ) -> None:
+        self.answer_bytes = 0
+        self._name_of = name_of
         self._keys = keys
         self._failure = failure
         self._name = name
@@ -122,7 +136,9 @@ class Connection:
             BaseException: that which has ended the job.
         """
         timeout = timeout or self._timeout
-        end = time.monotonic() + timeout
+        limit = timeout + (sum(len(frame) for frame in request.frames) + self.answer_bytes) / _SLOWEST_LINE
+        end = time.monotonic() + limit
+        told = time.monotonic() + _PATIENCE_SECONDS
         while (now := time.monotonic()) < end:
             if now >= request.due:
                 self._post(request)
@@ -130,10 +146,14 @@ class Connection:
             if (failure := self._failure()) is not None:
                 raise failure
             if isinstance(answer, Waiting):
-                end = time.monotonic() + timeout
+                end = time.monotonic() + limit
+                if now > told:
+                    told = float("inf")
+                    names = ", ".join(map(self._name_of, answer.awaited))
+                    log.warning("tfdist: %s has waited for %d s for %s.", self._name, _PATIENCE_SECONDS, names)
             elif isinstance(answer, Refused):
                 what = type(request.message).__name__
-                raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer.is_unknown)
+                raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer)
             elif answer is not None:
                 return answer, values
         raise PeerLostError(

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 
+Round = tuple[int, int]
+"""The number of calls of `fit` before it, and the number of steps in this one. Workers may make different numbers."""
+
 
 @dataclass
 class Worker:
@@ -15,11 +18,13 @@ class Worker:
 
     Attributes:
         clock: the number of steps that it has pushed.
+        round: where there are rounds, that of its next push.
         sequence: of its last push that was counted; pushes with this number or a lower one are duplicates.
         is_active: whether others wait for it. A worker that evaluates, saves or traces is not waited for.
     """
 
     clock: int
+    round: Round
     sequence: int = -1
     is_active: bool = False
 
@@ -31,7 +36,7 @@ class Gradient:
     Attributes:
         worker: who pushed it.
         sequence: of the push.
-        clock: of its step.
+        round: where there are rounds, the one that it belongs to.
         samples: its weight in the average.
         staleness: updates between its read and its push.
         scale: by the staleness policy.
@@ -39,7 +44,7 @@ class Gradient:
 
     worker: int
     sequence: int
-    clock: int
+    round: Round
     samples: float
     staleness: int
     scale: float
@@ -56,7 +61,7 @@ class Ledger:
         awaited: workers that the job names and that have not entered yet; rounds wait for them.
         workers: the live ones, by number.
         waiting: gradients that are not applied yet, in the order in which they came.
-        round: the clock whose gradients are averaged, where there are rounds.
+        round: whose gradients are averaged, where there are rounds.
         counted: by worker, its pushes that were counted, also of those that have left.
         dropped: by worker, its pushes that were dropped.
         staleness: how many pushes had which staleness.
@@ -68,7 +73,7 @@ class Ledger:
     awaited: set[int] = field(default_factory=set)
     workers: dict[int, Worker] = field(default_factory=dict)
     waiting: list[Gradient] = field(default_factory=list)
-    round: int = 0
+    round: Round = (0, 0)
     counted: Counter[int] = field(default_factory=Counter)
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
@@ -85,20 +90,23 @@ class Ledger:
         """
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
-        self.workers[worker] = Worker(self._present(), sequence)
-        if any(one.worker == worker and one.clock == self.round for one in self.waiting):
-            self.workers[worker].clock += self.synchronization.in_rounds  # it has a part in this round already
-        return self.workers[worker].clock
+        one = self.workers[worker] = Worker(self.slowest(), self.round, sequence)
+        if any(gradient.worker == worker and gradient.round == self.round for gradient in self.waiting):
+            one.round = _next(self.round)  # it has a part in this one already
+        return one.clock
 
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker any more. What it has pushed counts."""
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
 
-    def suspend(self, worker: int) -> None:
-        """Nobody waits for a worker until it pushes again, or says that it goes on. In rounds everybody does."""
+    def suspend(self, worker: int, is_end: bool = False) -> None:
+        """Nobody waits for a worker until it pushes again. In rounds everybody does, until a call of `fit` ends."""
+        one = self.workers[worker]
         if not self.synchronization.in_rounds:
-            self.workers[worker].is_active = False
+            one.is_active = False
+        elif is_end:
+            one.round = (one.round[0] + 1, 0)
 
     def resume(self, worker: int) -> int:
         """A worker goes on; if all others are further by now, with the clock of the slowest one.
@@ -108,13 +116,9 @@ class Ledger:
         """
         one = self.workers[worker]
         if not one.is_active:
-            one.clock = max(one.clock, self._present())
+            one.clock = max(one.clock, self.slowest())
             one.is_active = True
         return one.clock
-
-    def _present(self) -> int:
-        """The clock of a worker that begins now."""
-        return self.round if self.synchronization.in_rounds else self.slowest()
 
     def slowest(self) -> int:
         """The lowest clock of a worker that others wait for; without any, the highest one, or 0."""
@@ -139,30 +143,33 @@ class Ledger:
             The gradient to keep until it is applied; None if it is dropped.
         """
         one = self.workers[worker]
-        if self.synchronization.in_rounds:  # one that is late goes on with the round of the others
-            one.sequence, one.clock = sequence, max(one.clock, clock + 1, self.round)
-        else:
-            one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
         staleness = max(0, self.version - read)
         scale = self.policy.scale(staleness)
-        is_late = self.synchronization.in_rounds and clock < self.round
-        if scale is None or is_late:
+        of = one.round
+        if self.synchronization.in_rounds:  # one that is late goes on with the round of the others
+            one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(of), self.round)
+            scale = None if of < self.round else scale or 0.0  # the round has to become complete
+        else:
+            one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
+        if scale is None:
             self.dropped[worker] += 1
             return None
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        gradient = Gradient(worker, sequence, clock, samples, staleness, scale)
+        gradient = Gradient(worker, sequence, of, samples, staleness, scale)
         self.waiting.append(gradient)
         return gradient
 
     def due(self) -> list[Gradient]:
         """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
         if self.synchronization.in_rounds:
-            ready = [gradient for gradient in self.waiting if gradient.clock == self.round]
-            later = [gradient for gradient in self.waiting if gradient.clock != self.round]
-            members = {*self.workers, *self.awaited}
-            missing = members - {gradient.worker for gradient in ready}
-            is_due = bool(ready) and len(missing) <= len(members) - self.synchronization.quorum(max(1, len(members)))
+            self._begin_fit()
+            ready = [gradient for gradient in self.waiting if gradient.round == self.round]
+            later = [gradient for gradient in self.waiting if gradient.round != self.round]
+            members = self._members()
+            there = members & {gradient.worker for gradient in ready}
+            quorum = min(len(members), self.synchronization.quorum(max(1, len(members))))
+            is_due = bool(ready) and len(there) >= quorum
         else:
             quorum = self.synchronization.quorum(max(1, len(self.workers)))
             ready, later = self.waiting[:quorum], self.waiting[quorum:]
@@ -172,17 +179,36 @@ class Ledger:
         self.waiting = later
         self.version += 1
         if self.synchronization.in_rounds:
-            self.round += 1
+            self.round = _next(self.round)
         return ready
 
-    def may_read(self, clock: int) -> bool:
-        """Whether a worker at a clock may have the parameters now."""
-        lead = self.synchronization.lead()
-        if lead is None:
-            return True
+    def may_read(self, worker: int) -> bool:
+        """Whether a worker may have the parameters for its next step."""
         if self.synchronization.in_rounds:
-            return self.round >= clock
-        return self.slowest() >= clock - lead
+            return all(one.worker != worker for one in self.waiting)
+        lead = self.synchronization.lead()
+        return lead is None or self.slowest() >= self.workers[worker].clock - lead
+
+    def awaited_by(self, worker: int) -> set[int]:
+        """The workers because of which another one may not read."""
+        if self.may_read(worker):
+            return set()
+        if self.synchronization.in_rounds:
+            return self._members() - {one.worker for one in self.waiting if one.round == self.round}
+        return {number for number, one in self.workers.items() if one.is_active and one.clock == self.slowest()}
+
+    def _members(self) -> set[int]:
+        """The workers that the round is of: those that have not finished this call of `fit`."""
+        return self.awaited | {number for number, one in self.workers.items() if one.round[0] <= self.round[0]}
+
+    def _begin_fit(self) -> None:
+        """Goes on to the next call of `fit` when all have finished the last one, and what they gave is applied."""
+        if self.workers and not self._members() and all(one.round != self.round for one in self.waiting):
+            self.round = min(one.round[0] for one in self.workers.values()), 0
+
+
+def _next(of: Round) -> Round:
+    return of[0], of[1] + 1
 
 
 def weights(gradients: list[Gradient]) -> list[float]:

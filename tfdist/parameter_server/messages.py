@@ -21,16 +21,19 @@ class Attach(Message, frozen=True):
     Attributes:
         worker: its task's number.
         incarnation: a random number of this process, so that a worker that comes again is not taken for the first.
-        digest: of the model's variables and the way they are dealt; the same on every worker.
-        model: how many models this worker has attached for before; the workers of a job attach in the same order. What
-            else comes over this connection is about this one.
+        model: its name (`tfdist.parameter_server.model.Model.name`). What else comes over this connection is about it.
+        occurrence: how often this worker has begun a model of this name before.
+        place: how many models this worker has begun before.
+        variables: of the model, described for messages.
     """
 
     id: int
     worker: int
     incarnation: int
-    digest: str
-    model: int = 0
+    model: str
+    occurrence: int = 0
+    place: int = 0
+    variables: tuple[str, ...] = ()
 
 
 class Create(Message, frozen=True):
@@ -42,7 +45,7 @@ class Create(Message, frozen=True):
     Attributes:
         worker: its task's number.
         incarnation: as of `Attach`.
-        digest: of the model's variables.
+        model: as of `Attach`.
         held: the server's.
         optimizer: as `keras.saving.serialize_keras_object` describes it.
         has_values: whether the arrays follow.
@@ -53,7 +56,7 @@ class Create(Message, frozen=True):
     id: int
     worker: int
     incarnation: int
-    digest: str
+    model: str
     held: tuple[Held, ...]
     optimizer: dict[str, Any]
     has_values: bool
@@ -114,19 +117,29 @@ class Put(Message, frozen=True):
 
 
 class Suspend(Message, frozen=True):
-    """Nobody is to wait for this worker until its next push."""
+    """Nobody is to wait for this worker until its next push.
+
+    Attributes:
+        is_end: whether a call of `fit` has ended, so that also others need not wait that take every step together.
+    """
 
     id: int
     worker: int
     incarnation: int
+    is_end: bool = False
 
 
 class Leave(Message, frozen=True):
-    """The worker needs the server no more."""
+    """The worker needs the model no more.
+
+    Attributes:
+        is_over: whether it goes on with another optimizer for the same variables. When all have, the model is dropped.
+    """
 
     id: int
     worker: int
     incarnation: int
+    is_over: bool = False
 
 
 # From a server.
@@ -176,9 +189,14 @@ class Values(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """The answer to a `Push` that pulls comes when other workers have pushed: a sign of life meanwhile."""
+    """The answer comes when other workers have pushed, or the chief has given values: a sign of life meanwhile.
+
+    Attributes:
+        awaited: numbers of the workers that are waited for.
+    """
 
     id: int
+    awaited: tuple[int, ...] = ()
 
 
 class Refused(Message, frozen=True):
@@ -186,11 +204,15 @@ class Refused(Message, frozen=True):
 
     Attributes:
         is_unknown: whether the worker has to attach first: the server was started again, or took it for lost.
+        is_over: whether all workers have gone on to other optimizers for the model's variables.
+        newest: then, the occurrence of the model that is trained now; None if there is none.
     """
 
     id: int
     why: str
     is_unknown: bool = False
+    is_over: bool = False
+    newest: int | None = None
 
 
 FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 
 import msgspec
 import numpy as np
@@ -24,14 +25,16 @@ class Model:
         dtypes: of the variables.
         servers: how many there are.
         splits: for each variable, whether it may be split by rows.
+        optimizer: the name of its class.
 
     Attributes:
+        name: the optimizer and a digest of the variables; the same on every worker, and for any number of servers.
         paths: of the variables, without the numbers that Keras adds where a process has built models before; a number
             of its own tells variables of equal paths apart.
         dealing: which server holds what.
         shapes: by server, the shapes of its parts.
-        digest: of the variables; the same for any number of servers.
-        dealt_digest: of the variables and the way they are dealt; the same on every worker.
+        described: each variable's path, shape and dtype, for messages.
+        nbytes: of all variables.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Model:
         dtypes: Sequence[np.dtype],
         servers: int,
         splits: Sequence[bool],
+        optimizer: str = "",
     ) -> None:
         self.paths = _unique(paths)
         self._shapes = list(shapes)
@@ -53,9 +57,11 @@ class Model:
             Shapes([self._shape(part) for part in parts], [dtypes[part.variable] for part in parts])
             for parts in self.dealing.shards
         ]
-        variables = [self.paths, [list(shape) for shape in shapes], [dtype.name for dtype in dtypes]]
-        self.digest = _digest(variables)
-        self.dealt_digest = _digest([variables, servers, list(splits)])
+        self.nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        self.described = tuple(
+            f"{path} {list(shape)} {dtype.name}" for path, shape, dtype in zip(self.paths, shapes, dtypes, strict=True)
+        )
+        self.name = f"{optimizer}-{_digest([self.described, list(splits)])}"
 
     def _shape(self, part: Part) -> tuple[int, ...]:
         shape = self._shapes[part.variable]

@@ -7,15 +7,15 @@ import errno
 import logging
 import queue
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import zmq
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Attach, Refused
-from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER
+from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.wire import InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
@@ -35,7 +35,7 @@ class Server:
     to the second for ever.
 
     Args:
-        make: makes the shard of the model with the given number; nobody else uses it while this runs.
+        shards: nobody else uses them while this runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
         keys: of the job; None for no encryption.
 
@@ -43,10 +43,8 @@ class Server:
         address: ``host:port`` that it listens at.
     """
 
-    def __init__(self, make: Callable[[int], Shard], address: str, keys: Keys | None = None) -> None:
-        self._make = make
-        self._shards: dict[int, Shard] = {}
-        self._of_peers: dict[bytes, Shard] = {}
+    def __init__(self, shards: Shards, address: str, keys: Keys | None = None) -> None:
+        self._shards = shards
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
@@ -78,16 +76,14 @@ class Server:
                     worker = self._lost.get()
                     if worker is None:
                         return
-                    for shard in self._shards.values():
-                        shard.lost(worker)
+                    self._shards.lost(worker)
                 if self._socket in ready:
                     self._receive()
-                for shard in self._shards.values():
+                for shard in self._shards:
                     if shard.snapshots is not None and not shard.snapshots.seconds_left:
                         shard.take_snapshot()
         finally:
-            for shard in self._shards.values():
-                shard.close()
+            self._shards.close()
             self._socket.close()
             self._context.term()
             self._wake.close()
@@ -95,7 +91,7 @@ class Server:
 
     def _milliseconds(self) -> int | None:
         """Until the next snapshot."""
-        left = [shard.snapshots.seconds_left for shard in self._shards.values() if shard.snapshots is not None]
+        left = [shard.snapshots.seconds_left for shard in self._shards if shard.snapshots is not None]
         return 1 + int(1000 * min(left)) if left else None
 
     def lost(self, worker: int) -> None:
@@ -130,14 +126,7 @@ class Server:
             except zmq.ZMQError:
                 pass  # the peer is gone; it asks again when it is back
 
-        if isinstance(message, Attach):
-            if message.model not in self._shards:
-                self._shards[message.model] = self._make(message.model)
-            self._of_peers[peer] = self._shards[message.model]
-        if peer in self._of_peers:
-            self._of_peers[peer].heard(message, arrays, answer)
-        else:
-            answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
+        self._shards.heard(peer, message, arrays, answer)
 
     def _complain(self, frames: Sequence[zmq.Frame], error: InvalidMessageError) -> None:
         try:

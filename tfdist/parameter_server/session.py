@@ -37,7 +37,7 @@ class Session:
         connections: to each server, in the order of the cluster.
         worker: this task's number.
         model: the variables.
-        number: how many sessions this worker has begun before.
+        begun: the names of the models that this worker has begun before.
         prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
             of this worker.
 
@@ -48,13 +48,19 @@ class Session:
     """
 
     def __init__(
-        self, connections: Sequence[Connection], worker: int, model: Model, number: int = 0, prefetch: int = 0
+        self,
+        connections: Sequence[Connection],
+        worker: int,
+        model: Model,
+        begun: Sequence[str] = (),
+        prefetch: int = 0,
     ) -> None:
         self._connections = connections
         self._worker = worker
         self._incarnation = secrets.randbits(63)
         self._model = model
-        self._number = number
+        self._place = len(begun)
+        self._occurrence = list(begun).count(model.name)
         self._prefetch = prefetch
         self._under_way: list[Callable[[], Vectors]] = []
         self._unanswered: list[list[_Sent]] = [[] for _ in connections]
@@ -85,13 +91,19 @@ class Session:
             The variables' values.
 
         Raises:
-            RefusedError: the servers hold another model.
+            RefusedError: the chief trains another model, or all have finished training this one.
             PeerLostError: a server cannot be reached.
         """
         self._described, self._values = (held, optimizer), values
-        for server in range(len(self._connections)):
-            self._attach(server)
-        return self.pull()
+        while True:
+            try:
+                for server in range(len(self._connections)):
+                    self._attach(server)
+                return self.pull()
+            except RefusedError as error:
+                if error.refused.newest is None:
+                    raise
+                self._occurrence = error.refused.newest
 
     def step(self, gradients: Sequence[Gradients], samples: float = 1.0, rate: float | None = None) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
@@ -173,22 +185,31 @@ class Session:
             [list(layout.arrays(own).values()) for layout, own in zip(layouts, vectors, strict=True)]
         )
 
-    def suspend(self) -> None:
-        """Nobody is to wait for this worker until its next step."""
-        if not self.is_suspended:
-            self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation))
+    def suspend(self, is_end: bool = False) -> None:
+        """Nobody is to wait for this worker until its next step.
+
+        Args:
+            is_end: whether a call of `fit` has ended.
+        """
+        if is_end or not self.is_suspended:
+            self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation, is_end))
             self.is_suspended = True
 
-    def close(self) -> None:
+    def close(self, is_over: bool = False) -> None:
         """Leaves all servers, when they have what is under way.
 
         One that does not answer learns from the rendezvous that this worker has ended.
+
+        Args:
+            is_over: whether this worker goes on with another optimizer for the same variables.
         """
         with contextlib.suppress(TfdistError):
             self._finish()
         for connection in self._connections:
             with contextlib.suppress(TfdistError):
-                connection.request(lambda id: Leave(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
+                connection.request(
+                    lambda id: Leave(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
+                )
             connection.close()
 
     def _attach(self, server: int) -> None:
@@ -196,12 +217,14 @@ class Session:
             try:
                 return self._attached(server)
             except RefusedError as error:
-                if not error.is_unknown:
+                if not error.refused.is_unknown:
                     raise  # otherwise it was started again in between
 
     def _attached(self, server: int) -> None:
-        connection, digest = self._connections[server], self._model.dealt_digest
-        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, digest, self._number))
+        connection, model = self._connections[server], self._model
+        connection.answer_bytes = model.nbytes
+        of = model.name, self._occurrence, self._place, model.described
+        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, *of))
         self._clocks[server] = answer.clock
         if answer.is_created:
             return
@@ -212,7 +235,7 @@ class Session:
 
         def create(id: int) -> Message:
             sender = id, self._worker, self._incarnation
-            return Create(*sender, self._model.digest, held, optimizer, self._values is not None, slots, scalars)
+            return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars)
 
         connection.request(create, part.arrays())
         if self._values is None:  # wait for those of the chief, or a snapshot
@@ -277,7 +300,7 @@ class Session:
                     try:
                         return self._connections[server].receive(one.request)
                     except RefusedError as error:
-                        if not error.is_unknown:
+                        if not error.refused.is_unknown:
                             raise
                     self._attach(server)
                     for other in self._unanswered[server]:  # in their order: a later push would make this one a copy

@@ -55,15 +55,12 @@ class Shard:
         ledger: which pushes have counted.
         snapshots: of this server; None if it keeps none.
         store: its values; None until a worker has described them.
-        digest: of the model and the way it is dealt; None until a worker has described it.
     """
 
     ledger: Ledger
     snapshots: Snapshots | None = None
     store: Store | None = None
-    digest: str | None = None
     _model: str = ""
-    _digests: dict[int, str] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
     _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     _applied: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -95,9 +92,9 @@ class Shard:
             case Put():
                 self._put(message, arrays, answer)
             case Suspend():
-                self.ledger.suspend(message.worker)
+                self.ledger.suspend(message.worker, message.is_end)
                 answer(Done(message.id, self.ledger.version), ())
-                self._answer_parked()
+                self._update()
             case Leave():
                 self.lost(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
@@ -113,6 +110,17 @@ class Shard:
         self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
 
+    def refuse(self, worker: int, why: str) -> None:
+        """Refuses what a worker waits for.
+
+        Args:
+            worker: its task's number.
+            why: for a person to read.
+        """
+        for one in [one for one in self._parked if one.message.worker == worker]:
+            one.answer(Refused(one.message.id, why), ())
+            self._parked.remove(one)
+
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
         self.take_snapshot()
@@ -123,20 +131,10 @@ class Shard:
         return self._incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:
-        if self.digest not in (None, message.digest):
-            answer(Refused(message.id, self._another_model(message.digest)), ())
-            return
-        self._digests[message.worker] = message.digest
         if self._incarnations.get(message.worker) != message.incarnation:
             self._incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self._sequences.get((message.worker, message.incarnation), -1))
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None), ())
-
-    def _another_model(self, digest: str) -> str:
-        return (
-            f"another model: this server holds one with the digest {self.digest}, the worker's is {digest}. Every task "
-            "must build the same model, with the same number of servers."
-        )
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
         if self.store is None:
@@ -147,10 +145,6 @@ class Shard:
                 answer(Refused(message.id, f"the model cannot be made: {why}"), ())
                 return
         answer(Done(message.id, self.ledger.version), ())
-        others = [one for one in self._parked if self._digests[one.message.worker] not in (self.digest, None)]
-        for one in others if self.store is not None else ():
-            one.answer(Refused(one.message.id, self._another_model(self._digests[one.message.worker])), ())
-            self._parked.remove(one)
         self._answer_parked()
 
     def _make(self, message: Create, arrays: list[np.ndarray]) -> None:
@@ -158,7 +152,7 @@ class Shard:
         state = (
             State.of_arrays(arrays, len(message.held), message.slots, message.scalars) if message.has_values else None
         )
-        found = self.snapshots.find(message.digest, message.held) if self.snapshots is not None else None
+        found = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
         if found is not None:
             self.ledger.version = found.version
             self.ledger.counted.update(found.counted)
@@ -170,7 +164,7 @@ class Shard:
             state = State([part.value for part in found.parts], [part.slots for part in found.parts], found.scalars)
         if state is not None:
             self.store = Store(message.held, state, message.optimizer)
-            self._model, self.digest = message.digest, self._digests[message.worker]
+            self._model = message.model
             self.take_snapshot()
 
     def take_snapshot(self) -> None:
@@ -238,7 +232,7 @@ class Shard:
             self._answer(one)
         else:
             self._parked.append(one)
-            one.answer(Waiting(one.message.id), ())
+            one.answer(Waiting(one.message.id, self._awaited_by(one)), ())
 
     def _answer_parked(self) -> None:
         ready = [one for one in self._parked if self._may_be_answered(one)]
@@ -250,7 +244,11 @@ class Shard:
     def _may_be_answered(self, one: _Parked) -> bool:
         if self.store is None:
             return False
-        return isinstance(one.message, Pull) or self.ledger.may_read(self.ledger.workers[one.message.worker].clock)
+        return isinstance(one.message, Pull) or self.ledger.may_read(one.message.worker)
+
+    def _awaited_by(self, one: _Parked) -> tuple[int, ...]:
+        """The workers that a message's answer waits for; the chief gives the first values."""
+        return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(one.message.worker)))
 
     def _answer(self, one: _Parked) -> None:
         assert self.store is not None

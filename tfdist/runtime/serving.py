@@ -12,6 +12,7 @@ from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
@@ -82,17 +83,24 @@ def serve(
     servers = sum(one.job == "ps" for one in tasks)
     awaited = {number for number, one in enumerate(tasks) if one.job in ("chief", "worker")}
 
-    def make(model: int) -> Shard:
+    found = sorted(path.name for path in snapshots[0].glob("*/")) if snapshots else []
+
+    def make(model: str, occurrence: int) -> Shard:
         kept = None
         if snapshots is not None:
-            folder, seconds = snapshots
-            kept = Snapshots(folder / f"model-{model}" if model else folder, task.index, servers, seconds)
+            name = f"{model}-{occurrence}" if occurrence else model
+            if found and name not in found:
+                log.warning(
+                    "tfdist: %s has snapshots of other models (%s): this one, %s, begins anew.",
+                    *(snapshots[0], ", ".join(found[:3]), name),
+                )
+            kept = Snapshots(snapshots[0] / name, task.index, servers, snapshots[1])
         return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept)
 
     keys = Keys.of_secret(read_secret())
     if keys is None:
         _say_who_can_reach(task.address)
-    server = Server(make, task.address, keys)
+    server = Server(Shards(make), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

@@ -129,7 +129,7 @@ class UpdatesOnServers(Ability, abc.ABC):
     """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
 
     @abc.abstractmethod
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
+    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
         Args:
@@ -137,6 +137,9 @@ class UpdatesOnServers(Ability, abc.ABC):
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: Keras variables.
             samples: how many the gradients are a mean of; a number or a scalar tensor.
+
+        Returns:
+            Whether it did. If all others have finished training these variables, the optimizer makes the update here.
         """
 
     @abc.abstractmethod

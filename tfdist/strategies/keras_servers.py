@@ -49,7 +49,8 @@ def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         samples = _samples.of_steps[-1] if _samples.of_steps else 1
-        return extended.update_on_servers(self, list(grads), variables, samples)
+        if not extended.update_on_servers(self, list(grads), variables, samples):
+            original(self, grads, trainable_variables)
 
     return apply
 
@@ -156,3 +157,8 @@ class Pauses(keras.callbacks.Callback):
         """Nobody waits for this worker's callbacks."""
         for link in self._extended.links(self.model):
             link.suspend()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Nobody waits for this worker before it trains again."""
+        for link in self._extended.links(self.model):
+            link.suspend(is_end=True)

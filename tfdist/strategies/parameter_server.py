@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import tensorflow as tf  # noqa: E402
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
-from tfdist.parameter_server.client import Connection  # noqa: E402
+from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
@@ -28,6 +31,8 @@ from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
+
+log = logging.getLogger("tfdist")
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -128,9 +133,13 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._timeouts = timeouts
         self._clips = clips
         self._prefetch = prefetch
-        self._servers = [task for task in member.cluster.tasks if task.job == "ps"]
+        self._tasks = member.cluster.tasks
+        self._servers = [task for task in self._tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
         self._links: dict[int, Link] = {}
+        self._begun: list[str] = []
+        self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
         atexit.register(self._close)
 
     @property
@@ -143,14 +152,24 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The chief writes."""
         return self._is_chief
 
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> None:
+    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
         """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
-        with tf.init_scope():
+        with tf.init_scope(), self._lock:
             if not optimizer.built:
                 optimizer.build(variables)
+            if optimizer in self._alone:
+                return False
             if id(optimizer) not in self._links:
-                self._links[id(optimizer)] = self._link(optimizer, list(optimizer._trainable_variables))
+                try:
+                    self._links[id(optimizer)] = self._link(optimizer, list(optimizer._trainable_variables))
+                except RefusedError as error:
+                    if not error.refused.is_over:
+                        raise
+                    log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
+                    self._alone.add(optimizer)
+                    return False
         self._links[id(optimizer)].update(gradients, variables, samples)
+        return True
 
     def links(self, model: Any) -> list[Link]:
         """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
@@ -163,17 +182,25 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
 
     def _link(self, optimizer: Any, variables: list[Any]) -> Link:
         _check(optimizer, variables, len(self._servers), self._clips)
+        ids = {id(variable) for variable in variables}
+        for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
+            self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
             connections = []
             keys = Keys.of_secret(read_secret())
             for place, task in enumerate(self._servers):
                 address = self._member.control.look_up(serving.address_of(task.index))
-                connections.append(Connection(address, f"ps {place}", self._timeouts.heartbeat, keys, self._ended))
+                options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
+                connections.append(Connection(address, *options))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
-            numbers = self._member.control.task, len(self._links)
-            link = Link(connections, *numbers, optimizer, variables, self._is_chief, self._clips, self._prefetch)
+            number, is_chief = self._member.control.task, self._is_chief
+            link = Link(connections, number, self._begun, optimizer, variables, is_chief, self._clips, self._prefetch)
             stack.pop_all()
+        self._begun.append(link.name)
         return link
+
+    def _name_of(self, number: int) -> str:
+        return str(self._tasks[number])
 
     def _ended(self) -> BaseException | None:
         return self._member.control.failure

@@ -28,7 +28,7 @@ class Link:
     Args:
         connections: to each server.
         worker: this task's number.
-        number: how many links this task has made before.
+        begun: the names of the models that this task has begun before.
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
         is_chief: whether this worker gives the first values and the learning rate.
@@ -41,7 +41,7 @@ class Link:
         self,
         connections: Sequence[Connection],
         worker: int,
-        number: int,
+        begun: Sequence[str],
         optimizer: Any,
         variables: Sequence[Any],
         is_chief: bool,
@@ -60,8 +60,10 @@ class Link:
             [np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype) for variable in variables],
             len(connections),
             [splits and variable.constraint is None for variable in variables],
+            type(optimizer).__name__,
         )
-        self._session = Session(connections, worker, self._model, number, prefetch)
+        self._session = Session(connections, worker, self._model, begun, prefetch)
+        self._successor = ""
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
@@ -72,6 +74,11 @@ class Link:
     def session(self) -> Session:
         """The connections."""
         return self._session
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
 
     @property
     def ids(self) -> set[int]:
@@ -125,10 +132,14 @@ class Link:
             self._put_assigned()
             self._assign(self._session.pull())
 
-    def suspend(self) -> None:
-        """Other workers do not wait for this one until its next update."""
+    def suspend(self, is_end: bool = False) -> None:
+        """Other workers do not wait for this one until its next update.
+
+        Args:
+            is_end: whether a call of `fit` has ended: then also those do not that take every step together.
+        """
         with self._lock:
-            self._session.suspend()
+            self._session.suspend(is_end)
 
     def fetch(self) -> None:
         """Assigns values and the optimizer's slots and scalars, as they are to be saved."""
@@ -155,6 +166,17 @@ class Link:
         """Leaves the servers."""
         self._session.close()
 
+    def hand_over(self, successor: Any) -> None:
+        """Leaves the variables, with their newest values, and the optimizer, with its slots, to another optimizer.
+
+        Args:
+            successor: the other optimizer.
+        """
+        self.fetch()
+        with self._lock:
+            self._session.close(is_over=True)
+            self._successor = successor.name
+
     def _put_assigned(self) -> None:
         """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
         if not self._is_chief:
@@ -177,6 +199,12 @@ class Link:
     def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
         with self._lock:
             try:
+                if self._successor:
+                    raise TfdistError(
+                        f"the optimizer {self._optimizer.name} has left its variables to {self._successor}. Parameter "
+                        "servers do not update variables by two optimizers in turn: use one optimizer, or call "
+                        "`compile` again before you train with the other one."
+                    )
                 vectors = self._session.step(pushed, samples, rate)
                 self._read = functools.partial(self._session.whole, vectors)
                 return vectors

@@ -1,0 +1,157 @@
+"""The shards of a server, one for each model that is trained, and whether all workers train the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from tfdist.parameter_server.messages import Attach, Leave, Refused
+from tfdist.parameter_server.shard import Answer, Shard
+
+_CHIEF = 0
+
+Key = tuple[str, int]
+"""The name of a model, and how many of this name came before it."""
+
+
+@dataclass
+class _Program:
+    """The models that a worker has begun.
+
+    Attributes:
+        incarnation: of its process.
+        is_first: whether no other process of this task has been here: one that comes again may leave models out.
+        models: by place, each one's first message.
+    """
+
+    incarnation: int
+    is_first: bool
+    models: dict[int, Attach] = field(default_factory=dict)
+
+
+class Shards:
+    """All shards of a server, for one thread.
+
+    Args:
+        make: makes the shard of the model with a name and the number of models of that name before it.
+    """
+
+    def __init__(self, make: Callable[[str, int], Shard]) -> None:
+        self._make = make
+        self._shards: dict[Key, Shard] = {}
+        self._peers: dict[bytes, tuple[int, Key]] = {}
+        self._programs: dict[int, _Program] = {}
+        self._gone_on: dict[Key, set[int]] = {}
+        self._over: set[Key] = set()
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(list(self._shards.values()))
+
+    def heard(self, peer: bytes, message: Any, arrays: list[np.ndarray], answer: Answer) -> None:
+        """Does what a message says.
+
+        Args:
+            peer: identity of the connection that it came over.
+            message: from a worker.
+            arrays: that came with it; read-only views, which stay as they are.
+            answer: to its sender; may be used later.
+        """
+        if isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
+            answer(refusal, ())
+        elif peer not in self._peers:
+            answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
+        else:
+            worker, key = self._peers[peer]
+            self._shards[key].heard(message, arrays, answer)
+            if isinstance(message, Leave):
+                del self._peers[peer]
+                if message.is_over:
+                    self._gone_on.setdefault(key, set()).add(worker)
+                    self._drop_if_over(key)
+
+    def lost(self, worker: int) -> None:
+        """Nobody waits for a worker any more.
+
+        Args:
+            worker: its task's number.
+        """
+        self._peers = {peer: known for peer, known in self._peers.items() if known[0] != worker}
+        for key, shard in list(self._shards.items()):
+            shard.lost(worker)
+            self._drop_if_over(key)
+
+    def close(self) -> None:
+        """Writes last snapshots."""
+        for shard in self:
+            shard.close()
+
+    def _attach(self, peer: bytes, message: Attach) -> Refused | None:
+        """Finds the shard of a model for a worker, or makes it.
+
+        Returns:
+            Why it cannot be had.
+        """
+        key = message.model, message.occurrence
+        if key in self._over:
+            later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
+            return Refused(
+                *(message.id, f"all others have finished training the model {message.model}"),
+                is_over=True,
+                newest=max(later, default=None),
+            )
+        if (why := self._differs(message)) is not None:
+            return Refused(message.id, why)
+        if key not in self._shards:
+            self._shards[key] = self._make(*key)
+        mine = message.worker, key
+        self._peers = {other: known for other, known in self._peers.items() if known != mine}  # from an old connection
+        self._peers[peer] = mine
+        self._gone_on.get(key, set()).discard(message.worker)
+        return None
+
+    def _differs(self, message: Attach) -> str | None:
+        """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
+        program = self._programs.get(message.worker)
+        if program is None or program.incarnation != message.incarnation:
+            program = self._programs[message.worker] = _Program(message.incarnation, program is None)
+        program.models[message.place] = message
+        chief = self._programs.get(_CHIEF)
+        if message.worker == _CHIEF:
+            for worker, other in self._programs.items():
+                begun = other.models.get(message.place)
+                if begun is not None and (why := _difference(program, other, message.place)) is not None:
+                    self._shards[begun.model, begun.occurrence].refuse(worker, why)
+            return None
+        return None if chief is None else _difference(chief, program, message.place)
+
+    def _drop_if_over(self, key: Key) -> None:
+        """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
+        ledger = self._shards[key].ledger
+        if _CHIEF in self._gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
+            self._shards.pop(key).close()
+            self._over.add(key)
+            del self._gone_on[key]
+
+
+def _difference(chief: _Program, program: _Program, place: int) -> str | None:
+    """How a model differs from the chief's at the same place; None if it does not, or if that cannot be told."""
+    expected, own = chief.models.get(place), program.models[place]
+    if expected is None or expected.model == own.model or not (chief.is_first and program.is_first):
+        return None
+    rest = (
+        "Every task must build the same models with the same optimizers, and train them in the same order, with the "
+        "same number of parameter servers."
+    )
+    for number, (of_chief, one) in enumerate(zip_longest(expected.variables, own.variables, fillvalue="none"), 1):
+        if of_chief != one:
+            return f"another model: variable {number} is {_quoted(one)}, the chief's is {_quoted(of_chief)}. {rest}"
+    return f"the model {_quoted(own.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
+
+
+def _quoted(text: Sequence[str]) -> str:
+    """A peer's text, cut."""
+    return str(text)[:200]
