@@ -25,7 +25,7 @@ from tfdist.parameter_server.messages import (
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.snapshot import ShardState
 from tfdist.parameter_server.snapshots import Snapshots
-from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.staleness import AsItIs, DelayCompensated
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 
@@ -38,8 +38,8 @@ ONES = [np.ones(15, np.float32)]
 class Talk:
     """A shard, and what it answers; requests are numbered."""
 
-    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None):  # noqa: B008
-        self.shard = Shard(Ledger(mode, AsItIs()), snapshots)
+    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None, policy=AsItIs()):  # noqa: B008
+        self.shard = Shard(Ledger(mode, policy), snapshots)
         self.answers = {}
         self.number = 0
         for worker in range(workers):
@@ -141,6 +141,19 @@ def test_the_state_and_averages():
     assert int(state.scalars["iteration"]) == 2
     talk.pull(what="averages")
     np.testing.assert_array_equal(talk.answers[talk.number][0][1][0], np.full(15, -1.75))
+
+
+def test_late_gradients_are_corrected():
+    """Worker 1 reads before worker 0 pushes; the correction is g + g² (w − w′)."""
+    talk = Talk(workers=2, policy=DelayCompensated(1.0))
+    talk.pull(1)
+    read = talk.shard.ledger.version
+    talk.push(0, arrays=[np.full(15, 0.5, np.float32)])
+    assert talk.bias == -0.5
+    talk.number += 1
+    push = Push(talk.number, 1, 1, 0, 0, read, 1.0)
+    talk.shard.heard(push, [np.full(15, 0.25, np.float32)], lambda *answer: None)
+    assert talk.bias == -0.5 - (0.25 - 0.25**2 * 0.5)
 
 
 def test_a_push_that_comes_twice_counts_once():

@@ -3,7 +3,14 @@
 `tfdist.ParameterServerStrategy` takes them as ``synchronization=`` and ``staleness_policy=``.
 """
 
-from tfdist.parameter_server.staleness import AsItIs, DropBeyond, Exponential, Inverse, StalenessPolicy
+from tfdist.parameter_server.staleness import (
+    AsItIs,
+    DelayCompensated,
+    DropBeyond,
+    Exponential,
+    Inverse,
+    StalenessPolicy,
+)
 from tfdist.parameter_server.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -16,6 +23,7 @@ __all__ = [
     "AsItIs",
     "Asynchronous",
     "BoundedStaleness",
+    "DelayCompensated",
     "DropBeyond",
     "Exponential",
     "Inverse",

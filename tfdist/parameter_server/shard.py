@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.delay_compensation import DelayCompensation
 from tfdist.parameter_server.gradients import Gradients, weighted_sum
 from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
@@ -26,6 +27,7 @@ from tfdist.parameter_server.messages import (
 )
 from tfdist.parameter_server.snapshot import PartState, ShardState
 from tfdist.parameter_server.snapshots import Snapshots
+from tfdist.parameter_server.staleness import DelayCompensated
 from tfdist.parameter_server.state import State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
@@ -47,6 +49,21 @@ class _Parked:
     answer: Answer
 
 
+@dataclass(frozen=True)
+class _Pushed:
+    """Gradients that wait to be applied.
+
+    Attributes:
+        source: worker and incarnation.
+        read: version of the parameters that they are of.
+        gradients: as they came.
+    """
+
+    source: tuple[int, int]
+    read: int
+    gradients: Gradients
+
+
 @dataclass
 class Shard:
     """A shard, in one thread.
@@ -64,7 +81,8 @@ class Shard:
     _incarnations: dict[int, int] = field(default_factory=dict)
     _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     _applied: dict[tuple[int, int], int] = field(default_factory=dict)
-    _gradients: dict[int, tuple[tuple[int, int], Gradients]] = field(default_factory=dict)
+    _gradients: dict[int, _Pushed] = field(default_factory=dict)
+    _compensation: DelayCompensation | None = None
     _parked: list[_Parked] = field(default_factory=list)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -109,6 +127,8 @@ class Shard:
         self.ledger.leave(worker)
         self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
+        if self._compensation is not None:
+            self._compensation.forget(worker)
 
     def refuse(self, worker: int, why: str) -> None:
         """Refuses what a worker waits for.
@@ -165,6 +185,8 @@ class Shard:
         if state is not None:
             self.store = Store(message.held, state, message.optimizer)
             self._model = message.model
+            if isinstance(self.ledger.policy, DelayCompensated):
+                self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
             self.take_snapshot()
 
     def take_snapshot(self) -> None:
@@ -198,7 +220,7 @@ class Shard:
             if counted is None:
                 self._applied[source] = message.sequence
             else:
-                self._gradients[id(counted)] = source, gradients
+                self._gradients[id(counted)] = _Pushed(source, message.read, gradients)
             self._update()
         if message.pulls:
             self._answer_or_park(_Parked(message, answer))
@@ -219,10 +241,21 @@ class Shard:
         while due := self.ledger.due():
             assert self.store is not None
             pushed = [self._gradients.pop(id(one)) for one in due]
-            self.store.update(weighted_sum([one for _, one in pushed], weights(due), self.store.shapes))
-            for (source, _), one in zip(pushed, due, strict=True):
-                self._applied[source] = max(one.sequence, self._applied.get(source, -1))
+            gradients = [
+                self._corrected(one) if known.staleness else one.gradients
+                for one, known in zip(pushed, due, strict=True)
+            ]
+            self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
+            for one, known in zip(pushed, due, strict=True):
+                self._applied[one.source] = max(known.sequence, self._applied.get(one.source, -1))
         self._answer_parked()
+
+    def _corrected(self, pushed: _Pushed) -> Gradients:
+        """Gradients as they are to be applied, if they are late."""
+        if self._compensation is None:
+            return pushed.gradients
+        assert self.store is not None
+        return self._compensation.corrected(pushed.source[0], pushed.read, pushed.gradients, self.store.vectors())
 
     def _answer_or_park(self, one: _Parked) -> None:
         """The same message may come again; its last sender is answered."""
@@ -262,5 +295,7 @@ class Shard:
         elif what == "state":
             state = self.store.state()
             (slots, scalars), arrays = state.names(), state.arrays()
+        if what == "values" and self._compensation is not None:
+            self._compensation.sent(message.worker, self.ledger.version, arrays)
         clock = self.ledger.workers[message.worker].clock
         one.answer(Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars), arrays)

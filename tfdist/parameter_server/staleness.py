@@ -84,3 +84,32 @@ class DropBeyond:
     def scale(self, staleness: int) -> float | None:
         """1 up to the limit."""
         return 1.0 if staleness <= self.limit else None
+
+
+@dataclass(frozen=True)
+class DelayCompensated:
+    """A late gradient g of the parameters w′ is corrected to what it might be at the parameters w: g + λ g² (w − w′).
+
+    The squared gradient stands in for the diagonal of the Hessian. A server then keeps the parameters that each worker
+    has read.
+
+    Attributes:
+        rate: λ, above 0; with ``decay`` it is divided by the root of the moving mean of the squared gradient.
+        decay: of the moving mean, between 0 and 1 (adaptive DC-ASGD); None for a constant λ.
+
+    References:
+        Zheng et al., *Asynchronous stochastic gradient descent with delay compensation*, ICML 2017 (DC-ASGD).
+    """
+
+    rate: float = 0.04
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ValueError(f"DelayCompensated(rate=…) must be above 0; got {self.rate!r}")
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise ValueError(f"DelayCompensated(decay=…) must be at least 0 and below 1; got {self.decay!r}")
+
+    def scale(self, staleness: int) -> float | None:
+        """1."""
+        return 1.0
