@@ -20,20 +20,30 @@ def results_of(ended):
     return found
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "bounded", "synchronous"])
+PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
+"""Of each worker: every 4 steps, and with local steps also for the 2 that are left at the end of an epoch."""
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["asynchronous", "bounded", "synchronous", "soft", "compensated", "local", "local-synchronous", "elastic"],
+)
 def test_digits_are_learnt(mode):
     ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, mode)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = results_of(ended)
     for result in found:
         assert result["accuracy"] > 0.8, found
-        assert result["steps"] == STEPS
+        assert result["steps"] == PUSHES.get(mode, STEPS)
     updates = max(result["iterations"] for result in found)
-    if mode == "synchronous":
-        assert updates == STEPS, "each is the mean of two gradients"
-        assert found[0]["norm"] == found[1]["norm"]
+    if mode in PUSHES:
+        assert updates == STEPS, "the optimizer is the worker's own"
+    elif mode in ("synchronous", "soft"):
+        assert updates <= STEPS, "each is the mean of two gradients"
     else:
         assert STEPS < updates <= 2 * STEPS, "each is of one gradient, and counts once"
+    if "synchronous" in mode:
+        assert found[0]["norm"] == found[1]["norm"]
     harness.assert_nothing_left()
 
 

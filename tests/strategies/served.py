@@ -19,24 +19,28 @@ class Served(tf.distribute.Strategy):
         servers: that run.
         worker: number of the task; 0 is the chief.
         mode: the servers'.
+        workers: that the cluster has.
+        pushes: what is pushed.
     """
 
-    def __init__(self, servers, worker, mode):
+    def __init__(self, servers, worker, mode, workers=1, pushes=None):
         keras_seams.install()
         self.servers = servers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
+        tasks += [SimpleNamespace(job="worker", index=index) for index in range(workers)]
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
         control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, failure=None)
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
-        super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), clips=not mode.averages))
+        options = {"clips": not mode.averages, "pushes": pushes}
+        super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), **options))
 
 
 @contextlib.contextmanager
-def served(workers=1, servers=2, mode=Asynchronous()):  # noqa: B008
+def served(workers=1, servers=2, mode=Asynchronous(), pushes=None):  # noqa: B008
     """The strategies of some workers."""
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(serving(mode)) for _ in range(servers)]
-        made = [Served(running, worker, mode) for worker in range(workers)]
+        made = [Served(running, worker, mode, workers, pushes) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)
         yield made

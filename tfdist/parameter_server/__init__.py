@@ -3,6 +3,7 @@
 `tfdist.ParameterServerStrategy` takes them as ``synchronization=`` and ``staleness_policy=``.
 """
 
+from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
 from tfdist.parameter_server.staleness import (
     AsItIs,
     DelayCompensated,
@@ -25,8 +26,10 @@ __all__ = [
     "BoundedStaleness",
     "DelayCompensated",
     "DropBeyond",
+    "ElasticAveraging",
     "Exponential",
     "Inverse",
+    "LocalSteps",
     "SoftSync",
     "StalenessPolicy",
     "Synchronization",

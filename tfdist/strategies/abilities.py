@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -129,7 +129,14 @@ class UpdatesOnServers(Ability, abc.ABC):
     """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
 
     @abc.abstractmethod
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
+    def update_on_servers(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any],
+        samples: Any,
+        apply: Callable[[], None],
+    ) -> None:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
         Args:
@@ -137,9 +144,7 @@ class UpdatesOnServers(Ability, abc.ABC):
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: Keras variables.
             samples: how many the gradients are a mean of; a number or a scalar tensor.
-
-        Returns:
-            Whether it did. If all others have finished training these variables, the optimizer makes the update here.
+            apply: makes the update here, as Keras does.
         """
 
     @abc.abstractmethod

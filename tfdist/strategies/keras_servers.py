@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,8 +50,8 @@ def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         samples = _samples.of_steps[-1] if _samples.of_steps else 1
-        if not extended.update_on_servers(self, list(grads), variables, samples):
-            original(self, grads, trainable_variables)
+        apply = functools.partial(original, self, grads, trainable_variables)
+        extended.update_on_servers(self, list(grads), variables, samples, apply)
 
     return apply
 
@@ -104,7 +105,7 @@ def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(self: Any, var_list: Any) -> None:
         extended = _extended_of(self)
         link = extended.link_of(self) if extended is not None and self.use_ema else None
-        if link is None:
+        if link is None or link.averages_here:
             return original(self, var_list)
         return link.finalize()
 
@@ -116,10 +117,10 @@ def _of_newest_values(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, UpdatesOnServers)
-        for link in extended.links(self) if extended is not None else []:
-            link.suspend()
-            link.refresh()
-        return original(self, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for link in extended.links(self) if extended is not None else []:
+                stack.enter_context(link.newest())
+            return original(self, *args, **kwargs)
 
     return method
 
@@ -129,10 +130,10 @@ def _of_newest_state(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, UpdatesOnServers)
-        for link in extended.links(self) if extended is not None else []:
-            link.suspend()
-            link.fetch()
-        return original(self, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for link in extended.links(self) if extended is not None else []:
+                stack.enter_context(link.newest_state())
+            return original(self, *args, **kwargs)
 
     return method
 

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
-from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
+from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa: E402
+from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
+from tfdist.strategies.local_link import ElasticLink, LocalLink  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
 
 log = logging.getLogger("tfdist")
@@ -47,7 +50,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         synchronization: when updates are applied (`tfdist.parameter_server`).
         staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
         prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
-            lack the worker's own last update, which counts as staleness. Not with `Synchronous`.
+            lack the worker's own last update, which counts as staleness. Not with `Synchronous`, nor with ``pushes``.
+        pushes: `tfdist.parameter_server.LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its
+            updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -63,16 +68,19 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
         prefetch: int = 0,
+        pushes: LocalSteps | ElasticAveraging | None = None,
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
     ) -> None:
         if "://" in str(snapshots):
             raise ValueError(f"snapshots must be a folder of a file system; got {snapshots}")
-        if prefetch not in (0, 1) or (prefetch and synchronization.in_rounds):
+        if prefetch not in (0, 1) or (prefetch and (synchronization.in_rounds or pushes is not None)):
             raise ValueError(
-                f"prefetch must be 0 or 1, and 0 with Synchronous(); got {prefetch} with {synchronization}"
+                f"prefetch must be 0 or 1, and 0 with Synchronous() or pushes; got {prefetch} with {synchronization} "
+                f"and {pushes}"
             )
+        _check_pushes(pushes, synchronization, staleness_policy)
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -92,7 +100,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if member is None:
             super().__init__(_OneDevice(self, "CPU:0"))
         else:
-            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, prefetch))
+            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, prefetch, pushes))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -117,6 +125,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         timeouts: how long to wait for servers.
         clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent.
         prefetch: how many steps may be under way while the next one is computed.
+        pushes: what is pushed; None for gradients.
     """
 
     def __init__(
@@ -126,6 +135,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         timeouts: Timeouts,
         clips: bool,
         prefetch: int = 0,
+        pushes: LocalSteps | ElasticAveraging | None = None,
     ) -> None:
         super().__init__(strategy, "CPU:0")
         assert member.cluster is not None
@@ -133,6 +143,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._timeouts = timeouts
         self._clips = clips
         self._prefetch = prefetch
+        self._pushes = pushes
         self._tasks = member.cluster.tasks
         self._servers = [task for task in self._tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
@@ -152,24 +163,24 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The chief writes."""
         return self._is_chief
 
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
+    def update_on_servers(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any],
+        samples: Any,
+        apply: Callable[[], None],
+    ) -> None:
         """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope(), self._lock:
             if not optimizer.built:
                 optimizer.build(variables)
-            if optimizer in self._alone:
-                return False
-            if id(optimizer) not in self._links:
-                try:
-                    self._links[id(optimizer)] = self._link(optimizer, list(optimizer._trainable_variables))
-                except RefusedError as error:
-                    if not error.refused.is_over:
-                        raise
-                    log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
-                    self._alone.add(optimizer)
-                    return False
-        self._links[id(optimizer)].update(gradients, variables, samples)
-        return True
+            if id(optimizer) not in self._links and optimizer not in self._alone:
+                self._connect(optimizer)
+        if optimizer in self._alone:
+            apply()
+        else:
+            self._links[id(optimizer)].update(gradients, variables, samples, apply)
 
     def links(self, model: Any) -> list[Link]:
         """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
@@ -180,8 +191,10 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
-    def _link(self, optimizer: Any, variables: list[Any]) -> Link:
-        _check(optimizer, variables, len(self._servers), self._clips)
+    def _connect(self, optimizer: Any) -> None:
+        """Makes the link of an optimizer, which takes its variables over from others."""
+        variables = list(optimizer._trainable_variables)
+        _check(optimizer, variables, len(self._servers) if self._pushes is None else 1, self._clips)
         ids = {id(variable) for variable in variables}
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links.pop(number).hand_over(optimizer)
@@ -193,11 +206,27 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
                 options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
                 connections.append(Connection(address, *options))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
-            number, is_chief = self._member.control.task, self._is_chief
-            link = Link(connections, number, self._begun, optimizer, variables, is_chief, self._clips, self._prefetch)
+            known = connections, self._member.control.task, self._begun
+            try:
+                link = self._linked((*known, optimizer, variables, self._is_chief, self._clips, self._prefetch))
+            except RefusedError as error:
+                if not error.refused.is_over:
+                    raise
+                log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
+                self._alone.add(optimizer)
+                return
             stack.pop_all()
         self._begun.append(link.name)
-        return link
+        self._links[id(optimizer)] = link
+
+    def _linked(self, arguments: tuple[Any, ...]) -> Link:
+        """The link for what is pushed."""
+        if isinstance(self._pushes, LocalSteps):
+            return LocalLink(self._pushes, *arguments)
+        if isinstance(self._pushes, ElasticAveraging):
+            workers = sum(task.job in ("chief", "worker") for task in self._tasks)
+            return ElasticLink(self._pushes.rate or 0.9 / workers, self._pushes, *arguments)
+        return Link(*arguments)
 
     def _name_of(self, number: int) -> str:
         return str(self._tasks[number])
@@ -208,6 +237,13 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     def _close(self) -> None:
         while self._links:
             self._links.popitem()[1].close()
+
+
+def _check_pushes(pushes: Any, synchronization: Synchronization, policy: StalenessPolicy) -> None:
+    if isinstance(pushes, ElasticAveraging) and synchronization.averages:
+        raise ValueError(f"ElasticAveraging moves the servers by each push alone; got {synchronization}")
+    if pushes is not None and isinstance(policy, DelayCompensated):
+        raise ValueError(f"DelayCompensated corrects gradients, and {pushes} pushes none")
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -60,8 +61,9 @@ class Link:
             [np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype) for variable in variables],
             len(connections),
             [splits and variable.constraint is None for variable in variables],
-            type(optimizer).__name__,
+            self._name(),
         )
+        self._dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
         self._session = Session(connections, worker, self._model, begun, prefetch)
         self._successor = ""
         self._lock = threading.Lock()
@@ -85,13 +87,25 @@ class Link:
         """The variables' `id`s."""
         return {id(variable) for variable in self._variables}
 
-    def update(self, gradients: Sequence[Any], variables: Sequence[Any], samples: Any = 1.0) -> None:
+    @property
+    def averages_here(self) -> bool:
+        """Whether moving averages of the values are kept here, not on the servers."""
+        return False
+
+    def update(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        samples: Any = 1.0,
+        apply: Callable[[], None] = lambda: None,
+    ) -> None:
         """Sends gradients and assigns the new values; in the graph under construction, or eagerly.
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: of the gradients; some of those of the optimizer.
             samples: their weight where those of several workers are averaged; a number or a scalar tensor.
+            apply: would make the update here.
 
         Raises:
             ValueError: a variable is not one of the optimizer's.
@@ -116,10 +130,9 @@ class Link:
                 *(to_tensor(one) for own in vectors for one in own),
             ]
 
-        dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
         inputs = [tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0), tf.cast(samples, tf.float64)]
         iterations, *vectors = tf.py_function(
-            on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *dtypes], name="tfdist_servers"
+            on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *self._dtypes], name="tfdist_servers"
         )
         for variable, value in zip(self._variables, self._values(vectors), strict=True):
             variable.assign(value)
@@ -131,6 +144,20 @@ class Link:
         with self._lock:
             self._put_assigned()
             self._assign(self._session.pull())
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """Context in which the variables have the newest values; no worker waits for this one."""
+        self.suspend()
+        self.refresh()
+        yield
+
+    @contextlib.contextmanager
+    def newest_state(self) -> Iterator[None]:
+        """Context as `newest`, in which also the optimizer's slots and scalars are as they are to be saved."""
+        self.suspend()
+        self.fetch()
+        yield
 
     def suspend(self, is_end: bool = False) -> None:
         """Other workers do not wait for this one until its next update.
@@ -181,7 +208,7 @@ class Link:
         """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
         if not self._is_chief:
             return
-        own = [_array(variable) for variable in self._variables]
+        own = [array_of(variable) for variable in self._variables]
         if any(one.tobytes() != other.tobytes() for one, other in zip(own, self._read(), strict=True)):
             self._session.put(own)
 
@@ -197,20 +224,29 @@ class Link:
         return [found.get(id(variable)) for variable in self._variables]
 
     def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
-        with self._lock:
-            try:
-                if self._successor:
-                    raise TfdistError(
-                        f"the optimizer {self._optimizer.name} has left its variables to {self._successor}. Parameter "
-                        "servers do not update variables by two optimizers in turn: use one optimizer, or call "
-                        "`compile` again before you train with the other one."
-                    )
-                vectors = self._session.step(pushed, samples, rate)
-                self._read = functools.partial(self._session.whole, vectors)
-                return vectors
-            except TfdistError as error:
-                self.failure = error
-                raise
+        with self._lock, self._failing():
+            if self._successor:
+                raise TfdistError(
+                    f"the optimizer {self._optimizer.name} has left its variables to {self._successor}. Parameter "
+                    "servers do not update variables by two optimizers in turn: use one optimizer, or call `compile` "
+                    "again before you train with the other one."
+                )
+            vectors = self._session.step(pushed, samples, rate)
+            self._read = functools.partial(self._session.whole, vectors)
+            return vectors
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context that notes an error, as TensorFlow makes another one of it."""
+        try:
+            yield
+        except TfdistError as error:
+            self.failure = error
+            raise
+
+    def _name(self) -> str:
+        """What the model's name says about the optimizer."""
+        return type(self._optimizer).__name__
 
     def _optimizer_on_servers(self) -> Any:
         """A copy of the optimizer that does what is not done here."""
@@ -236,11 +272,11 @@ class Link:
         slots, scalars = self._of_optimizer()
         of_variables: list[dict[str, np.ndarray]] = [{} for _ in self._variables]
         for slot in slots:
-            of_variables[slot.variable][slot.name] = _array(slot.value)
+            of_variables[slot.variable][slot.name] = array_of(slot.value)
         return State(
-            [_array(variable) for variable in self._variables],
+            [array_of(variable) for variable in self._variables],
             of_variables,
-            {name: _array(variable) for name, variable in scalars.items()},
+            {name: array_of(variable) for name, variable in scalars.items()},
         )
 
     def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
@@ -321,5 +357,6 @@ def _kinds(gradients: Sequence[Any], variables: Sequence[int]) -> tuple[Kind, ..
     return tuple(kind(gradients[variable]) for variable in variables)
 
 
-def _array(variable: Any) -> np.ndarray:
+def array_of(variable: Any) -> np.ndarray:
+    """A copy of a Keras variable's value."""
     return to_array(variable.value.read_value())

@@ -9,15 +9,27 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, Synchronous
+from tfdist.parameter_server import (
+    BoundedStaleness,
+    DelayCompensated,
+    ElasticAveraging,
+    LocalSteps,
+    SoftSync,
+    Synchronous,
+)
 from tfdist.strategies.parameter_server import ParameterServerStrategy
 
 MODES = {
-    "asynchronous": Asynchronous(),
-    "bounded": BoundedStaleness(2),
-    "synchronous": Synchronous(),
+    "asynchronous": {},
+    "bounded": {"synchronization": BoundedStaleness(2)},
+    "synchronous": {"synchronization": Synchronous()},
+    "soft": {"synchronization": SoftSync(1)},
+    "compensated": {"staleness_policy": DelayCompensated(2.0, decay=0.95)},
+    "local": {"pushes": LocalSteps(4)},
+    "local-synchronous": {"pushes": LocalSteps(4), "synchronization": Synchronous()},
+    "elastic": {"pushes": ElasticAveraging(4)},
 }
-strategy = ParameterServerStrategy(synchronization=MODES[sys.argv[1]])
+strategy = ParameterServerStrategy(**MODES[sys.argv[1]])
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
