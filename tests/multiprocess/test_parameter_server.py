@@ -42,7 +42,7 @@ def test_digits_are_learnt(mode):
         assert updates <= STEPS, "each is the mean of two gradients"
     else:
         assert STEPS < updates <= 2 * STEPS, "each is of one gradient, and counts once"
-    if "synchronous" in mode:
+    if mode in ("synchronous", "local-synchronous"):
         assert found[0]["norm"] == found[1]["norm"]
     harness.assert_nothing_left()
 
