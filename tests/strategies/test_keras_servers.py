@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.served import served
+from tfdist import compression
+from tfdist.parameter_server import LocalSteps
 from tfdist.strategies import keras_callbacks
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
@@ -64,6 +66,21 @@ def test_one_worker_trains_as_keras_does(name):
         for key, values in expected.history.items():
             np.testing.assert_allclose(found.history[key], values, rtol=1e-4, err_msg=key)
         assert int(model.optimizer.iterations) == 12
+
+
+@pytest.mark.parametrize("pushes", [None, LocalSteps(2)])
+@pytest.mark.parametrize("method", [compression.BFloat16(), compression.Schedule({0: None, 3: compression.TopK(0.5)})])
+def test_compressed_gradients_train_nearly_as_well(method, pushes):
+    alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1))
+    expected = fit(alone, epochs=5)
+    with served(compression=compression.skip_small(method, elements=0), pushes=pushes) as (strategy,):
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
+        found = fit(model, epochs=5)
+        np.testing.assert_allclose(found.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
+        (link,) = links(model)
+        state = link._packers[0]._states[0]
+        assert state.step == link.session.pushes - (0 if isinstance(method, compression.BFloat16) else 3)
+        assert state.array("residual", state.arrays["residual"]).any()
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -10,8 +10,9 @@ import numpy as np
 
 from tfdist.parameter_server.layout import Layout
 
-Kind = Literal["none", "dense", "sparse"]
-"""What a gradient is: absent; an array; or rows and their indices, of which one may occur several times."""
+Kind = Literal["none", "dense", "sparse", "packed"]
+"""What a gradient is: absent; an array; rows and their indices, of which one may occur several times; or, only on its
+way, in fewer bytes (`tfdist.parameter_server.packing`)."""
 
 
 class Shapes:
@@ -69,6 +70,8 @@ class Gradients:
             kinds = ["dense"] * len(shapes.shapes)
         if len(kinds) != len(shapes.shapes):
             raise ValueError(f"{len(kinds)} gradients for {len(shapes.shapes)} variables")
+        if "packed" in kinds:
+            raise ValueError("a packed gradient, but this server was started without compression")
         layout = shapes.layout(kinds)
         places = [place for place, kind in enumerate(kinds) if kind == "sparse"]
         expected = len(layout.dtypes) + 2 * len(places)

@@ -10,7 +10,9 @@ from math import prod
 import msgspec
 import numpy as np
 
+from tfdist.compression.policy import Policy
 from tfdist.parameter_server.gradients import Shapes
+from tfdist.parameter_server.packing import Packer, Whole
 from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
 from tfdist.parameter_server.state import Held, State
 from tfdist.tensors import unnumbered
@@ -66,6 +68,19 @@ class Model:
     def _shape(self, part: Part) -> tuple[int, ...]:
         shape = self._shapes[part.variable]
         return (part.end - part.begin, *shape[1:]) if shape else ()
+
+    def packers(self, compression: Policy, worker: int) -> list[Packer]:
+        """What encodes a worker's gradients, by server.
+
+        Args:
+            compression: chooses a method for each variable.
+            worker: its number.
+        """
+        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        return [
+            Packer(compression, [whole[one.variable] for one in parts], shapes, worker)
+            for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
+        ]
 
     def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
         """What a server holds.

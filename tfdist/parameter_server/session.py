@@ -16,6 +16,7 @@ from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.packing import Packed
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
 
@@ -105,7 +106,7 @@ class Session:
                     raise
                 self._occurrence = error.refused.newest
 
-    def step(self, gradients: Sequence[Gradients], samples: float = 1.0, rate: float | None = None) -> Vectors:
+    def step(self, gradients: Sequence[Gradients | Packed], samples: float = 1.0, rate: float | None = None) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
 
         Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.delay_compensation import DelayCompensation
 from tfdist.parameter_server.gradients import Gradients, weighted_sum
@@ -25,6 +26,7 @@ from tfdist.parameter_server.messages import (
     Values,
     Waiting,
 )
+from tfdist.parameter_server.packing import Unpacker, Whole
 from tfdist.parameter_server.snapshot import PartState, ShardState
 from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import DelayCompensated
@@ -71,11 +73,13 @@ class Shard:
     Attributes:
         ledger: which pushes have counted.
         snapshots: of this server; None if it keeps none.
+        compression: of gradients; None for none.
         store: its values; None until a worker has described them.
     """
 
     ledger: Ledger
     snapshots: Snapshots | None = None
+    compression: Policy | None = None
     store: Store | None = None
     _model: str = ""
     _incarnations: dict[int, int] = field(default_factory=dict)
@@ -83,6 +87,7 @@ class Shard:
     _applied: dict[tuple[int, int], int] = field(default_factory=dict)
     _gradients: dict[int, _Pushed] = field(default_factory=dict)
     _compensation: DelayCompensation | None = None
+    _unpacker: Unpacker | None = None
     _parked: list[_Parked] = field(default_factory=list)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -185,6 +190,10 @@ class Shard:
         if state is not None:
             self.store = Store(message.held, state, message.optimizer)
             self._model = message.model
+            if self.compression is not None:
+                held = zip(message.held, self.store.shapes.shapes, strict=True)
+                whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in held]
+                self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
             if isinstance(self.ledger.policy, DelayCompensated):
                 self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
             self.take_snapshot()
@@ -208,7 +217,7 @@ class Shard:
         assert self.store is not None
         if not self.ledger.is_duplicate(message.worker, message.sequence):
             try:
-                gradients = Gradients.received(message.kinds, arrays, self.store.shapes)
+                gradients = self._received(message, arrays)
                 if message.learning_rate is not None:
                     self.store.set_learning_rate(message.learning_rate)
             except (ValueError, TypeError) as error:
@@ -226,6 +235,12 @@ class Shard:
             self._answer_or_park(_Parked(message, answer))
         else:
             answer(Done(message.id, self.ledger.version), ())
+
+    def _received(self, message: Push, arrays: list[np.ndarray]) -> Gradients:
+        assert self.store is not None
+        if self._unpacker is None:
+            return Gradients.received(message.kinds, arrays, self.store.shapes)
+        return self._unpacker.received(message.kinds, arrays, message.sequence)
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None

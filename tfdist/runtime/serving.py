@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tfdist.cluster import hosts
 from tfdist.cluster.settings import read_secret
+from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.ledger import Ledger
@@ -65,6 +66,7 @@ def serve(
     synchronization: Synchronization,
     policy: StalenessPolicy,
     snapshots: tuple[Path, float] | None = None,
+    compression: Policy | None = None,
 ) -> None:
     """Serves until the job is over.
 
@@ -73,6 +75,7 @@ def serve(
         synchronization: when updates are applied.
         policy: what late gradients are worth.
         snapshots: their folder, and the seconds between two.
+        compression: of gradients, as the workers have it.
 
     Raises:
         TfdistError: the job has failed.
@@ -95,7 +98,7 @@ def serve(
                     *(snapshots[0], ", ".join(found[:3]), name),
                 )
             kept = Snapshots(snapshots[0] / name, task.index, servers, snapshots[1])
-        return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept)
+        return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept, compression)
 
     keys = Keys.of_secret(read_secret())
     if keys is None:

@@ -21,6 +21,8 @@ import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
+from tfdist.compression import policy  # noqa: E402
+from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
@@ -53,6 +55,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             lack the worker's own last update, which counts as staleness. Not with `Synchronous`, nor with ``pushes``.
         pushes: `tfdist.parameter_server.LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its
             updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
+        compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
+            an encoding lacks is added to the worker's next one. None for no compression.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -69,6 +73,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
         prefetch: int = 0,
         pushes: LocalSteps | ElasticAveraging | None = None,
+        compression: Choice | Schedule | Policy = None,
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
@@ -81,6 +86,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 f"and {pushes}"
             )
         _check_pushes(pushes, synchronization, staleness_policy)
+        chosen = None if compression is None else policy.as_policy(compression)
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -94,13 +100,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             member = job.enter(cluster, timeouts)
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                serving.serve(member, synchronization, staleness_policy, kept)
+                serving.serve(member, synchronization, staleness_policy, kept, chosen)
                 sys.exit()
         keras_seams.install()
         if member is None:
             super().__init__(_OneDevice(self, "CPU:0"))
         else:
-            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, prefetch, pushes))
+            clips = not synchronization.averages
+            super().__init__(ServerExtended(self, member, timeouts, clips, prefetch, pushes, chosen))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -126,6 +133,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent.
         prefetch: how many steps may be under way while the next one is computed.
         pushes: what is pushed; None for gradients.
+        compression: of it; None for none.
     """
 
     def __init__(
@@ -136,6 +144,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         clips: bool,
         prefetch: int = 0,
         pushes: LocalSteps | ElasticAveraging | None = None,
+        compression: Policy | None = None,
     ) -> None:
         super().__init__(strategy, "CPU:0")
         assert member.cluster is not None
@@ -144,6 +153,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._clips = clips
         self._prefetch = prefetch
         self._pushes = pushes
+        self._compression = compression
         self._tasks = member.cluster.tasks
         self._servers = [task for task in self._tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
@@ -203,12 +213,13 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
             keys = Keys.of_secret(read_secret())
             for place, task in enumerate(self._servers):
                 address = self._member.control.look_up(serving.address_of(task.index))
-                options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
-                connections.append(Connection(address, *options))
+                known = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
+                connections.append(Connection(address, *known))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
-            known = connections, self._member.control.task, self._begun
+            worker = self._member.control.task
+            options = self._is_chief, self._clips, self._prefetch, self._compression
             try:
-                link = self._linked((*known, optimizer, variables, self._is_chief, self._clips, self._prefetch))
+                link = self._linked((connections, worker, self._begun, optimizer, variables, *options))
             except RefusedError as error:
                 if not error.refused.is_over:
                     raise

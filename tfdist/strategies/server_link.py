@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
@@ -36,6 +37,7 @@ class Link:
         clips: whether gradients are clipped here by their norms, because each is an update of its own. The norms are
             then those of whole variables and of all of them, on any number of servers.
         prefetch: how many steps may be under way while the next one is computed.
+        compression: of what is pushed; None for none.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Link:
         is_chief: bool,
         clips: bool,
         prefetch: int = 0,
+        compression: Policy | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
@@ -64,6 +67,7 @@ class Link:
             self._name(),
         )
         self._dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
+        self._packers = [] if compression is None else self._model.packers(compression, worker)
         self._session = Session(connections, worker, self._model, begun, prefetch)
         self._successor = ""
         self._lock = threading.Lock()
@@ -231,7 +235,9 @@ class Link:
                     "servers do not update variables by two optimizers in turn: use one optimizer, or call `compile` "
                     "again before you train with the other one."
                 )
-            vectors = self._session.step(pushed, samples, rate)
+            step = self._session.pushes
+            packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
+            vectors = self._session.step(packed or pushed, samples, rate)
             self._read = functools.partial(self._session.whole, vectors)
             return vectors
 
