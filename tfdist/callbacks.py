@@ -21,8 +21,8 @@ from tfdist.engine import timeline  # noqa: E402
 from tfdist.engine.group import Group  # noqa: E402
 from tfdist.notices import notice  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
-from tfdist.strategies import at_work  # noqa: E402
-from tfdist.strategies.abilities import HasCollectives  # noqa: E402
+from tfdist.strategies import at_work, server_figures  # noqa: E402
+from tfdist.strategies.abilities import HasCollectives, UpdatesOnServers, WritesOnce  # noqa: E402
 
 _NOTICEABLE = 0.05
 """The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""
@@ -72,11 +72,14 @@ class Communication(keras.callbacks.Callback):
     compressed, it also contains the compression ratio against a ring all-reduce: in total, and in TensorBoard for each
     variable.
 
+    On parameter servers the report is of the servers: their updates, the staleness of gradients (in TensorBoard as a
+    histogram), what they received and sent, and the worker whose answers waited longest for others.
+
     Args:
         log_dir: TensorBoard's log directory; by default nothing is written. TensorBoard itself need not be installed.
 
     Attributes:
-        history: by name, the figures of every epoch, on every rank.
+        history: by name, the figures of every epoch, on every rank or worker.
     """
 
     def __init__(self, log_dir: str | None = None) -> None:
@@ -84,16 +87,23 @@ class Communication(keras.callbacks.Callback):
         self._log_dir = log_dir
         self._writer: Any = None
         self._begun: np.ndarray | None = None
+        self._on_servers: server_figures.Reading | None = None
         self._traffic: dict[str, dict[str, int]] = {}
         self.history: dict[str, list[float]] = {}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes a first reading."""
+        if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+            self._on_servers = server_figures.read(extended, self.model)
+            return
         self._begun = _reading(_group(self.model))
         self._traffic = self._compressed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Computes the figures over all ranks, and reports them."""
+        if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+            self._report_servers(extended, epoch)
+            return
         assert self._begun is not None
         group = _group(self.model)
         spent = _reading(group) - self._begun
@@ -118,6 +128,28 @@ class Communication(keras.callbacks.Callback):
             self._report(epoch, figures, waits)
             self._write(epoch, {f"communication/{name}": figure for name, figure in figures.items()})
             self._write(epoch, {f"compression/{name}": ratio for name, ratio in ratios.items()})
+
+    def _report_servers(self, extended: UpdatesOnServers, epoch: int) -> None:
+        assert self._on_servers is not None
+        figures, staleness = server_figures.figures(self._on_servers, server_figures.read(extended, self.model))
+        for name, figure in figures.items():
+            self.history.setdefault(name, []).append(figure)
+        if not isinstance(extended, WritesOnce) or not extended.is_writer:
+            return
+        notice(
+            "tfdist: epoch %d: the servers made %d updates, %.1f a second, of gradients with a staleness of %.1f on "
+            "average and %d at most; they received %.1f MiB and sent %.1f MiB; no worker waited longer than %.2f s.",
+            *(epoch + 1, figures["updates"], figures["updates_per_second"]),
+            *(figures["staleness"], figures["most_staleness"], figures["mib_received"], figures["mib_sent"]),
+            figures["longest_wait"],
+        )
+        self._write(epoch, {f"servers/{name}": figure for name, figure in figures.items()})
+        if self._writer is not None:
+            with self._writer.as_default(step=epoch):
+                buckets = [[late - 0.5, late + 0.5, count] for late, count in sorted(staleness.items())]
+                shaped = tf.reshape(tf.constant(buckets, tf.float64), (-1, 3))
+                tf.summary.write("servers/staleness of each", shaped, metadata=_metadata("histograms"))
+            self._writer.flush()
 
     def _compressed(self) -> dict[str, dict[str, int]]:
         strategy: Any = getattr(self.model, "distribute_strategy", None)
@@ -159,7 +191,7 @@ class Communication(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(self._log_dir)
         with self._writer.as_default(step=epoch):
             for name, figure in figures.items():
-                tf.summary.write(name, tf.constant(figure, tf.float32), metadata=_scalar())
+                tf.summary.write(name, tf.constant(figure, tf.float32), metadata=_metadata("scalars"))
         self._writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -169,10 +201,11 @@ class Communication(keras.callbacks.Callback):
             self._writer = None
 
 
-def _scalar() -> Any:
-    """The metadata of `tf.summary.scalar`, which is not called because it needs TensorBoard."""
-    metadata = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
-    metadata.plugin_data.plugin_name = "scalars"
+def _metadata(plugin: str) -> Any:
+    """The metadata of `tf.summary.scalar` or `histogram`, which are not called because they need TensorBoard."""
+    data_class = "DATA_CLASS_SCALAR" if plugin == "scalars" else "DATA_CLASS_TENSOR"
+    metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
+    metadata.plugin_data.plugin_name = plugin
     return metadata
 
 

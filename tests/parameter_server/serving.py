@@ -21,9 +21,9 @@ SIZE = 1000
 
 
 @contextlib.contextmanager
-def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None, compression=None):  # noqa: B008
+def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None, compression=None, policy=AsItIs()):  # noqa: B008
     server = Server(
-        Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs()), compression=compression)), address, keys
+        Shards(lambda model, occurrence: Shard(Ledger(mode, policy), compression=compression)), address, keys
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server import messages as m
+from tfdist.parameter_server.report import ModelReport, WorkerReport
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import InvalidMessageError
 
@@ -16,6 +17,7 @@ FROM_WORKER = [
     m.Suspend(5, 3, 7, is_end=True),
     m.Put(7, 3, 7),
     m.Leave(6, 3, 7, is_over=True),
+    m.Inspect(8),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),
@@ -23,6 +25,12 @@ FROM_SERVER = [
     m.Values(3, 9, 8, 7, (("momentum",), ()), ("iteration",)),
     m.Waiting(4, (1, 2)),
     m.Refused(5, "why", is_unknown=True, is_over=True, newest=3),
+    m.Report(
+        6,
+        (ModelReport("Adam-1f", 1, 2, 3, 4, 5, 6, {0: 7, 3: 1}, (WorkerReport(0, True, False, 1, 2, 3, 0.5),)),),
+        ("worker 0",),
+        ("host:1",),
+    ),
 ]
 
 

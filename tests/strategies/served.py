@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
-from tfdist.compression import policy
+from tfdist.compression.policy import as_policy
+from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.strategies import keras_seams
 from tfdist.strategies.parameter_server import ServerExtended
@@ -38,11 +39,11 @@ class Served(tf.distribute.Strategy):
 
 
 @contextlib.contextmanager
-def served(workers=1, servers=2, mode=Asynchronous(), pushes=None, compression=None):  # noqa: B008
+def served(workers=1, servers=2, mode=Asynchronous(), pushes=None, compression=None, policy=AsItIs()):  # noqa: B008
     """The strategies of some workers."""
-    chosen = None if compression is None else policy.as_policy(compression)
+    chosen = None if compression is None else as_policy(compression)
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(serving(mode, compression=chosen)) for _ in range(servers)]
+        running = [stack.enter_context(serving(mode, compression=chosen, policy=policy)) for _ in range(servers)]
         made = [Served(running, worker, mode, workers, pushes, chosen) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)

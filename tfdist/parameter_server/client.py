@@ -16,8 +16,7 @@ import zmq
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, Waiting
-from tfdist.parameter_server.server import COPIED_BYTES, MAX_FRAME
-from tfdist.parameter_server.wire import InvalidMessageError, Message
+from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tfdist.parameter_server.gradients import Kind
+from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import Codec, Message
 
@@ -142,6 +143,12 @@ class Leave(Message, frozen=True):
     is_over: bool = False
 
 
+class Inspect(Message, frozen=True):
+    """Asks for a `Report`; from anybody who has the secret."""
+
+    id: int
+
+
 # From a server.
 
 
@@ -215,5 +222,20 @@ class Refused(Message, frozen=True):
     newest: int | None = None
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave)
-FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused)
+class Report(Message, frozen=True):
+    """What the server is doing.
+
+    Attributes:
+        models: its shards.
+        tasks: the names of all tasks, by number.
+        servers: the addresses of all servers.
+    """
+
+    id: int
+    models: tuple[ModelReport, ...]
+    tasks: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+
+
+FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave | Inspect)
+FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | Report)

@@ -16,14 +16,10 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER
 from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.wire import InvalidMessageError, Message
+from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
 
-MAX_FRAME = 1 << 36
-"""Maximum bytes of a frame: 64 GiB."""
-COPIED_BYTES = 1 << 18
-"""Smaller frames are copied: ZeroMQ's own way back, which frees memory when it is sent, costs more."""
 _LOGGED = 100
 """Peers whose invalid messages are logged, once each."""
 

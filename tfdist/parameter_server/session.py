@@ -14,9 +14,10 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Put, Suspend, What
+from tfdist.parameter_server.messages import Attach, Create, Inspect, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.packing import Packed
+from tfdist.parameter_server.report import ModelReport, together
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
 
@@ -178,6 +179,12 @@ class Session:
                 if array.shape == value.shape:
                     own[name] = array
         return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
+
+    def report(self) -> ModelReport:
+        """What the servers have done so far for the model."""
+        key = self._model.name, self._occurrence
+        reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
+        return together([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
 
     def whole(self, vectors: Vectors) -> list[np.ndarray]:
         """The variables' arrays, from vectors of their parts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +29,7 @@ from tfdist.parameter_server.messages import (
     Waiting,
 )
 from tfdist.parameter_server.packing import Unpacker, Whole
+from tfdist.parameter_server.report import ModelReport, WorkerReport
 from tfdist.parameter_server.snapshot import PartState, ShardState
 from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import DelayCompensated
@@ -38,6 +41,21 @@ Answer = Callable[[Message, Sequence[np.ndarray]], None]
 """Sends an answer to where a message came from."""
 
 
+@dataclass
+class _Traffic:
+    """What a shard has done, for reports.
+
+    Attributes:
+        received: bytes of arrays from workers.
+        sent: bytes of arrays to workers.
+        waited: by worker, seconds that answers have waited.
+    """
+
+    received: int = 0
+    sent: int = 0
+    waited: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
 @dataclass(frozen=True)
 class _Parked:
     """A message whose answer has to wait.
@@ -45,10 +63,12 @@ class _Parked:
     Attributes:
         message: from a worker.
         answer: to its sender.
+        since: when it came, on the monotonic clock.
     """
 
     message: Pull | Push
     answer: Answer
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,7 @@ class Shard:
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
     _parked: list[_Parked] = field(default_factory=list)
+    _traffic: _Traffic = field(default_factory=_Traffic)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -98,6 +119,7 @@ class Shard:
             arrays: that came with it; read-only views, which stay as they are.
             answer: to its sender; may be used later.
         """
+        self._traffic.received += sum(array.nbytes for array in arrays)
         match message:
             case Attach():
                 self._attach(message, answer)
@@ -145,6 +167,39 @@ class Shard:
         for one in [one for one in self._parked if one.message.worker == worker]:
             one.answer(Refused(one.message.id, why), ())
             self._parked.remove(one)
+
+    def report(self, model: str, occurrence: int) -> ModelReport:
+        """What it has done so far.
+
+        Args:
+            model: the name of its model.
+            occurrence: how many models of this name came before it.
+        """
+        known = self.ledger.workers
+        workers = tuple(
+            WorkerReport(
+                *(
+                    number,
+                    number in known,
+                    number in known and (known[number].is_active or self.ledger.synchronization.in_rounds),
+                ),
+                known[number].clock if number in known else 0,
+                *(self.ledger.counted[number], self.ledger.dropped[number], self._traffic.waited[number]),
+            )
+            for number in sorted({*known, *self.ledger.counted, *self.ledger.dropped})
+        )
+        values = [] if self.store is None else self.store.vectors()
+        return ModelReport(
+            model=model,
+            occurrence=occurrence,
+            variables=0 if self.store is None else len(self.store.held),
+            nbytes=sum(one.nbytes for one in values),
+            version=self.ledger.version,
+            received=self._traffic.received,
+            sent=self._traffic.sent,
+            staleness=dict(self.ledger.staleness),
+            workers=workers,
+        )
 
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
@@ -312,5 +367,7 @@ class Shard:
             (slots, scalars), arrays = state.names(), state.arrays()
         if what == "values" and self._compensation is not None:
             self._compensation.sent(message.worker, self.ledger.version, arrays)
+        self._traffic.sent += sum(array.nbytes for array in arrays)
+        self._traffic.waited[message.worker] += time.monotonic() - one.since
         clock = self.ledger.workers[message.worker].clock
         one.answer(Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars), arrays)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.messages import Attach, Leave, Refused
+from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
 from tfdist.parameter_server.shard import Answer, Shard
 
 _CHIEF = 0
@@ -38,10 +38,16 @@ class Shards:
 
     Args:
         make: makes the shard of the model with a name and the number of models of that name before it.
+        tasks: the names of all tasks, by number, for reports.
+        servers: the addresses of all servers, for reports.
     """
 
-    def __init__(self, make: Callable[[str, int], Shard]) -> None:
+    def __init__(
+        self, make: Callable[[str, int], Shard], tasks: Sequence[str] = (), servers: Sequence[str] = ()
+    ) -> None:
         self._make = make
+        self._tasks = tuple(tasks)
+        self._servers = tuple(servers)
         self._shards: dict[Key, Shard] = {}
         self._peers: dict[bytes, tuple[int, Key]] = {}
         self._programs: dict[int, _Program] = {}
@@ -60,7 +66,10 @@ class Shards:
             arrays: that came with it; read-only views, which stay as they are.
             answer: to its sender; may be used later.
         """
-        if isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
+        if isinstance(message, Inspect):
+            models = tuple(shard.report(*key) for key, shard in self._shards.items())
+            answer(Report(message.id, models, self._tasks, self._servers), ())
+        elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
             answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())

@@ -103,7 +103,8 @@ def serve(
     keys = Keys.of_secret(read_secret())
     if keys is None:
         _say_who_can_reach(task.address)
-    server = Server(Shards(make), task.address, keys)
+    addresses = [one.address for one in tasks if one.job == "ps"]
+    server = Server(Shards(make, [str(one) for one in tasks], addresses), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

@@ -18,6 +18,7 @@ from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.gradients import Gradients, Kind
 from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
@@ -192,6 +193,11 @@ class Link:
             averages = self._session.averages()
         for variable, value in zip(self._variables, averages, strict=True):
             variable.assign(value)
+
+    def report(self) -> ModelReport:
+        """What the servers have done so far for these variables."""
+        with self._lock:
+            return self._session.report()
 
     def close(self) -> None:
         """Leaves the servers."""

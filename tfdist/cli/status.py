@@ -1,0 +1,130 @@
+"""`tfdist status`: what the parameter servers of a running job are doing."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tfdist.cluster.settings import read_secret
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.messages import Inspect, Report
+from tfdist.parameter_server.report import ModelReport, together
+
+_TIMEOUT = 10.0
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to the parser of `tfdist`."""
+    parser = commands.add_parser(
+        "status",
+        help="show what the parameter servers of a running job are doing",
+        description="Asks a parameter server, and by it all others of its job, and shows a table of the workers of "
+        "each model until Ctrl-C. It needs the job's TFDIST_SECRET, if there is one.",
+    )
+    parser.add_argument("address", help="host:port of a parameter server, as in TF_CONFIG")
+    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="show one table and end")
+    parser.set_defaults(execute=_execute)
+
+
+def _execute(options: argparse.Namespace) -> int:
+    console = Console()
+    try:
+        with contextlib.ExitStack() as stack:
+            connections = [_connected(stack, options.address)]
+            first = _report(connections[0])
+            connections += [_connected(stack, address) for address in first.servers if address != options.address]
+            before, then = _asked(connections), time.monotonic()
+            if options.once:
+                console.print(rendered(before, None, 0.0))
+                return 0
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(options.seconds)
+                    reports, now = _asked(connections), time.monotonic()
+                    live.update(rendered(reports, before, now - then), refresh=True)
+                    before, then = reports, now
+    except TfdistError as error:
+        print(f"tfdist status: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _connected(stack: contextlib.ExitStack, address: str) -> Connection:
+    made = Connection(address, "the parameter server", _TIMEOUT, Keys.of_secret(read_secret()))
+    stack.callback(made.close)
+    return made
+
+
+def _report(connection: Connection) -> Report:
+    report: Report = connection.request(Inspect)[0]
+    return report
+
+
+def _asked(connections: Sequence[Connection]) -> list[Report]:
+    return [_report(connection) for connection in connections]
+
+
+def rendered(reports: Sequence[Report], before: Sequence[Report] | None, seconds: float) -> Group:
+    """A table of the workers of each model.
+
+    Args:
+        reports: of all servers.
+        before: earlier ones; None for no rates.
+        seconds: since then.
+    """
+    earlier = {} if before is None else _models(before)
+    parts: list[Any] = []
+    for key, model in _models(reports).items():
+        last = earlier.get(key)
+        parts.append(Text(_headline(model, last, seconds), style="bold"))
+        parts.append(_table(model, reports[0].tasks, last, seconds))
+    return Group(*parts) if parts else Group(Text("No worker has begun a model yet."))
+
+
+def _models(reports: Sequence[Report]) -> dict[tuple[str, int], ModelReport]:
+    found: dict[tuple[str, int], list[ModelReport]] = {}
+    for report in reports:
+        for model in report.models:
+            found.setdefault((model.model, model.occurrence), []).append(model)
+    return {key: together(parts) for key, parts in found.items()}
+
+
+def _headline(model: ModelReport, last: ModelReport | None, seconds: float) -> str:
+    pushes = sum(model.staleness.values())
+    mean = sum(staleness * count for staleness, count in model.staleness.items()) / pushes if pushes else 0.0
+    rates = ""
+    if last is not None and seconds > 0:
+        moved = (model.received - last.received + model.sent - last.sent) / seconds / 2**20
+        rates = f", {(model.version - last.version) / seconds:,.0f} a second, {moved:,.1f} MiB/s"
+    return (
+        f"{model.model}: {model.nbytes / 2**20:,.1f} MiB; {model.version:,} updates{rates}; staleness {mean:.1f}, at "
+        f"most {max(model.staleness, default=0)}"
+    )
+
+
+def _table(model: ModelReport, tasks: Sequence[str], last: ModelReport | None, seconds: float) -> Table:
+    table = Table()
+    for place, title in enumerate(("worker", "pushes", "a second", "dropped", "step", "waited", "")):
+        table.add_column(title, justify="right" if 0 < place < 6 else "left")
+    pushed = {one.number: one.counted for one in last.workers} if last is not None else {}
+    for one in model.workers:
+        name = tasks[one.number] if one.number < len(tasks) else f"task {one.number}"
+        rate = f"{(one.counted - pushed[one.number]) / seconds:,.1f}" if seconds > 0 and one.number in pushed else ""
+        state = "trains" if one.is_active else "pauses" if one.is_there else "gone"
+        table.add_row(
+            name, f"{one.counted:,}", rate, f"{one.dropped:,}", f"{one.clock:,}", f"{one.waited:,.1f} s", state
+        )
+    return table
