@@ -13,5 +13,12 @@ def test_loopback():
     assert not hosts.is_loopback("no-such-host.invalid:5")
 
 
+def test_own_addresses():
+    assert hosts.is_here("127.0.0.1:5")
+    assert hosts.is_here("localhost:5")
+    assert not hosts.is_here("192.0.2.7:5")
+    assert not hosts.is_here("no-such-host.invalid:5")
+
+
 def test_host_id_is_stable():
     assert hosts.host_id() == hosts.host_id()

@@ -18,6 +18,7 @@ FROM_WORKER = [
     m.Put(7, 3, 7),
     m.Leave(6, 3, 7, is_over=True),
     m.Inspect(8),
+    m.Share(9, 3, "tfdist_ps_0", 64, 2),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),

@@ -290,7 +290,8 @@ def test_a_server_may_forget_a_worker_before_it_has_the_model():
 
         connection.request = request
         begin(0, session)
-        assert [type(answer).__name__ for answer, _ in answers][:3] == ["Attached", "Attached", "Done"]
+        assert [type(answer).__name__ for answer, _ in answers].count("Attached") == 2
+        session.step(ones(session))
 
 
 def test_leaving_servers_that_are_gone_is_no_error():

@@ -52,6 +52,22 @@ def outside_address() -> str:
             return socket.gethostbyname(socket.gethostname())
 
 
+def is_here(address: str) -> bool:
+    """Whether an address is one of this machine's, as this process sees its network.
+
+    Args:
+        address: ``host:port``.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as bound:
+            bound.bind((target[0], 0))
+    except OSError:
+        return False
+    return True
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")

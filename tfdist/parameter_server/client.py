@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import zmq
 
+from tfdist.cluster import hosts
 from tfdist.errors import PeerLostError, TfdistError
+from tfdist.parameter_server import shared_memory
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Refused, Waiting
+from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Push, Refused, Share, Waiting
+from tfdist.parameter_server.shared_memory import Segment, located
 from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
@@ -92,6 +95,7 @@ class Connection:
         self._address = address
         self._context = zmq.Context(1)
         self._numbers = itertools.count()
+        self._segment: Segment | None = None
         self._socket = self._connect()
 
     def _connect(self) -> zmq.Socket[bytes]:
@@ -113,6 +117,9 @@ class Connection:
         """
         message = make(next(self._numbers))
         frames = FROM_WORKER.encode(message, arrays)
+        if self._segment is not None and isinstance(message, Push):  # counted once, also if a copy comes late
+            slot = message.sequence % self._segment.slots
+            frames = self._segment.moved(slot, frames, is_answer=False, number=message.id)
         request = Request(message, frames, 0.0, _AGAIN_SECONDS)
         self._post(request)
         return request
@@ -169,6 +176,34 @@ class Connection:
         """Sends a message and waits for its answer; see `send` and `receive`."""
         return self.receive(self.send(make, arrays), timeout)
 
+    def share(self, worker: int, area: int, slots: int) -> bool:
+        """Has the arrays of pushes and of their answers in shared memory from now on, if the server is on this machine.
+
+        With one slot, the arrays of an answer stay as they are until the next push.
+
+        Args:
+            worker: this task's number.
+            area: bytes of the arrays of a push, or of an answer.
+            slots: how many pushes may be under way.
+
+        Returns:
+            Whether it has.
+        """
+        self._segment = None
+        if area < shared_memory.LEAST_BYTES or not hosts.is_here(self._address):
+            return False
+        segment = Segment.make(area, slots)
+        if segment is None:
+            return False
+        try:
+            self.request(lambda id: Share(id, worker, segment.name, area, slots))
+            self._segment = segment
+        except RefusedError:  # it is in a container, or another user's
+            pass
+        finally:
+            segment.remove_name()
+        return self._segment is not None
+
     def _post(self, request: Request) -> None:
         """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""
         with contextlib.suppress(zmq.Again):
@@ -183,11 +218,16 @@ class Connection:
             if not self._socket.poll(max(1, int(1000 * left))):
                 break
             try:
-                answer, arrays = FROM_SERVER.decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+                frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+                locator = located(frames)
+                if locator is not None and self._segment is not None:
+                    frames = self._segment.restored(locator, frames[1], is_answer=True)
+                answer, arrays = FROM_SERVER.decode(frames)
             except InvalidMessageError as error:
                 raise TfdistError(f"{self._name} at {self._address} sent an invalid message: {error}") from None
             if answer.id == number:
-                return answer, arrays
+                is_lasting = locator is None or self._segment is None or self._segment.slots == 1
+                return answer, arrays if is_lasting else [array.copy() for array in arrays]
         return None, []
 
     def close(self) -> None:

@@ -84,6 +84,11 @@ class Gradients:
             _check_rows(rows, indices, shapes.shapes[place])
         return cls(tuple(kinds), vectors, sparse)
 
+    def copy(self) -> Gradients:
+        """The same in memory of their own."""
+        sparse = {place: (rows.copy(), indices.copy()) for place, (rows, indices) in self.sparse.items()}
+        return Gradients(self.kinds, [vector.copy() for vector in self.vectors], sparse)
+
     def arrays(self) -> list[np.ndarray]:
         """The arrays of a message, as `received` expects them."""
         return [*self.vectors, *(array for pair in self.sparse.values() for array in pair)]

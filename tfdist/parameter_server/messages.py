@@ -143,6 +143,23 @@ class Leave(Message, frozen=True):
     is_over: bool = False
 
 
+class Share(Message, frozen=True):
+    """Arrays may be in a segment (`tfdist.parameter_server.shared_memory`) from now on, over this connection.
+
+    Attributes:
+        worker: its task's number.
+        name: of the segment.
+        area: bytes of an area.
+        slots: how many there are.
+    """
+
+    id: int
+    worker: int
+    name: str
+    area: int
+    slots: int
+
+
 class Inspect(Message, frozen=True):
     """Asks for a `Report`; from anybody who has the secret."""
 
@@ -237,5 +254,5 @@ class Report(Message, frozen=True):
     servers: tuple[str, ...] = ()
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave | Inspect)
+FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave | Share | Inspect)
 FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | Report)

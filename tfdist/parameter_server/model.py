@@ -14,6 +14,7 @@ from tfdist.compression.policy import Policy
 from tfdist.parameter_server.gradients import Shapes
 from tfdist.parameter_server.packing import Packer, Whole
 from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
+from tfdist.parameter_server.shared_memory import area_of
 from tfdist.parameter_server.state import Held, State
 from tfdist.tensors import unnumbered
 
@@ -81,6 +82,11 @@ class Model:
             Packer(compression, [whole[one.variable] for one in parts], shapes, worker)
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
         ]
+
+    def area(self, server: int) -> int:
+        """Bytes of the arrays of a server, as `tfdist.parameter_server.shared_memory` wants them."""
+        shapes = self.shapes[server]
+        return area_of(shapes.shapes, [dtype.itemsize for dtype in shapes.dtypes])
 
     def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
         """What a server holds.

@@ -8,20 +8,39 @@ import logging
 import queue
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zmq
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER
+from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Done, Leave, Push, Refused, Share
+from tfdist.parameter_server.shard import Answer
 from tfdist.parameter_server.shards import Shards
+from tfdist.parameter_server.shared_memory import Segment, located
 from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
 
 _LOGGED = 100
 """Peers whose invalid messages are logged, once each."""
+
+
+@dataclass
+class _Shared:
+    """A segment that is shared with a connection.
+
+    Attributes:
+        segment: of memory.
+        worker: number of its task.
+        last: the highest ``id`` of a push whose answer may be in it.
+    """
+
+    segment: Segment
+    worker: int
+    last: int = -1
 
 
 class Server:
@@ -41,6 +60,7 @@ class Server:
 
     def __init__(self, shards: Shards, address: str, keys: Keys | None = None) -> None:
         self._shards = shards
+        self._segments: dict[bytes, _Shared] = {}
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
@@ -73,6 +93,7 @@ class Server:
                     if worker is None:
                         return
                     self._shards.lost(worker)
+                    self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
                 if self._socket in ready:
                     self._receive()
                 for shard in self._shards:
@@ -108,21 +129,52 @@ class Server:
             self._waker.send(b"\0")
 
     def _receive(self) -> None:
-        identity, *frames = self._socket.recv_multipart(copy=False)
+        identity, *received = self._socket.recv_multipart(copy=False)
         peer = identity.bytes
+        frames = [frame.buffer for frame in received]
         try:
-            message, arrays = FROM_WORKER.decode([frame.buffer for frame in frames])
+            locator = located(frames)
+            segment = self._segments.get(peer)
+            if locator is not None and segment is None:
+                why = "this server was started again and has mapped no segment"
+                self._send(peer, FROM_SERVER.encode(Refused(locator.id, why, is_unknown=True)))
+                return
+            if locator is not None and segment is not None:
+                frames = segment.segment.restored(locator, frames[1], is_answer=False)
+            message, arrays = FROM_WORKER.decode(frames)
         except InvalidMessageError as error:
-            self._complain(frames, error)
+            self._complain(received, error)
             return
+        slot = None
+        if segment is not None and isinstance(message, Push) and message.id > segment.last:
+            segment.last = message.id  # an answer that comes twice would change memory that its worker reads
+            slot = message.sequence % segment.segment.slots
 
         def answer(message: Message, arrays: Sequence[np.ndarray]) -> None:
-            try:
-                self._socket.send_multipart([peer, *FROM_SERVER.encode(message, arrays)], copy=False)
-            except zmq.ZMQError:
-                pass  # the peer is gone; it asks again when it is back
+            encoded = FROM_SERVER.encode(message, arrays)
+            if segment is not None and slot is not None:
+                encoded = segment.segment.moved(slot, encoded, is_answer=True)
+            self._send(peer, encoded)
 
+        if isinstance(message, Share):
+            self._share(peer, message, answer)
+            return
         self._shards.heard(peer, message, arrays, answer)
+        if isinstance(message, Leave):
+            self._segments.pop(peer, None)
+
+    def _send(self, peer: bytes, frames: Sequence[Any]) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the peer is gone; it asks again when it is back
+            self._socket.send_multipart([peer, *frames], copy=False)
+
+    def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
+        try:
+            segment = Segment.open(message.name, message.area, message.slots)
+        except (ValueError, OverflowError) as error:
+            answer(Refused(message.id, str(error)), ())
+            return
+        self._segments[peer] = _Shared(segment, message.worker)
+        answer(Done(message.id, 0), ())
 
     def _complain(self, frames: Sequence[zmq.Frame], error: InvalidMessageError) -> None:
         try:

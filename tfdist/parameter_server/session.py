@@ -234,6 +234,7 @@ class Session:
         of = model.name, self._occurrence, self._place, model.described
         answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, *of))
         self._clocks[server] = answer.clock
+        connection.share(self._worker, model.area(server), 1 + self._prefetch)
         if answer.is_created:
             return
         described, optimizer = self._described

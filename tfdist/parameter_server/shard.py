@@ -286,6 +286,9 @@ class Shard:
             else:
                 self._gradients[id(counted)] = _Pushed(source, message.read, gradients)
             self._update()
+            if counted is not None and id(counted) in self._gradients and not self.ledger.synchronization.in_rounds:
+                # The worker goes on, and its memory with it.
+                self._gradients[id(counted)] = _Pushed(source, message.read, gradients.copy())
         if message.pulls:
             self._answer_or_park(_Parked(message, answer))
         else:
