@@ -10,6 +10,15 @@ from typing import Any, Literal
 
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.state import Held
+from tfdist.parameter_server.table_messages import (
+    AssignRows,
+    AttachTable,
+    ExportTable,
+    Lookup,
+    Rows,
+    TableAttached,
+    UpdateRows,
+)
 from tfdist.parameter_server.wire import Codec, Message
 
 # From a worker.
@@ -215,5 +224,7 @@ class Refused(Message, frozen=True):
     newest: int | None = None
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave)
-FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused)
+FROM_WORKER = Codec(
+    Attach | Create | Push | Pull | Put | Suspend | Leave | AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
+)
+FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | TableAttached | Rows)

@@ -11,6 +11,8 @@ import numpy as np
 
 from tfdist.parameter_server.messages import Attach, Leave, Refused
 from tfdist.parameter_server.shard import Answer, Shard
+from tfdist.parameter_server.table_messages import TableMessage
+from tfdist.parameter_server.tables import Tables
 
 _CHIEF = 0
 
@@ -47,6 +49,7 @@ class Shards:
         self._programs: dict[int, _Program] = {}
         self._gone_on: dict[Key, set[int]] = {}
         self._over: set[Key] = set()
+        self._tables = Tables()
 
     def __iter__(self) -> Iterator[Shard]:
         return iter(list(self._shards.values()))
@@ -60,7 +63,9 @@ class Shards:
             arrays: that came with it; read-only views, which stay as they are.
             answer: to its sender; may be used later.
         """
-        if isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
+        if isinstance(message, TableMessage):
+            self._tables.heard(message, arrays, answer)
+        elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
             answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())

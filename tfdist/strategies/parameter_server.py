@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import logging
 import os
@@ -25,12 +26,15 @@ from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E40
 from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
+from tfdist.parameter_server.table_client import Form, Line, TableClient  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
+from tfdist.strategies.embedded_rows import rows_of  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
+from tfdist.tensors import unnumbered  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -139,13 +143,16 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._line: Line | None = None
+        self._tables: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         atexit.register(self._close)
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this worker's communication with the servers, or None."""
-        return next((link.failure for link in self._links.values() if link.failure is not None), None)
+        failures = [link.failure for link in self._links.values()] + [self._line.failure if self._line else None]
+        return next((failure for failure in failures if failure is not None), None)
 
     @property
     def is_writer(self) -> bool:
@@ -161,7 +168,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
                 return False
             if id(optimizer) not in self._links:
                 try:
-                    self._links[id(optimizer)] = self._link(optimizer, list(optimizer._trainable_variables))
+                    own = [variable for variable in optimizer._trainable_variables if rows_of(variable) is None]
+                    self._links[id(optimizer)] = self._link(optimizer, own)
                 except RefusedError as error:
                     if not error.refused.is_over:
                         raise
@@ -180,24 +188,41 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
+    def table(self, name: str, form: Form) -> TableClient:
+        """A new table on the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        with self._lock:
+            if self._line is None:
+                with contextlib.ExitStack() as stack:
+                    self._line = Line(self._connections(stack), self._member.control.task)
+                    stack.pop_all()
+            base = unnumbered(name)
+            place = self._tables[base]
+            self._tables[base] += 1
+        return TableClient(self._line, f"{base}-{place}", form)
+
     def _link(self, optimizer: Any, variables: list[Any]) -> Link:
         _check(optimizer, variables, len(self._servers), self._clips)
         ids = {id(variable) for variable in variables}
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
-            connections = []
-            keys = Keys.of_secret(read_secret())
-            for place, task in enumerate(self._servers):
-                address = self._member.control.look_up(serving.address_of(task.index))
-                options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
-                connections.append(Connection(address, *options))
-                stack.callback(connections[-1].close)  # the process could not end with one that is open
+            connections = self._connections(stack)
             number, is_chief = self._member.control.task, self._is_chief
             link = Link(connections, number, self._begun, optimizer, variables, is_chief, self._clips, self._prefetch)
             stack.pop_all()
         self._begun.append(link.name)
         return link
+
+    def _connections(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
+        connections = []
+        keys = Keys.of_secret(read_secret())
+        for place, task in enumerate(self._servers):
+            address = self._member.control.look_up(serving.address_of(task.index))
+            options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
+            connections.append(Connection(address, *options))
+            stack.callback(connections[-1].close)
+        return connections
 
     def _name_of(self, number: int) -> str:
         return str(self._tasks[number])
@@ -208,6 +233,9 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     def _close(self) -> None:
         while self._links:
             self._links.popitem()[1].close()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
