@@ -13,6 +13,7 @@ from tfdist.parameter_server.key_hash import server_of
 from tfdist.parameter_server.row_policy import RowPolicy
 from tfdist.parameter_server.table_client import Form, InProcess, Line, TableClient
 from tfdist.parameter_server.table_messages import ExportTable
+from tfdist.parameter_server.tables import Tables
 
 DIM = 3
 FORM = Form(DIM, InitialRows(seed=4), RowPolicy())
@@ -92,7 +93,7 @@ def test_a_server_that_was_started_again_is_told_of_the_table_again():
     with serving() as first, connected(first) as connection:
         table = TableClient(Line([connection]), "users", FORM)
         train(table)
-        first._shards._tables = type(first._shards._tables)()  # as after a start
+        first._shards.tables = Tables()  # as after a start
         table.lookup(KEYS, create=True)
         table.update(KEYS, gradients(KEYS))
         assert len(table.export()[0]) == len(KEYS)

@@ -40,16 +40,17 @@ class Shards:
 
     Args:
         make: makes the shard of the model with a name and the number of models of that name before it.
+        tables: of the server, which gets the messages about them.
     """
 
-    def __init__(self, make: Callable[[str, int], Shard]) -> None:
+    def __init__(self, make: Callable[[str, int], Shard], tables: Tables | None = None) -> None:
         self._make = make
         self._shards: dict[Key, Shard] = {}
         self._peers: dict[bytes, tuple[int, Key]] = {}
         self._programs: dict[int, _Program] = {}
         self._gone_on: dict[Key, set[int]] = {}
         self._over: set[Key] = set()
-        self._tables = Tables()
+        self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
         return iter(list(self._shards.values()))
@@ -64,7 +65,7 @@ class Shards:
             answer: to its sender; may be used later.
         """
         if isinstance(message, TableMessage):
-            self._tables.heard(message, arrays, answer)
+            self.tables.heard(message, arrays, answer)
         elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
@@ -91,8 +92,8 @@ class Shards:
 
     def close(self) -> None:
         """Writes last snapshots."""
-        for shard in self:
-            shard.close()
+        for one in (*self, *self.tables):
+            one.close()
 
     def _attach(self, peer: bytes, message: Attach) -> Refused | None:
         """Finds the shard of a model for a worker, or makes it.

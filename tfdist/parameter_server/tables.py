@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,9 @@ from tfdist.parameter_server.table_messages import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.table_snapshots import TableSnapshots, TableState
+
+log = logging.getLogger("tfdist")
 
 _CHIEF = 0
 
@@ -49,13 +54,29 @@ class _Served:
         described: the message that has made it.
         table: its rows.
         optimizer: of them; None while no worker has said it.
+        snapshots: of it; None if the server keeps none.
         senders: by worker.
+        sequences: by worker and incarnation, that of the last update.
     """
 
     described: AttachTable
     table: Table
     optimizer: dict[str, Any] | None
+    snapshots: TableSnapshots | None = None
     senders: dict[int, _Sender] = field(default_factory=dict)
+    sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def take_snapshot(self) -> None:
+        """Has a snapshot written, in the background."""
+        if self.snapshots is not None:
+            state = TableState(self.optimizer or {}, [self.table.state()], dict(self.sequences))
+            self.snapshots.write(state, self.table.iterations)
+
+    def close(self) -> None:
+        """Writes a last snapshot, and waits for it."""
+        self.take_snapshot()
+        if self.snapshots is not None:
+            self.snapshots.close()
 
 
 class Tables:
@@ -63,10 +84,17 @@ class Tables:
 
     Every gradient is an update of its own, made when it comes; no worker waits for another one. An update repeated, by
     the worker, incarnation and sequence in the message, counts once.
+
+    Args:
+        snapshots: makes the snapshots of the table with a name; None for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, snapshots: Callable[[str], TableSnapshots] | None = None) -> None:
+        self._snapshots = snapshots
         self._tables: dict[str, _Served] = {}
+
+    def __iter__(self) -> Iterator[_Served]:
+        return iter(list(self._tables.values()))
 
     def heard(self, message: TableMessage, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -99,9 +127,8 @@ class Tables:
         """
         served = self._tables.get(message.table)
         if served is None:
-            optimizer = deepcopy(message.optimizer or _placeholder())  # Keras writes into it
-            table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
-            served = self._tables[message.table] = _Served(message, table, message.optimizer)
+            served = self._tables[message.table] = self._made(message)
+            served.take_snapshot()
         for name in ("dim", "dtype", "initial", "policy"):
             expected, found = getattr(served.described, name), getattr(message, name)
             if expected != found:
@@ -115,7 +142,25 @@ class Tables:
             served.optimizer = message.optimizer
         sender = served.senders.get(message.worker)
         if sender is None or sender.incarnation != message.incarnation:
-            served.senders[message.worker] = _Sender(message.incarnation)
+            updated = served.sequences.get((message.worker, message.incarnation), -1)
+            served.senders[message.worker] = _Sender(message.incarnation, updated=updated)
+        return served
+
+    def _made(self, message: AttachTable) -> _Served:
+        """A table, from a snapshot if there is one."""
+        snapshots = None if self._snapshots is None else self._snapshots(message.table)
+        found = None if snapshots is None else snapshots.find()
+        known = message.optimizer if found is None else found.optimizer or None
+        optimizer = deepcopy(known or _placeholder())  # Keras writes into it
+        table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
+        served = _Served(message, table, known, snapshots)
+        if snapshots is not None and found is not None:
+            table.restore(found.states, snapshots.server, snapshots.servers)
+            served.sequences.update(found.sequences)
+            log.warning(
+                "tfdist: parameter server %d goes on from snapshots of the table %s, with %d rows and %d updates.",
+                *(snapshots.server, message.table, len(table), table.iterations),
+            )
         return served
 
 
@@ -150,7 +195,7 @@ def _answered(
                 if message.learning_rate is not None:
                     table.set_learning_rate(message.learning_rate)
                 table.update(arrays[0], arrays[1])
-                sender.updated = message.sequence
+                sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
         case AssignRows():
             _check_values(served, arrays[1])
             if not (message.only_if_new and table.iterations):
