@@ -1,18 +1,21 @@
 """A worker's client of a table: over real connections to several servers, and in its own process."""
 
 import contextlib
+import functools
+import time
 
 import keras
 import numpy as np
 import pytest
 
-from tests.parameter_server.serving import connected, serving
+from tests.parameter_server.serving import DEADLINE, connected, serving
 from tfdist.parameter_server.client import RefusedError
 from tfdist.parameter_server.initial_rows import InitialRows
 from tfdist.parameter_server.key_hash import server_of
 from tfdist.parameter_server.row_policy import RowPolicy
 from tfdist.parameter_server.table_client import Form, InProcess, Line, TableClient
 from tfdist.parameter_server.table_messages import ExportTable
+from tfdist.parameter_server.table_snapshots import TableSnapshots
 from tfdist.parameter_server.tables import Tables
 
 DIM = 3
@@ -41,7 +44,7 @@ def on_servers(count=2, workers=1, form=FORM):
 
 def train(table, steps=4):
     table.set_optimizer(ADAGRAD)
-    for seed in range(steps):
+    for seed in range(steps) if isinstance(steps, int) else steps:
         keys = np.random.default_rng(seed).permutation(KEYS)[:15]
         table.lookup(keys, create=True)
         table.update(keys, gradients(keys, seed))
@@ -97,6 +100,29 @@ def test_a_server_that_was_started_again_is_told_of_the_table_again():
         table.lookup(KEYS, create=True)
         table.update(KEYS, gradients(KEYS))
         assert len(table.export()[0]) == len(KEYS)
+
+
+def test_a_server_goes_on_from_its_snapshot(tmp_path):
+    expected = train(of_process(), steps=8)
+    make = functools.partial(TableSnapshots, tmp_path, server=0, servers=1, seconds=60)
+    with contextlib.ExitStack() as stack:
+        with serving(tables=Tables(make)) as first:
+            table = TableClient(Line([stack.enter_context(connected(first))]), "users", FORM)
+            train(table)
+        with serving(address=first.address, tables=Tables(make)):
+            for found, array in zip(train(table, steps=range(4, 8)), expected, strict=True):
+                np.testing.assert_allclose(found, array, rtol=1e-6)
+
+
+def test_snapshots_are_taken_while_the_server_runs(tmp_path):
+    make = functools.partial(TableSnapshots, tmp_path, server=0, servers=1, seconds=0.05)
+    with serving(tables=Tables(make)) as server, connected(server) as connection:
+        table = TableClient(Line([connection]), "users", FORM)
+        keys, _ = train(table)
+        end = time.monotonic() + DEADLINE
+        while (found := make("users").find()) is None or len(found.states[0]["keys"]) < len(keys):
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_a_refusal_is_raised_and_kept():

@@ -1,10 +1,13 @@
 """`DynamicEmbedding` in plain Keras and on parameter servers, which are threads of this process."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.initial_rows import InitialRows
@@ -141,7 +144,7 @@ def test_servers_and_one_process_give_the_same_with_adam():
 
 
 def test_updates_of_all_workers_count():
-    """With a loss that is linear in the rows, in which order does not matter."""
+    """At the same time, with a loss that is linear in the rows, so that their order does not matter."""
 
     def linear(strategy):
         with strategy.scope():
@@ -152,13 +155,17 @@ def test_updates_of_all_workers_count():
 
     with served(workers=2) as strategies:
         models = [linear(strategy) for strategy in strategies]
-        for model in (*models, models[1]):
-            fit(model, epochs=1)
+        threads = [threading.Thread(target=fit, args=(model,), daemon=True) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
         keys, rows = models[0].layers[0].export()
         np.testing.assert_array_equal(models[1].layers[0].export()[1], rows)
         used, counts = np.unique(X, return_counts=True)
         np.testing.assert_array_equal(keys, NAMES[used])
-        expected = INITIAL.rows(keys, DIM, np.dtype(np.float32)) - 0.5 * 3 * counts[:, np.newaxis] / 16
+        expected = INITIAL.rows(keys, DIM, np.dtype(np.float32)) - 0.5 * 2 * 3 * counts[:, np.newaxis] / 16
         np.testing.assert_allclose(rows, expected, rtol=1e-5)
 
 
@@ -312,7 +319,12 @@ def test_what_cannot_be_used_is_told():
         model = dynamic(lambda: keras.optimizers.Adam(clipnorm=1.0), strategy)
         with pytest.raises(TfdistError, match="clipvalue= can be used"):
             fit(model, epochs=1)
-    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if len(tf.config.list_logical_devices()) > 1 else None
-    if mirrored is not None:
-        with mirrored.scope(), pytest.raises(ValueError, match="one place"):
+
+
+def test_several_replicas_are_refused(ranks):
+    def build(strategy):
+        with strategy.scope():
             DynamicEmbedding(2).build((None,))
+
+    with pytest.raises(ValueError, match="rows in one place"):
+        on_ranks(ranks(2), build)
