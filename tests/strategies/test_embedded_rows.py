@@ -65,6 +65,13 @@ def test_gradients_are_of_keys(compiled):
     np.testing.assert_allclose(values, initial(7, -9) * [[2], [1]])
 
 
+def test_a_tape_sees_the_anchor_only():
+    rows, anchor = made()
+    with tf.GradientTape() as tape:
+        rows.lookup(anchor, tf.constant([7], tf.int64), True)
+    assert [variable is anchor.value for variable in tape.watched_variables()] == [True]
+
+
 def test_an_update_reaches_the_rows():
     rows, anchor = made()
     rows.update(keras.optimizers.SGD(0.5), gradient_of(rows, anchor, [7, -9, 7]))

@@ -1,14 +1,22 @@
-"""A recommender of hashed users and items, on parameter servers; see `tests/multiprocess/test_dynamic_embedding.py`."""
+"""A recommender of hashed users and items, on parameter servers; see `tests/multiprocess/test_dynamic_embedding.py`.
+
+With a folder, servers write snapshots to it, and workers wait for a file in it before the fourth epoch.
+"""
 
 import json
 import os
+import sys
+import time
+from pathlib import Path
 
 import keras
 import numpy as np
 
 import tfdist
 
-strategy = tfdist.ParameterServerStrategy()
+folder = Path(sys.argv[1]) if sys.argv[1:] else None
+snapshots = {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2} if folder else {}
+strategy = tfdist.ParameterServerStrategy(**snapshots)
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = task["index"]
 generator = np.random.default_rng(0)
@@ -36,8 +44,18 @@ with strategy.scope():
     model = keras.Model(inputs, score)
     model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
 
+
+class Waits(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("EPOCH", epoch, flush=True)
+        end = time.monotonic() + 120
+        while folder and epoch == 3 and not (folder / "go").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
 own = train[worker::2]
-model.fit(*batch_of(own), batch_size=50, epochs=6, verbose=0)
+model.fit(*batch_of(own), batch_size=50, epochs=6, verbose=0, callbacks=[Waits()])
 accuracy = model.evaluate(*batch_of(test), verbose=0)[1]
 model.predict([np.arange(100), np.arange(100)], verbose=0)
 exported = [layer.export() for layer in layers]
