@@ -120,6 +120,19 @@ def test_it_trains_so_in_every_loop(compiled):
         assert_equal(model, expected)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_data_of_unknown_length_make_no_update_more(steps):
+    expected = fixed()
+    fit(expected, X)
+    with served() as (strategy,):
+        model = dynamic(strategy=strategy, compiled={"steps_per_execution": steps})
+        data = tf.data.Dataset.from_tensor_slices((NAMES[X], Y)).batch(16).filter(lambda x, y: True)
+        model.fit(data, epochs=3, verbose=0)
+        assert_equal(model, expected)
+        for server in strategy.servers:
+            assert [served.table.iterations for served in server._shards.tables] == [9]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_on_servers_trains_as_keras_does(name):
     expected = fixed(OPTIMIZERS[name])
