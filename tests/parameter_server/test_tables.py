@@ -179,5 +179,8 @@ def test_rows_are_assigned():
     update(tables, 0)
     ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
     assert values(tables) == [3, 3], "only if it is new"
+    attach(tables, keras.optimizers.serialize(keras.optimizers.Adagrad(1.0)))
+    ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
+    assert values(tables) == [3, 3], "which it is not for another optimizer"
     ask(tables, AssignRows, False, arrays=[KEYS, 9 * ONES])
     assert values(tables) == [9, 9]

@@ -198,7 +198,7 @@ def _answered(
                 sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
         case AssignRows():
             _check_values(served, arrays[1])
-            if not (message.only_if_new and table.iterations):
+            if not (message.only_if_new and served.sequences):  # iterations begin anew with an optimizer
                 table.assign(arrays[0], arrays[1], is_whole=True)
         case ExportTable():
             return Rows(message.id, table.iterations), list(table.export())
