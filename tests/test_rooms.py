@@ -16,7 +16,7 @@ ORDER = (
     ("engine",),
     ("runtime",),
     ("strategies",),
-    ("functional", "callbacks"),
+    ("functional", "callbacks", "layers"),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, errors, functional, parameter_server
+    from tfdist import callbacks, compression, errors, functional, layers, parameter_server
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -93,6 +93,7 @@ __all__ = [
     "init",
     "is_initialized",
     "join",
+    "layers",
     "local_rank",
     "local_size",
     "parameter_server",

@@ -21,10 +21,18 @@ SIZE = 1000
 
 
 @contextlib.contextmanager
-def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None, compression=None, policy=AsItIs()):  # noqa: B008
-    server = Server(
-        Shards(lambda model, occurrence: Shard(Ledger(mode, policy), compression=compression)), address, keys
-    )
+def serving(
+    mode=Asynchronous(),  # noqa: B008
+    address="127.0.0.1:0",
+    keys=None,
+    compression=None,
+    policy=AsItIs(),  # noqa: B008
+    tables=None,
+):
+    def make(model, occurrence):
+        return Shard(Ledger(mode, policy), compression=compression)
+
+    server = Server(Shards(make, tables=tables), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

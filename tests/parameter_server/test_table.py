@@ -493,3 +493,57 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=r"gradients of shape \(2, 3\) for 2 keys of 2 columns"):
         table.update(keys_of(1, 2), np.ones((2, 3), np.float32))
     assert len(table) == table.iterations == 0
+
+
+def test_another_optimizer_goes_on_with_the_rows():
+    table = table_of(keras.optimizers.SGD(1.0, momentum=0.5), admit_after=2, evict_after=8)
+    for _ in range(2):
+        use(table, 1, 2)
+    use(table, 3)
+    step(table, 1)
+    step(table, 1)
+    table.set_optimizer(keras.optimizers.serialize(keras.optimizers.Adagrad(1.0, initial_accumulator_value=1.0)))
+    assert (len(table), table.waiting, table.iterations) == (2, 1, 0)
+    np.testing.assert_allclose(use(table, 1, 2), after_steps(initial(1, 2), 2.5, 0), rtol=1e-6)
+    step(table, 2)
+    expected = after_steps(initial(1, 2), 2.5, 1 / np.sqrt(2))
+    np.testing.assert_allclose(use(table, 1, 2), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="clipnorm"):
+        table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0, clipnorm=1.0)))
+    np.testing.assert_allclose(use(table, 1, 2), expected, rtol=1e-5)
+
+
+def test_time_goes_on_for_rows_when_the_optimizer_begins_anew():
+    table = table_of(evict_after=8)
+    use(table, 1, 2)
+    for _ in range(6):
+        step(table, 2)
+    table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
+    step(table, 2)
+    step(table, 2)
+    assert present(table) == [1, 2]
+    step(table, 2)
+    assert present(table) == [2], "not used for 9 updates"
+
+
+def test_rows_are_assigned():
+    table = table_of(keras.optimizers.SGD(1.0, momentum=0.5))
+    use(table, 1, 2)
+    step(table, 1, 2)
+    table.assign(keys_of(2, 3), np.full((2, DIM), 5, np.float32))
+    assert present(table) == [1, 2, 3]
+    step(table, 1, 2, 3)
+    np.testing.assert_allclose(use(table, 1, 2, 3), [*after_steps(initial(1), 2.5), [4, 4], [4, 4]], rtol=1e-6)
+    table.assign(keys_of(7), np.zeros((1, DIM), np.float32), is_whole=True)
+    assert present(table) == [7]
+
+
+def test_assigned_rows_are_admitted_and_make_room():
+    table = table_of(admit_after=3, max_rows=2)
+    use(table, 8)
+    table.assign(keys_of(8, 9), np.zeros((2, DIM), np.float32))
+    assert (present(table), table.waiting) == ([8, 9], 0)
+    table.assign(keys_of(5), np.zeros((1, DIM), np.float32))
+    assert (len(table), 5 in present(table)) == (2, True)
+    with pytest.raises(ValueError, match="at most 2 rows"):
+        table.assign(keys_of(1, 2, 3), np.zeros((3, DIM), np.float32))

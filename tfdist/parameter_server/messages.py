@@ -11,6 +11,15 @@ from typing import Any, Literal
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
+from tfdist.parameter_server.table_messages import (
+    AssignRows,
+    AttachTable,
+    ExportTable,
+    Lookup,
+    Rows,
+    TableAttached,
+    UpdateRows,
+)
 from tfdist.parameter_server.wire import Codec, Message
 
 # From a worker.
@@ -254,5 +263,8 @@ class Report(Message, frozen=True):
     servers: tuple[str, ...] = ()
 
 
-FROM_WORKER = Codec(Attach | Create | Push | Pull | Put | Suspend | Leave | Share | Inspect)
-FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | Report)
+_OfModels = Attach | Create | Push | Pull | Put | Suspend | Leave
+_OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
+
+FROM_WORKER = Codec(_OfModels | _OfTables | Share | Inspect)
+FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | TableAttached | Rows | Report)

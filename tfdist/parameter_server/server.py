@@ -96,9 +96,9 @@ class Server:
                     self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
                 if self._socket in ready:
                     self._receive()
-                for shard in self._shards:
-                    if shard.snapshots is not None and not shard.snapshots.seconds_left:
-                        shard.take_snapshot()
+                for one in (*self._shards, *self._shards.tables):
+                    if one.snapshots is not None and not one.snapshots.seconds_left:
+                        one.take_snapshot()
         finally:
             self._shards.close()
             self._socket.close()
@@ -108,7 +108,8 @@ class Server:
 
     def _milliseconds(self) -> int | None:
         """Until the next snapshot."""
-        left = [shard.snapshots.seconds_left for shard in self._shards if shard.snapshots is not None]
+        kept = [one.snapshots for one in (*self._shards, *self._shards.tables)]
+        left = [snapshots.seconds_left for snapshots in kept if snapshots is not None]
         return 1 + int(1000 * min(left)) if left else None
 
     def lost(self, worker: int) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 
 from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
 from tfdist.parameter_server.shard import Answer, Shard
+from tfdist.parameter_server.table_messages import TableMessage
+from tfdist.parameter_server.tables import Tables
 
 _CHIEF = 0
 
@@ -38,12 +40,17 @@ class Shards:
 
     Args:
         make: makes the shard of the model with a name and the number of models of that name before it.
+        tables: of the server, which gets the messages about them.
         tasks: the names of all tasks, by number, for reports.
         servers: the addresses of all servers, for reports.
     """
 
     def __init__(
-        self, make: Callable[[str, int], Shard], tasks: Sequence[str] = (), servers: Sequence[str] = ()
+        self,
+        make: Callable[[str, int], Shard],
+        tables: Tables | None = None,
+        tasks: Sequence[str] = (),
+        servers: Sequence[str] = (),
     ) -> None:
         self._make = make
         self._tasks = tuple(tasks)
@@ -53,6 +60,7 @@ class Shards:
         self._programs: dict[int, _Program] = {}
         self._gone_on: dict[Key, set[int]] = {}
         self._over: set[Key] = set()
+        self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
         return iter(list(self._shards.values()))
@@ -69,6 +77,8 @@ class Shards:
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
             answer(Report(message.id, models, self._tasks, self._servers), ())
+        elif isinstance(message, TableMessage):
+            self.tables.heard(message, arrays, answer)
         elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
@@ -95,8 +105,8 @@ class Shards:
 
     def close(self) -> None:
         """Writes last snapshots."""
-        for shard in self:
-            shard.close()
+        for one in (*self, *self.tables):
+            one.close()
 
     def _attach(self, peer: bytes, message: Attach) -> Refused | None:
         """Finds the shard of a model for a worker, or makes it.

@@ -63,9 +63,12 @@ class Table:
         self._dtype = np.dtype(dtype)
         self._initial = initial or InitialRows()
         self._policy = policy or RowPolicy()
-        self._optimizer = RowOptimizer(optimizer, dim, self._dtype)
-        self._slots = {f"slot{place}": shape for place, shape in enumerate(self._optimizer.slot_shapes)}
+        self._use_optimizer(optimizer)
         self._clear()
+
+    def _use_optimizer(self, optimizer: dict[str, Any]) -> None:
+        self._optimizer = RowOptimizer(optimizer, self._dim, self._dtype)
+        self._slots = {f"slot{place}": shape for place, shape in enumerate(self._optimizer.slot_shapes)}
 
     def _clear(self) -> None:
         columns = {"values": ((self._dim,), self._dtype)} | {
@@ -98,6 +101,63 @@ class Table:
             TypeError: it is set by a schedule.
         """
         self._optimizer.set_learning_rate(value)
+
+    def set_optimizer(self, optimizer: dict[str, Any]) -> None:
+        """Replaces the optimizer. Rows stay; slots and iterations begin anew.
+
+        Args:
+            optimizer: as `keras.optimizers.serialize` describes it.
+
+        Raises:
+            ValueError: it cannot be used; the table is as before.
+        """
+        before = self.iterations
+        self._use_optimizer(optimizer)
+        rows, waiting = self._rows, self._waiting
+        self._clear()
+        self._waiting = waiting
+        self._waiting["last_used"][:] -= before
+        uses = {"uses": rows["uses"], "last_used": rows["last_used"] - before}
+        self._add(rows.keys, rows["values"], uses)
+
+    def assign(self, keys: np.ndarray, values: np.ndarray, is_whole: bool = False) -> None:
+        """Gives keys rows with some values; slots of these begin anew. The policy admits all of them.
+
+        Args:
+            keys: int64 [n], distinct.
+            values: [n, dim].
+            is_whole: whether all other rows are removed.
+
+        Raises:
+            TypeError: the keys are not int64.
+            ValueError: keys or values have another shape, keys repeat, or there are more than the policy allows. The
+                table is as before.
+        """
+        _check_keys(keys)
+        if values.shape != (len(keys), self._dim):
+            raise ValueError(f"values of shape {values.shape} for {len(keys)} keys of {self._dim} columns")
+        if len(np.unique(keys)) < len(keys):
+            raise ValueError("keys repeat; expected each once")
+        most = self._policy.max_rows
+        if most is not None and len(keys) > most:
+            raise ValueError(f"{len(keys)} keys for a table of at most {most} rows on each server")
+        if is_whole:
+            self._clear()
+        else:
+            slots = self._rows.find(keys)
+            self._rows.remove(slots[slots >= 0])
+        waiting = self._waiting.find(keys)
+        self._waiting.remove(waiting[waiting >= 0])
+        self._make_room(self._rows, len(keys), np.empty(0, np.int64))
+        self._add(keys, values.astype(self._dtype, copy=False), {"uses": 1, "last_used": self.iterations})
+
+    def _add(self, keys: np.ndarray, values: np.ndarray, uses: Mapping[str, Any]) -> None:
+        """Adds rows, with slots as of rows that were never updated."""
+        slots = {
+            name: values if initial is None else initial
+            for name, initial in zip(self._slots, self._optimizer.initial, strict=True)
+        }
+        self._rows.add(keys, {"values": values, **uses, **slots})
 
     def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
         """The rows of keys.
@@ -247,11 +307,7 @@ class Table:
         if self._policy.admit_after > 1:
             self._waiting.remove(self._waiting.find(new))
         values = self._initial.rows(new, self._dim, self._dtype)
-        slot_values = {
-            name: values if initial is None else initial
-            for name, initial in zip(self._slots, self._optimizer.initial, strict=True)
-        }
-        self._rows.add(new, {"values": values, "uses": uses, "last_used": self.iterations} | slot_values)
+        self._add(new, values, {"uses": uses, "last_used": self.iterations})
         return True
 
     def _wait(self, keys: np.ndarray) -> np.ndarray:

@@ -17,6 +17,8 @@ from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.snapshots import Snapshots
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
+from tfdist.parameter_server.table_snapshots import PREFIX, TableSnapshots
+from tfdist.parameter_server.tables import Tables
 from tfdist.runtime.membership import Membership
 
 log = logging.getLogger("tfdist")
@@ -87,6 +89,7 @@ def serve(
     awaited = {number for number, one in enumerate(tasks) if one.job in ("chief", "worker")}
 
     found = sorted(path.name for path in snapshots[0].glob("*/")) if snapshots else []
+    found = [name for name in found if not name.startswith(PREFIX)]
 
     def make(model: str, occurrence: int) -> Shard:
         kept = None
@@ -100,11 +103,16 @@ def serve(
             kept = Snapshots(snapshots[0] / name, task.index, servers, snapshots[1])
         return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept, compression)
 
+    def make_snapshots(table: str) -> TableSnapshots:
+        assert snapshots is not None
+        return TableSnapshots(snapshots[0], table, task.index, servers, snapshots[1])
+
     keys = Keys.of_secret(read_secret())
     if keys is None:
         _say_who_can_reach(task.address)
+    tables = Tables(make_snapshots if snapshots else None)
     addresses = [one.address for one in tasks if one.job == "ps"]
-    server = Server(Shards(make, [str(one) for one in tasks], addresses), task.address, keys)
+    server = Server(Shards(make, tables, [str(one) for one in tasks], addresses), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
+    from tfdist.parameter_server.table_client import Form, TableClient
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 
@@ -161,6 +162,15 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             optimizer: a Keras optimizer.
+        """
+
+    @abc.abstractmethod
+    def table(self, name: str, form: Form) -> TableClient:
+        """A new table on the servers, which other workers get by the same calls.
+
+        Args:
+            name: of a layer.
+            form: of the table.
         """
 
 

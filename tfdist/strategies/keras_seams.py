@@ -2,7 +2,7 @@
 
 Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras. The replacement checks whether the strategy in
 use has the required ability (`tfdist.strategies.abilities`), and otherwise does what Keras does. Each seam has its own
-test. Seams are installed when the first strategy is made: importing tfdist changes nothing.
+test. Seams are installed when the first strategy or `DynamicEmbedding` is made: importing tfdist changes nothing.
 
 | seam | why |
 |---|---|
@@ -23,6 +23,7 @@ test. Seams are installed when the first strategy is made: importing tfdist chan
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
 | `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
+| `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -40,6 +41,7 @@ from tfdist.strategies import (
     collective_gradients,
     keras_callbacks,
     keras_data,
+    keras_embeddings,
     keras_losses,
     keras_metrics,
     keras_optimizers,
@@ -82,6 +84,7 @@ def install() -> None:
     keras_optimizers.install(_replace)
     keras_saving.install(_replace)
     keras_servers.install(_replace)
+    keras_embeddings.install(_replace)  # after `keras_servers`, whose `apply` gets what is left
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import logging
 import os
@@ -29,13 +30,16 @@ from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
+from tfdist.parameter_server.table_client import Form, Line, TableClient  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
+from tfdist.strategies.embedded_rows import rows_of  # noqa: E402
 from tfdist.strategies.local_link import ElasticLink, LocalLink  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
+from tfdist.tensors import unnumbered  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -160,13 +164,16 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._line: Line | None = None
+        self._tables: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         atexit.register(self._close)
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this worker's communication with the servers, or None."""
-        return next((link.failure for link in self._links.values() if link.failure is not None), None)
+        failures = [link.failure for link in self._links.values()] + [self._line.failure if self._line else None]
+        return next((failure for failure in failures if failure is not None), None)
 
     @property
     def is_writer(self) -> bool:
@@ -201,21 +208,27 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
+    def table(self, name: str, form: Form) -> TableClient:
+        """A new table on the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        with self._lock:
+            if self._line is None:
+                with contextlib.ExitStack() as stack:
+                    self._line = Line(self._connections(stack), self._member.control.task)
+                    stack.pop_all()
+            base = unnumbered(name)
+            place = self._tables[base]
+            self._tables[base] += 1
+        return TableClient(self._line, f"{base}-{place}", form)
+
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes its variables over from others."""
-        variables = list(optimizer._trainable_variables)
+        variables = [variable for variable in optimizer._trainable_variables if rows_of(variable) is None]
         _check(optimizer, variables, len(self._servers) if self._pushes is None else 1, self._clips)
         ids = {id(variable) for variable in variables}
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
-            connections = []
-            keys = Keys.of_secret(read_secret())
-            for place, task in enumerate(self._servers):
-                address = self._member.control.look_up(serving.address_of(task.index))
-                known = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
-                connections.append(Connection(address, *known))
-                stack.callback(connections[-1].close)  # the process could not end with one that is open
+            connections = self._connections(stack)
             worker = self._member.control.task
             options = self._is_chief, self._clips, self._prefetch, self._compression
             try:
@@ -239,6 +252,17 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
             return ElasticLink(self._pushes.rate or 0.9 / workers, self._pushes, *arguments)
         return Link(*arguments)
 
+    def _connections(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
+        connections = []
+        keys = Keys.of_secret(read_secret())
+        for place, task in enumerate(self._servers):
+            address = self._member.control.look_up(serving.address_of(task.index))
+            options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
+            connections.append(Connection(address, *options))
+            stack.callback(connections[-1].close)
+        return connections
+
     def _name_of(self, number: int) -> str:
         return str(self._tasks[number])
 
@@ -248,6 +272,9 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     def _close(self) -> None:
         while self._links:
             self._links.popitem()[1].close()
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 def _check_pushes(pushes: Any, synchronization: Synchronization, policy: StalenessPolicy) -> None:

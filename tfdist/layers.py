@@ -1,0 +1,11 @@
+"""Keras layers for parameter servers, with what they take as arguments."""
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+from tfdist.parameter_server.initial_rows import InitialRows  # noqa: E402
+from tfdist.parameter_server.row_policy import RowPolicy  # noqa: E402
+from tfdist.strategies.dynamic_embedding import DynamicEmbedding  # noqa: E402
+
+__all__ = ["DynamicEmbedding", "InitialRows", "RowPolicy"]

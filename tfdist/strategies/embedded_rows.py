@@ -1,0 +1,130 @@
+"""A layer's rows in a table: looked up in its call, and updated where its optimizer is applied.
+
+Keras's training loops know gradients of variables only. So a layer with rows has a trainable variable without elements,
+its *anchor*. A lookup depends on it, and the gradient that it gets is `tf.IndexedSlices` whose indices are keys and
+whose values are the gradients of their rows. It comes to the optimizer with those of all other variables, scaled as
+they are, summed over all uses, and only if they are applied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server.table_client import TableClient
+from tfdist.tensors import to_array, to_tensor
+
+
+class EmbeddedRows:
+    """The rows behind an anchor.
+
+    Args:
+        table: of the rows.
+        optimizer: the rows' own, as `keras.optimizers.serialize` describes it; None for that which is applied to the
+            anchor.
+    """
+
+    def __init__(self, table: TableClient, optimizer: dict[str, Any] | None) -> None:
+        self.table = table
+        self._dim = table.form.dim
+        self._own = optimizer
+        self._known: Any = lambda: None
+
+    def put_behind(self, anchor: Any) -> None:
+        """Makes these the rows behind a variable, for `rows_of`."""
+        anchor._tfdist_rows = self
+
+    def lookup(self, anchor: Any, keys: tf.Tensor, create: Any) -> tf.Tensor:
+        """The rows of keys; in the graph under construction, or eagerly.
+
+        Args:
+            anchor: the variable.
+            keys: int64, any shape.
+            create: whether this is a use of the keys, which makes rows; a boolean or a scalar tensor.
+
+        Returns:
+            A tensor of the keys' shape and ``dim``, whose gradient reaches the anchor.
+        """
+
+        def on_host(keys: tf.Tensor, create: tf.Tensor) -> tf.Tensor:
+            with tf.init_scope():  # no tape is to see the variables of a table in this process
+                return to_tensor(self.table.lookup(to_array(keys), bool(create)))
+
+        with tf.device("CPU:0"):
+            distinct, places = tf.unique(tf.reshape(keys, [-1]))
+            rows = tf.py_function(on_host, [distinct, create], self.table.form.dtype, name="tfdist_lookup")
+        rows.set_shape([None, self._dim])
+
+        @tf.custom_gradient
+        def looked_up(anchor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            found = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(keys), [self._dim]], 0))
+            found.set_shape([*keys.shape, self._dim] if keys.shape.rank is not None else None)
+
+            def gradient(of_found: tf.Tensor) -> tf.IndexedSlices:
+                each = tf.reshape(of_found, [-1, self._dim])
+                values = tf.math.unsorted_segment_sum(each, places, tf.size(distinct))
+                return tf.IndexedSlices(values, distinct, tf.constant([0, self._dim], tf.int64))
+
+            return found, gradient
+
+        return looked_up(tf.convert_to_tensor(anchor.value))
+
+    def update(self, optimizer: Any, gradient: Any) -> None:
+        """Updates rows; in the graph under construction, or eagerly.
+
+        Args:
+            optimizer: the Keras optimizer that is applied to the anchor.
+            gradient: of the anchor.
+
+        Raises:
+            TypeError: the gradient is no `tf.IndexedSlices`.
+            RefusedError: the optimizer cannot be used for rows.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                "gradients of a DynamicEmbedding are tf.IndexedSlices of keys and their rows' gradients, and must "
+                f"reach the optimizer as such; got {type(gradient).__name__}"
+            )
+        with tf.init_scope():
+            if self._known() is not optimizer:
+                self.table.set_optimizer(self._own or _description(optimizer))
+                self._known = weakref.ref(optimizer)
+        values = gradient.values
+        if optimizer.loss_scale_factor is not None:
+            values = values / optimizer.loss_scale_factor
+        rate = optimizer._learning_rate
+        sends_rate = self._own is None and self.table.is_chief and isinstance(rate, keras.Variable)
+
+        def on_host(keys: tf.Tensor, values: tf.Tensor, rate: tf.Tensor) -> None:
+            with tf.init_scope():
+                self.table.update(to_array(keys), to_array(values), float(rate) if sends_rate else None)
+
+        with tf.device("CPU:0"):
+            inputs = [gradient.indices, values, tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0)]
+            tf.py_function(on_host, inputs, [], name="tfdist_rows")
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """All keys in ascending order, int64 [rows], and their values [rows, dim]."""
+        return self.table.export()
+
+    def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Replaces all rows; see `TableClient.assign`."""
+        self.table.assign(keys, values)
+
+
+def rows_of(variable: Any) -> EmbeddedRows | None:
+    """The rows behind a variable, if it is an anchor."""
+    found: EmbeddedRows | None = getattr(variable, "_tfdist_rows", None)
+    return found
+
+
+def _description(optimizer: Any) -> dict[str, Any]:
+    """A Keras optimizer as it updates rows whose gradients are unscaled."""
+    copy = type(optimizer).from_config(optimizer.get_config())
+    copy.loss_scale_factor = None
+    described: dict[str, Any] = keras.optimizers.serialize(copy)
+    return described

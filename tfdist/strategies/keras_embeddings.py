@@ -1,0 +1,55 @@
+"""Keras optimizers leave rows behind anchors (`tfdist.strategies.embedded_rows`) to their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.embedded_rows import rows_of
+from tfdist.strategies.keras_private import base_optimizer
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(base_optimizer.BaseOptimizer, "apply", _without_rows)
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _of_values)
+
+
+def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Rows are updated by their tables, after the other variables: these wait for the chief's first values."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if len(variables) != len(grads) or all(rows_of(variable) is None for variable in variables):
+            return original(self, grads, trainable_variables)
+        if not self.built:  # with the anchors, as Keras does when it loads a model
+            with tf.init_scope(), keras.name_scope(self.name):
+                self.build(variables)
+        rest = [pair for pair in zip(grads, variables, strict=True) if rows_of(pair[1]) is None]
+        if any(gradient is not None for gradient, _ in rest):
+            original(self, *map(list, zip(*rest, strict=True)))
+        else:
+            self._iterations.assign_add(1)
+        for gradient, variable in zip(grads, variables, strict=True):
+            rows = rows_of(variable)
+            if rows is not None and gradient is not None:
+                rows.update(self, gradient)
+        return None
+
+    return apply
+
+
+def _of_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sparse gradients are finite if their values are: Keras makes them dense, which rows for any key cannot be."""
+
+    def check_finite(self: Any, grads: Any) -> Any:
+        return original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
+
+    return check_finite
