@@ -21,8 +21,8 @@ SIZE = 1000
 
 
 @contextlib.contextmanager
-def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None):  # noqa: B008
-    server = Server(Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs()))), address, keys)
+def serving(mode=Asynchronous(), address="127.0.0.1:0", keys=None, deals=None):  # noqa: B008
+    server = Server(Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs())), deals), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.messages import Attach, Create, Leave, Pull, Push, Put, Suspend, What
+from tfdist.parameter_server.messages import Attach, Create, Decision, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
@@ -43,6 +43,7 @@ class Session:
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
+        refusals: how many of them were not applied, as their batches were dealt to others.
         iterations: updates that the optimizer had made when this worker last read.
         is_suspended: whether others do not wait for this worker.
     """
@@ -69,6 +70,7 @@ class Session:
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
+        self.refusals = 0
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
@@ -105,13 +107,23 @@ class Session:
                     raise
                 self._occurrence = error.refused.newest
 
-    def step(self, gradients: Sequence[Gradients], samples: float = 1.0, rate: float | None = None) -> Vectors:
+    def step(
+        self,
+        gradients: Sequence[Gradients],
+        samples: float = 1.0,
+        rate: float | None = None,
+        ticket: int | None = None,
+    ) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
+
+        With a ticket, the first server gets them first, as it has the dealer. If it refuses them, because the batch is
+        dealt to another worker by now, they are dropped. Else the other servers get them with its decision.
 
         Args:
             gradients: by server, of its parts.
             samples: their weight where several workers' are averaged.
             rate: the chief's learning rate; None on others.
+            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealer`).
 
         Returns:
             The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step.
@@ -123,6 +135,8 @@ class Session:
 
         sequence, read = self.pushes, tuple(self._versions)
 
+        decided: list[Decision | None] = []
+
         def push(server: int, id: int) -> Message:  # again after an attachment, with the clock that the server gave
             kinds = gradients[server].kinds
             sender = id, self._worker, self._incarnation
@@ -131,14 +145,43 @@ class Session:
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
+                ticket=None if server else ticket,
+                decision=decided[0] if server and decided else None,
             )
 
-        self._under_way.append(self._asked(push, [own.arrays() for own in gradients]))
+        self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
         self.pushes += 1
         self.is_suspended = False
         while len(self._under_way) > self._prefetch:
             self._newest = self._under_way.pop(0)()
         return self._newest
+
+    def _pushed(
+        self,
+        push: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]],
+        has_ticket: bool,
+        decided: list[Decision | None],
+    ) -> Callable[[], Vectors]:
+        """Sends a push, to the first server alone if it decides.
+
+        Returns:
+            Waits for the vectors that the servers answer with.
+        """
+        if not has_ticket:
+            return self._asked(push, arrays)
+        first = self._sent(push, arrays, range(1))
+        others = range(1, len(self._connections))
+
+        def wait() -> Vectors:
+            answered = first()
+            ((answer, _),) = answered
+            decided.append(answer.decision)
+            self.refusals += answer.is_refused
+            rest = self._sent(self._pulling("values") if answer.is_refused else push, arrays, others)
+            return self._noted([*answered, *rest()])
+
+        return wait
 
     def pull(self) -> Vectors:
         """The variables' values as they are now."""
@@ -263,19 +306,18 @@ class Session:
             Waits for the vectors that they answer with, and notes how new they are.
         """
         receive = self._sent(make, arrays)
+        return lambda: self._noted(receive())
 
-        def wait() -> Vectors:
-            answers = receive()
-            versions = [answer.version for answer, _ in answers]
-            for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
-                if now < before:
-                    log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
-            self._versions = versions
-            self.iterations = max(answer.iterations for answer, _ in answers)
-            self._clocks = [answer.clock for answer, _ in answers]
-            return [vectors for _, vectors in answers]
-
-        return wait
+    def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
+        """The vectors of the answers of all servers, when it is noted how new they are."""
+        versions = [answer.version for answer, _ in answers]
+        for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
+            if now < before:
+                log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
+        self._versions = versions
+        self.iterations = max(answer.iterations for answer, _ in answers)
+        self._clocks = [answer.clock for answer, _ in answers]
+        return [vectors for _, vectors in answers]
 
     def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
         """The answers of all servers to a message, after what is under way."""
@@ -283,15 +325,18 @@ class Session:
         return self._sent(make)()
 
     def _sent(
-        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
+        self,
+        make: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]] | None = None,
+        servers: range | None = None,
     ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
-        """Sends a message to each server; what it returns waits for the answers."""
+        """Sends a message to each server, or to some; what it returns waits for the answers."""
         given = arrays or [()] * len(self._connections)
         sent = [
-            _Sent(self._connections[server], functools.partial(make, server), given[server])
-            for server in range(len(self._connections))
+            (server, _Sent(self._connections[server], functools.partial(make, server), given[server]))
+            for server in (range(len(self._connections)) if servers is None else servers)
         ]
-        for server, one in enumerate(sent):
+        for server, one in sent:
             self._unanswered[server].append(one)
 
         def receive(server: int, one: _Sent) -> tuple[Any, list[np.ndarray]]:
@@ -308,7 +353,7 @@ class Session:
             finally:
                 self._unanswered[server].remove(one)
 
-        return lambda: [receive(server, one) for server, one in enumerate(sent)]
+        return lambda: [receive(server, one) for server, one in sent]
 
 
 class _Sent:

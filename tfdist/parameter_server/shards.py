@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.parameter_server.deals import Answer, Deals, OfDealer
 from tfdist.parameter_server.messages import Attach, Leave, Refused
-from tfdist.parameter_server.shard import Answer, Shard
+from tfdist.parameter_server.shard import Shard
 
 _CHIEF = 0
 
@@ -38,10 +39,15 @@ class Shards:
 
     Args:
         make: makes the shard of the model with a name and the number of models of that name before it.
+        deals: deals batches out to workers; None if another server does.
     """
 
-    def __init__(self, make: Callable[[str, int], Shard]) -> None:
+    def __init__(self, make: Callable[[str, int], Shard], deals: Deals | None = None) -> None:
         self._make = make
+        self._deals = deals
+        if deals is not None:
+            deals.when_idle_changes = self._set_idle
+            deals.when_left = self._absent
         self._shards: dict[Key, Shard] = {}
         self._peers: dict[bytes, tuple[int, Key]] = {}
         self._programs: dict[int, _Program] = {}
@@ -60,7 +66,12 @@ class Shards:
             arrays: that came with it; read-only views, which stay as they are.
             answer: to its sender; may be used later.
         """
-        if isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
+        if isinstance(message, OfDealer):
+            if self._deals is None:
+                answer(Refused(message.id, "this server deals no batches"), ())
+            else:
+                self._deals.heard(message, answer)
+        elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
             answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
@@ -83,11 +94,21 @@ class Shards:
         for key, shard in list(self._shards.items()):
             shard.lost(worker)
             self._drop_if_over(key)
+        if self._deals is not None:
+            self._deals.lost(worker)
 
     def close(self) -> None:
         """Writes last snapshots."""
         for shard in self:
             shard.close()
+
+    def _set_idle(self, workers: frozenset[int]) -> None:
+        for shard in self:
+            shard.set_idle(workers)
+
+    def _absent(self, worker: int) -> None:
+        for shard in self:
+            shard.absent(worker)
 
     def _attach(self, peer: bytes, message: Attach) -> Refused | None:
         """Finds the shard of a model for a worker, or makes it.
@@ -106,7 +127,10 @@ class Shards:
         if (why := self._differs(message)) is not None:
             return Refused(message.id, why)
         if key not in self._shards:
-            self._shards[key] = self._make(*key)
+            self._shards[key] = made = self._make(*key)
+            made.deals = self._deals
+            if self._deals is not None:
+                made.set_idle(self._deals.idle)
         mine = message.worker, key
         self._peers = {other: known for other, known in self._peers.items() if known != mine}  # from an old connection
         self._peers[peer] = mine
