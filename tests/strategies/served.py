@@ -30,7 +30,7 @@ class Served(tf.distribute.Strategy):
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
         control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, failure=None)
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
-        options = {"clips": not mode.averages, "shares_data": data == "shared", "waits": mode.lead() is not None}
+        options = {"clips": not mode.averages, "shares_data": data == "shared", "workers_wait": mode.lead() is not None}
         super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), **options))
 
 

@@ -81,6 +81,7 @@ class SharedEpochs:
             RefusedError: the other workers have other data, or shuffle them differently.
             PeerLostError: the server cannot be reached.
         """
+        self._epoch = None
         with self._telling:
             self._begun(self._teller, epoch)
         self._epoch = epoch

@@ -9,6 +9,7 @@ from tfdist.cluster import hosts
 from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
@@ -100,7 +101,8 @@ def serve(
     keys = Keys.of_secret(read_secret())
     if keys is None:
         _say_who_can_reach(task.address)
-    server = Server(Shards(make), task.address, keys)
+    # One server deals batches for the whole job.
+    server = Server(Shards(make, Deals() if task.index == 0 else None), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

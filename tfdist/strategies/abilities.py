@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
+    from tfdist.parameter_server.dealer import Plan
+    from tfdist.parameter_server.shared_epochs import SharedEpochs
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 
@@ -126,10 +128,22 @@ class ReducesGradients(HasCollectives):
 
 
 class UpdatesOnServers(Ability, abc.ABC):
-    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
+    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state.
+
+    Attributes:
+        shares_data: whether the batches of `fit` are dealt out to all workers.
+        is_sharing: whether a call of `fit` reads batches that are dealt.
+        workers_wait: whether workers wait for each other.
+    """
+
+    shares_data = False
+    is_sharing = False
+    workers_wait = False
 
     @abc.abstractmethod
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
+    def update_on_servers(
+        self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any, ticket: Any = None
+    ) -> bool:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
         Args:
@@ -137,6 +151,7 @@ class UpdatesOnServers(Ability, abc.ABC):
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: Keras variables.
             samples: how many the gradients are a mean of; a number or a scalar tensor.
+            ticket: of their batch, an int64 scalar; None if nobody dealt it.
 
         Returns:
             Whether it did. If all others have finished training these variables, the optimizer makes the update here.
@@ -148,6 +163,18 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def shared_epochs(
+        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]
+    ) -> contextlib.AbstractContextManager[SharedEpochs]:
+        """Context in which this worker takes part in epochs whose batches are dealt to all workers.
+
+        Args:
+            plan: as of `SharedEpochs`.
+            within_batches: as of `SharedEpochs`.
+            when_idle: as of `SharedEpochs`.
         """
 
     @abc.abstractmethod

@@ -23,6 +23,7 @@ test. Seams are installed when the first strategy is made: importing tfdist chan
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
 | `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
+| ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -45,6 +46,7 @@ from tfdist.strategies import (
     keras_optimizers,
     keras_saving,
     keras_servers,
+    keras_shared_data,
     keras_steps,
     keras_variables,
 )
@@ -82,6 +84,7 @@ def install() -> None:
     keras_optimizers.install(_replace)
     keras_saving.install(_replace)
     keras_servers.install(_replace)
+    keras_shared_data.install(_replace)
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.strategies import require_tensorflow
 
@@ -23,6 +25,8 @@ from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
+from tfdist.parameter_server.dealer import Plan  # noqa: E402
+from tfdist.parameter_server.shared_epochs import SharedEpochs  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
@@ -48,6 +52,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
         prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
             lack the worker's own last update, which counts as staleness. Not with `Synchronous`.
+        data: "own" to train on all that `fit` is given; "shared" to deal the batches of each epoch out to the workers,
+            so that every sample of an epoch counts once, whichever worker dies. All workers must then give `fit` the
+            same data.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -63,6 +70,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
         prefetch: int = 0,
+        data: Literal["own", "shared"] = "own",
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
@@ -73,6 +81,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             raise ValueError(
                 f"prefetch must be 0 or 1, and 0 with Synchronous(); got {prefetch} with {synchronization}"
             )
+        if data not in ("own", "shared"):
+            raise ValueError(f'data must be "own" or "shared"; got {data!r}')
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -92,7 +102,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if member is None:
             super().__init__(_OneDevice(self, "CPU:0"))
         else:
-            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, prefetch))
+            options = (prefetch, data == "shared", synchronization.lead() is not None)
+            super().__init__(ServerExtended(self, member, timeouts, not synchronization.averages, *options))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -117,6 +128,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         timeouts: how long to wait for servers.
         clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent.
         prefetch: how many steps may be under way while the next one is computed.
+        shares_data: whether batches are dealt out to all workers.
+        workers_wait: whether workers wait for each other.
     """
 
     def __init__(
@@ -126,8 +139,12 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         timeouts: Timeouts,
         clips: bool,
         prefetch: int = 0,
+        shares_data: bool = False,
+        workers_wait: bool = False,
     ) -> None:
         super().__init__(strategy, "CPU:0")
+        self.shares_data = shares_data
+        self.workers_wait = workers_wait
         assert member.cluster is not None
         self._member = member
         self._timeouts = timeouts
@@ -138,6 +155,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._is_chief = member.control.task == 0
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
+        self._epochs: SharedEpochs | None = None
+        self._fits = itertools.count()
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         atexit.register(self._close)
@@ -145,14 +164,19 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this worker's communication with the servers, or None."""
-        return next((link.failure for link in self._links.values() if link.failure is not None), None)
+        failures: list[BaseException | None] = [link.failure for link in self._links.values()]
+        if self._epochs is not None:
+            failures.append(self._epochs.failure)
+        return next((failure for failure in failures if failure is not None), None)
 
     @property
     def is_writer(self) -> bool:
         """The chief writes."""
         return self._is_chief
 
-    def update_on_servers(self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any) -> bool:
+    def update_on_servers(
+        self, optimizer: Any, gradients: list[Any], variables: list[Any], samples: Any, ticket: Any = None
+    ) -> bool:
         """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope(), self._lock:
             if not optimizer.built:
@@ -168,13 +192,25 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
                     log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
                     self._alone.add(optimizer)
                     return False
-        self._links[id(optimizer)].update(gradients, variables, samples)
+        self._links[id(optimizer)].update(gradients, variables, samples, ticket)
         return True
 
     def links(self, model: Any) -> list[Link]:
         """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         variables = {id(variable) for variable in model.variables}
-        return [link for link in self._links.values() if not variables.isdisjoint(link.ids)]
+        return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
+
+    @contextlib.contextmanager
+    def shared_epochs(self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]) -> Iterator[SharedEpochs]:
+        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        of = self._member.control.task, next(self._fits), plan
+        self._epochs = epochs = SharedEpochs(lambda: self._connection(0), *of, within_batches, when_idle)
+        self.is_sharing = True
+        try:
+            yield epochs
+        finally:
+            self.is_sharing = False
+            epochs.close()
 
     def link_of(self, optimizer: Any) -> Link | None:
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
@@ -187,17 +223,19 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
             self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
             connections = []
-            keys = Keys.of_secret(read_secret())
-            for place, task in enumerate(self._servers):
-                address = self._member.control.look_up(serving.address_of(task.index))
-                options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
-                connections.append(Connection(address, *options))
+            for place in range(len(self._servers)):
+                connections.append(self._connection(place))
                 stack.callback(connections[-1].close)  # the process could not end with one that is open
             number, is_chief = self._member.control.task, self._is_chief
             link = Link(connections, number, self._begun, optimizer, variables, is_chief, self._clips, self._prefetch)
             stack.pop_all()
         self._begun.append(link.name)
         return link
+
+    def _connection(self, server: int) -> Connection:
+        address = self._member.control.look_up(serving.address_of(self._servers[server].index))
+        options = self._timeouts.heartbeat, Keys.of_secret(read_secret()), self._ended, self._name_of
+        return Connection(address, f"ps {server}", *options)
 
     def _name_of(self, number: int) -> str:
         return str(self._tasks[number])
