@@ -62,6 +62,7 @@ class SharedEpochs:
         self._requests = itertools.count()
         self._epoch: int | None = None
         self._begins_again = False
+        self._is_closed = False
         self._telling = threading.Lock()
         self._taking = threading.Lock()
         self.failure: TfdistError | None = None
@@ -128,7 +129,9 @@ class SharedEpochs:
 
     def close(self) -> None:
         """Leaves: batches that are not committed are dealt to others. Iterators over tickets end."""
-        self._epoch = None
+        if self._is_closed:
+            return
+        self._epoch, self._is_closed = None, True
         with self._telling:
             self._leave()
             with self._taking:
