@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from tfdist.parameter_server.messages import Decision
@@ -66,6 +66,7 @@ class Ledger:
         workers: the live ones, by number.
         waiting: gradients that are not applied yet, in the order in which they came.
         round: whose gradients are averaged, where there are rounds.
+        done: the last rounds that another server has decided and that are applied.
         counted: by worker, its pushes that were counted, also of those that have left.
         dropped: by worker, its pushes that were dropped.
         staleness: how many pushes had which staleness.
@@ -79,6 +80,7 @@ class Ledger:
     workers: dict[int, Worker] = field(default_factory=dict)
     waiting: list[Gradient] = field(default_factory=list)
     round: Round = (0, 0)
+    done: deque[Round] = field(default_factory=lambda: deque(maxlen=64))
     counted: Counter[int] = field(default_factory=Counter)
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
@@ -192,21 +194,23 @@ class Ledger:
             The gradient to keep until it is applied.
         """
         one = self.workers[worker]
-        one.sequence, one.clock, one.is_active = sequence, max(one.clock, decision.clock), True
+        one.sequence, one.clock, one.is_active = sequence, decision.clock, True
         of = decision.round or one.round
         if self.synchronization.in_rounds:
             one.round = max(one.round, _next(of))
         staleness = max(0, self.version - read)
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        gradient = Gradient(worker, sequence, of, samples, staleness, decision.scale, decision.peers)
+        peers = (worker,) if of in self.done else decision.peers  # the others did not wait, as it was lost for a while
+        gradient = Gradient(worker, sequence, of, samples, staleness, decision.scale, peers)
         self.waiting.append(gradient)
         return gradient
 
     def due(self) -> list[Gradient]:
         """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
         if decided := [gradient for gradient in self.waiting if gradient.peers]:
-            of = min(gradient.round for gradient in decided)
+            rounds = sorted({gradient.round for gradient in decided})
+            of = next((one for one in rounds if not self._missing(one)), rounds[0])
             ready = [gradient for gradient in self.waiting if gradient.round == of]
             later = [gradient for gradient in self.waiting if gradient.round != of]
             is_due = not self._missing(of)
@@ -228,6 +232,7 @@ class Ledger:
         self.version += 1
         if decided:
             self.round = max(self.round, _next(of))
+            self.done.append(of)
         elif self.synchronization.in_rounds:
             self.round = _next(self.round)
         return ready
