@@ -194,7 +194,9 @@ class Ledger:
             The gradient to keep until it is applied.
         """
         one = self.workers[worker]
-        one.sequence, one.clock, one.is_active = sequence, decision.clock, True
+        one.sequence = sequence
+        if decision.clock is not None:
+            one.clock, one.is_active = decision.clock, True
         of = decision.round or one.round
         if self.synchronization.in_rounds:
             one.round = max(one.round, _next(of))

@@ -73,13 +73,13 @@ class Decision(msgspec.Struct, frozen=True):
     wait on one server for another worker that waits for it on another server.
 
     Attributes:
-        clock: the worker's, after the push.
+        clock: the worker's, after the push; None if others do not wait for it, as it was lost meanwhile.
         scale: factor of the gradients by the staleness policy.
         round: where there are rounds, the one that the push belongs to.
         peers: the workers whose gradients made the round's update.
     """
 
-    clock: int
+    clock: int | None
     scale: float
     round: tuple[int, int] | None = None
     peers: tuple[int, ...] = ()

@@ -71,6 +71,7 @@ class Session:
         self._versions = [0] * len(connections)
         self.pushes = 0
         self.refusals = 0
+        self._has_tickets = False
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
@@ -151,6 +152,7 @@ class Session:
 
         self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
         self.pushes += 1
+        self._has_tickets = self._has_tickets or ticket is not None
         self.is_suspended = False
         while len(self._under_way) > self._prefetch:
             self._newest = self._under_way.pop(0)()
@@ -178,7 +180,11 @@ class Session:
             ((answer, _),) = answered
             decided.append(answer.decision)
             self.refusals += answer.is_refused
-            rest = self._sent(self._pulling("values") if answer.is_refused else push, arrays, others)
+            rest = (
+                self._sent(self._pulling("values"), servers=others)
+                if answer.is_refused
+                else self._sent(push, arrays, others)
+            )
             return self._noted([*answered, *rest()])
 
         return wait
@@ -254,6 +260,18 @@ class Session:
                     lambda id: Leave(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
                 )
             connection.close()
+
+    def _suspend_on_others(self) -> None:
+        """Nobody is to wait on the other servers for a worker that the first one has forgotten.
+
+        Its clock there is another one now. Workers would wait for each other on different servers.
+        """
+        for connection in self._connections[1:]:
+            try:
+                connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
+            except RefusedError as error:
+                if not error.refused.is_unknown:  # else nobody waits for it there either
+                    raise
 
     def _attach(self, server: int) -> None:
         while True:
@@ -348,6 +366,8 @@ class Session:
                         if not error.refused.is_unknown:
                             raise
                     self._attach(server)
+                    if not server and self._has_tickets:
+                        self._suspend_on_others()
                     for other in self._unanswered[server]:  # in their order: a later push would make this one a copy
                         other.send()
             finally:

@@ -269,7 +269,11 @@ class Shard:
         if not isinstance(message, Push) or message.ticket is None:
             return None
         sequence, decision = self._decisions.get(message.worker, (-1, None))
-        return decision if sequence == message.sequence else None
+        if decision is None or sequence != message.sequence:
+            return None
+        if self.ledger.synchronization.in_rounds or self.ledger.workers[message.worker].is_active:
+            return decision
+        return msgspec.structs.replace(decision, clock=None)
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
