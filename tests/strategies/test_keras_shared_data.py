@@ -1,6 +1,7 @@
 """`fit` on batches that are dealt out to all workers; the servers are threads of this process."""
 
 import threading
+import time
 
 import keras
 import numpy as np
@@ -345,3 +346,35 @@ def test_several_updates_in_a_step():
         np.testing.assert_array_equal(counts(model), 2)
     with served(data="shared", mode=Synchronous()) as (strategy,), pytest.raises(ValueError, match="with one update"):
         fit(counting_model(strategy, model=Twice))
+
+
+def test_a_worker_that_had_to_wait_for_its_batch_trains_on_the_newest_values():
+    seen, threads = [], []
+
+    class Noting(keras.Model):
+        def train_step(self, data):
+            tf.py_function(lambda kernel: seen.append(kernel.numpy().min()), [self.trainable_variables[0].value], [])
+            return super().train_step(data)
+
+    with served(workers=2, data="shared") as (first, second):
+        chief, waiting = counting_model(first), counting_model(second, model=Noting)
+        deals = first.servers[0]._shards._deals
+
+        class Leaving(keras.callbacks.Callback):
+            """Holds one of two batches when the other worker begins, makes an update, and leaves."""
+
+            def on_train_batch_end(self, batch, logs=None):
+                threads.append(threading.Thread(target=fit, args=(waiting,), kwargs={"batch_size": 11}, daemon=True))
+                threads[0].start()
+                end = time.monotonic() + DEADLINE
+                while deals.idle != {1}:
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+                chief.optimizer.apply([tf.fill([SAMPLES, 1], -5.0)], chief.trainable_variables)
+                chief.stop_training = True
+
+        fit(chief, batch_size=11, callbacks=[Leaving()])
+        threads[0].join(DEADLINE)
+        assert not threads[0].is_alive()
+        assert seen == [5], "with what was pushed while it waited"
+        np.testing.assert_array_equal(counts(chief), 6)

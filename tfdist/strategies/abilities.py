@@ -134,11 +134,13 @@ class UpdatesOnServers(Ability, abc.ABC):
         shares_data: whether the batches of `fit` are dealt out to all workers.
         is_sharing: whether a call of `fit` reads batches that are dealt.
         workers_wait: whether workers wait for each other.
+        reported: why data were not shared, as far as it has been logged.
     """
 
     shares_data = False
     is_sharing = False
     workers_wait = False
+    reported: set[str]
 
     @abc.abstractmethod
     def update_on_servers(

@@ -138,7 +138,9 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
             given["validation_split"] = 0.0
         source = _source(extended, given)
         if isinstance(source, str):
-            log.warning("tfdist: this worker trains on its own data, not on shared data: %s.", source)
+            if source not in extended.reported:
+                extended.reported.add(source)
+                log.warning("tfdist: this worker trains on its own data, not on shared data: %s.", source)
             return original(*call.args, **call.kwargs)
         seed = private.global_seed() if source.shuffle else None
         if seed is None and source.shuffle:

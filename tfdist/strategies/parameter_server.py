@@ -145,6 +145,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         super().__init__(strategy, "CPU:0")
         self.shares_data = shares_data
         self.workers_wait = workers_wait
+        self.reported: set[str] = set()
         assert member.cluster is not None
         self._member = member
         self._timeouts = timeouts
