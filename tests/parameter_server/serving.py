@@ -28,11 +28,12 @@ def serving(
     compression=None,
     policy=AsItIs(),  # noqa: B008
     tables=None,
+    deals=None,
 ):
     def make(model, occurrence):
         return Shard(Ledger(mode, policy), compression=compression)
 
-    server = Server(Shards(make, tables=tables), address, keys)
+    server = Server(Shards(make, tables, deals), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

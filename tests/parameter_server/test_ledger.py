@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tfdist.parameter_server.ledger import Gradient, Ledger, weights
+from tfdist.parameter_server.messages import Decision
 from tfdist.parameter_server.staleness import AsItIs, DropBeyond, Inverse
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 
@@ -275,3 +276,62 @@ def test_random_schedules(mode, seed):
         assert pushed[worker] == ledger.counted[worker] + ledger.dropped[worker]
         assert applied[worker] == ledger.counted[worker]
     assert sum(ledger.staleness.values()) == sum(ledger.counted.values())
+
+
+def test_rounds_do_not_wait_for_workers_without_a_batch():
+    ledger = ledger_of(Synchronous(), 3)
+    ledger.set_idle(frozenset({2}))
+    assert push(ledger, 0, 0) == []
+    assert ledger.awaited_by(0) == {1}
+    assert push(ledger, 1, 0) == [[0, 1]]
+    ledger.set_idle(frozenset())
+    assert push(ledger, 0, 1) == []
+    assert ledger.awaited_by(0) == {1, 2}, "it is back, in the current round"
+    assert push(ledger, 2, 0) == []
+    assert push(ledger, 1, 1) == [[0, 2, 1]]
+    assert not ledger.dropped
+
+
+def test_nobody_waits_for_a_named_worker_that_gets_no_batch_to_enter_with():
+    ledger = ledger_of(Synchronous(), 1)
+    ledger.awaited = {0, 1}
+    ledger.enter(0)
+    assert push(ledger, 0, 0) == []
+    ledger.set_idle(frozenset({1}))
+    assert [gradient.worker for gradient in ledger.due()] == [0]
+
+
+def follow(ledger, worker, sequence, decision):
+    ledger.follow(worker, sequence, ledger.version, 1.0, decision)
+    updates = []
+    while due := ledger.due():
+        updates.append([gradient.worker for gradient in due])
+    return updates
+
+
+def test_a_server_makes_the_rounds_that_another_one_has_made():
+    ledger = ledger_of(Synchronous(), 3)
+    assert follow(ledger, 1, 0, Decision(1, 1.0, (0, 0), (0, 1))) == []
+    assert not ledger.may_read(1)
+    assert ledger.awaited_by(1) == {0}, "not for the third, which had no batch"
+    assert follow(ledger, 0, 0, Decision(1, 1.0, (0, 0), (0, 1))) == [[1, 0]]
+    assert follow(ledger, 2, 0, Decision(1, 1.0, (0, 1), (2,))) == [[2]]
+    assert ledger.round == (0, 2)
+
+
+def test_a_round_of_another_server_does_not_wait_for_the_lost_nor_for_what_is_done():
+    ledger = ledger_of(Synchronous(), 2)
+    of = Decision(1, 1.0, (0, 0), (0, 1))
+    ledger.leave(1)
+    assert follow(ledger, 0, 0, of) == [[0]]
+    ledger.enter(1)
+    assert follow(ledger, 1, 0, of) == [[1]], "it lives, and comes late"
+
+
+def test_clocks_are_those_of_the_server_that_decides():
+    ledger = ledger_of(BoundedStaleness(0), 2)
+    follow(ledger, 0, 0, Decision(5, 0.5))
+    assert (ledger.workers[0].clock, ledger.version) == (5, 1)
+    assert not ledger.may_read(0)
+    follow(ledger, 1, 0, Decision(5, 1.0))
+    assert ledger.may_read(0)

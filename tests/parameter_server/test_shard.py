@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server import snapshot
+from tfdist.parameter_server.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     Attach,
     Attached,
+    BeginEpoch,
     Create,
+    Dealt,
+    Decision,
     Done,
     Leave,
     Pull,
@@ -19,13 +23,14 @@ from tfdist.parameter_server.messages import (
     Put,
     Refused,
     Suspend,
+    Take,
     Values,
     Waiting,
 )
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.snapshot import ShardState
 from tfdist.parameter_server.snapshots import Snapshots
-from tfdist.parameter_server.staleness import AsItIs, DelayCompensated
+from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, DropBeyond
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 
@@ -349,3 +354,75 @@ def test_what_the_chief_sends_may_be_wrong():
     assert "has no model" in refused.why
     assert refused.is_unknown, "the worker attaches, and the chief gives it again"
     assert isinstance(talk.create(keras.optimizers.SGD(1.0)), Done)
+
+
+class Dealing(Talk):
+    """A shard whose workers are dealt one batch after the other."""
+
+    def __init__(self, mode=Asynchronous(), workers=1, batches=9, policy=None, **options):  # noqa: B008
+        super().__init__(mode, workers, **options)
+        self.deals = self.shard.deals = Deals()
+        self.deals.when_idle_changes = self.shard.set_idle
+        if policy is not None:
+            self.shard.ledger.policy = policy
+        for worker in range(workers):
+            self.deals.heard(BeginEpoch(0, worker, 1, 0, 0, batches, 1, None), lambda message, arrays: None)
+        self.requests = 0
+
+    def take(self, worker=0):
+        self.requests += 1
+        found = []
+        self.deals.heard(Take(0, worker, 1, 0, 0, self.requests), lambda message, arrays: found.append(message))
+        return found[-1].ticket if isinstance(found[-1], Dealt) else found[-1]
+
+
+def test_a_push_commits_its_batch_once():
+    talk = Dealing()
+    ticket = talk.take()
+    found = talk.push(pulls=True, ticket=ticket)
+    assert (found.is_refused, found.decision) == (False, Decision(1, 1.0))
+    assert talk.deals.is_committed(0, ticket)
+    again = talk.push(pulls=True, ticket=ticket, again=True)
+    assert (again.is_refused, again.decision, talk.bias) == (False, Decision(1, 1.0), -1)
+
+
+@pytest.mark.parametrize("pulls", [True, False])
+def test_a_push_of_a_batch_that_is_anothers_is_not_applied(pulls):
+    talk = Dealing()
+    ticket = talk.take()
+    talk.deals.lost(0)
+    for again in (False, True):
+        found = talk.push(pulls=pulls, ticket=ticket, again=again)
+        assert (found.is_refused, found.version, talk.bias) == (True, 0, 0)
+    assert talk.push(clock=1).version == 1, "the worker goes on"
+
+
+def test_the_batch_of_a_push_that_is_too_late_is_dealt_again():
+    talk = Dealing(policy=DropBeyond(0), batches=1)
+    talk.push()
+    ticket = talk.take()
+    stale = Push(90, 0, 1, 5, 1, 0, 1.0, (), True, None, ticket)
+    answers = []
+    talk.shard.heard(stale, ONES, lambda message, arrays: answers.append(message))
+    assert answers[-1].is_refused
+    assert talk.bias == -1
+    assert talk.take() != ticket, "the same batch, with another ticket"
+
+
+def test_a_round_tells_whose_gradients_it_has():
+    talk = Dealing(Synchronous(), workers=3, batches=2)
+    tickets = [talk.take(0), talk.take(1)]
+    assert talk.take(2).is_over is False
+    talk.push(0, ticket=tickets[0], pulls=True)
+    first = talk.number
+    found = talk.push(1, ticket=tickets[1], pulls=True)
+    assert found.decision == Decision(1, 1.0, (0, 0), (0, 1))
+    assert talk.answers[first][-1][0].decision == found.decision
+
+
+def test_another_servers_decision_is_followed():
+    talk = Talk(Synchronous(), workers=3)
+    decision = Decision(1, 0.5, (0, 0), (0, 1))
+    assert isinstance(talk.push(0, pulls=True, decision=decision), Waiting)
+    assert talk.push(1, pulls=True, decision=decision).version == 1
+    assert talk.bias == -0.5

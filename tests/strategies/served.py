@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
 from tfdist.compression.policy import as_policy
+from tfdist.parameter_server.deals import Deals
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.strategies import keras_seams
@@ -22,11 +23,10 @@ class Served(tf.distribute.Strategy):
         worker: number of the task; 0 is the chief.
         mode: the servers'.
         workers: that the cluster has.
-        pushes: what is pushed.
-        compression: of it.
+        options: as of `ServerExtended`.
     """
 
-    def __init__(self, servers, worker, mode, workers=1, pushes=None, compression=None):
+    def __init__(self, servers, worker, mode, workers=1, **options):
         keras_seams.install()
         self.servers = servers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
@@ -34,17 +34,31 @@ class Served(tf.distribute.Strategy):
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
         control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, failure=None)
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
-        options = {"clips": not mode.averages, "pushes": pushes, "compression": compression}
+        options |= {"clips": not mode.averages, "workers_wait": mode.lead() is not None}
         super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), **options))
 
 
 @contextlib.contextmanager
-def served(workers=1, servers=2, mode=Asynchronous(), pushes=None, compression=None, policy=AsItIs()):  # noqa: B008
+def served(
+    workers=1,
+    servers=2,
+    mode=Asynchronous(),  # noqa: B008
+    pushes=None,
+    compression=None,
+    policy=AsItIs(),  # noqa: B008
+    data="own",
+):
     """The strategies of some workers."""
     chosen = None if compression is None else as_policy(compression)
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(serving(mode, compression=chosen, policy=policy)) for _ in range(servers)]
-        made = [Served(running, worker, mode, workers, pushes, chosen) for worker in range(workers)]
+        running = [
+            stack.enter_context(
+                serving(mode, compression=chosen, policy=policy, deals=None if server else Deals()),
+            )
+            for server in range(servers)
+        ]
+        options = {"pushes": pushes, "compression": chosen, "shares_data": data == "shared"}
+        made = [Served(running, worker, mode, workers, **options) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)
         yield made

@@ -141,6 +141,7 @@ def test_several_copies_and_the_default_rate():
         ({"pushes": ElasticAveraging(), "synchronization": Synchronous()}, "moves the servers by each push alone"),
         ({"pushes": LocalSteps(2), "staleness_policy": DelayCompensated()}, "corrects gradients"),
         ({"pushes": LocalSteps(2), "prefetch": 1}, "prefetch must be 0 or 1"),
+        ({"pushes": LocalSteps(2), "data": "shared"}, "counts the batches of each push"),
     ],
 )
 def test_what_cannot_be_together(options, why, monkeypatch):

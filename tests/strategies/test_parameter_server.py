@@ -96,6 +96,11 @@ def test_a_prefetch_that_cannot_be(options):
         ParameterServerStrategy(**options)
 
 
+def test_data_that_cannot_be():
+    with pytest.raises(ValueError, match='data must be "own" or "shared"; got'):
+        ParameterServerStrategy(data="none")
+
+
 def test_snapshots_need_a_file_system():
     with pytest.raises(ValueError, match="got gs://bucket/folder"):
         ParameterServerStrategy(snapshots="gs://bucket/folder")

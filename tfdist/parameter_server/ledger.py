@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from tfdist.parameter_server.messages import Decision
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 
@@ -40,6 +41,7 @@ class Gradient:
         samples: its weight in the average.
         staleness: updates between its read and its push.
         scale: by the staleness policy.
+        peers: the workers of the round, where another server has decided that; see `Ledger.follow`.
     """
 
     worker: int
@@ -48,6 +50,7 @@ class Gradient:
     samples: float
     staleness: int
     scale: float
+    peers: tuple[int, ...] = ()
 
 
 @dataclass
@@ -59,9 +62,11 @@ class Ledger:
         policy: what late gradients are worth.
         version: the number of updates that were applied.
         awaited: workers that the job names and that have not entered yet; rounds wait for them.
+        idle: workers that have no batch and wait for one: no round waits for them.
         workers: the live ones, by number.
         waiting: gradients that are not applied yet, in the order in which they came.
         round: whose gradients are averaged, where there are rounds.
+        done: the last rounds that another server has decided and that are applied.
         counted: by worker, its pushes that were counted, also of those that have left.
         dropped: by worker, its pushes that were dropped.
         staleness: how many pushes had which staleness.
@@ -71,9 +76,11 @@ class Ledger:
     policy: StalenessPolicy
     version: int = 0
     awaited: set[int] = field(default_factory=set)
+    idle: frozenset[int] = frozenset()
     workers: dict[int, Worker] = field(default_factory=dict)
     waiting: list[Gradient] = field(default_factory=list)
     round: Round = (0, 0)
+    done: deque[Round] = field(default_factory=lambda: deque(maxlen=64))
     counted: Counter[int] = field(default_factory=Counter)
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
@@ -107,6 +114,19 @@ class Ledger:
             one.is_active = False
         elif is_end:
             one.round = (one.round[0] + 1, 0)
+
+    def set_idle(self, workers: frozenset[int]) -> None:
+        """Notes which workers have no batch and wait for one. Those that have one again join the current round.
+
+        Args:
+            workers: all of them, also some that have not entered.
+        """
+        for worker in self.idle - workers:
+            if worker in self.workers:
+                one = self.workers[worker]
+                one.round = max(one.round, self.round)
+        self.awaited -= workers  # they have come, and may never get a batch to enter with
+        self.idle = workers
 
     def resume(self, worker: int) -> int:
         """A worker goes on; if all others are further by now, with the clock of the slowest one.
@@ -160,13 +180,47 @@ class Ledger:
         self.waiting.append(gradient)
         return gradient
 
+    def follow(self, worker: int, sequence: int, read: int, samples: float, decision: Decision) -> Gradient:
+        """Counts a push that is no duplicate as another server has counted it.
+
+        Args:
+            worker: who pushes; it is live.
+            sequence: as of `push`.
+            read: as of `push`.
+            samples: as of `push`.
+            decision: of the other server.
+
+        Returns:
+            The gradient to keep until it is applied.
+        """
+        one = self.workers[worker]
+        one.sequence = sequence
+        if decision.clock is not None:
+            one.clock, one.is_active = decision.clock, True
+        of = decision.round or one.round
+        if self.synchronization.in_rounds:
+            one.round = max(one.round, _next(of))
+        staleness = max(0, self.version - read)
+        self.counted[worker] += 1
+        self.staleness[staleness] += 1
+        peers = (worker,) if of in self.done else decision.peers  # the others did not wait, as it was lost for a while
+        gradient = Gradient(worker, sequence, of, samples, staleness, decision.scale, peers)
+        self.waiting.append(gradient)
+        return gradient
+
     def due(self) -> list[Gradient]:
         """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
-        if self.synchronization.in_rounds:
+        if decided := [gradient for gradient in self.waiting if gradient.peers]:
+            rounds = sorted({gradient.round for gradient in decided})
+            of = next((one for one in rounds if not self._missing(one)), rounds[0])
+            ready = [gradient for gradient in self.waiting if gradient.round == of]
+            later = [gradient for gradient in self.waiting if gradient.round != of]
+            is_due = not self._missing(of)
+        elif self.synchronization.in_rounds:
             self._begin_fit()
             ready = [gradient for gradient in self.waiting if gradient.round == self.round]
             later = [gradient for gradient in self.waiting if gradient.round != self.round]
-            members = self._members()
+            members = self._members() - self.idle
             there = members & {gradient.worker for gradient in ready}
             quorum = min(len(members), self.synchronization.quorum(max(1, len(members))))
             is_due = bool(ready) and len(there) >= quorum
@@ -178,7 +232,10 @@ class Ledger:
             return []
         self.waiting = later
         self.version += 1
-        if self.synchronization.in_rounds:
+        if decided:
+            self.round = max(self.round, _next(of))
+            self.done.append(of)
+        elif self.synchronization.in_rounds:
             self.round = _next(self.round)
         return ready
 
@@ -193,9 +250,18 @@ class Ledger:
         """The workers because of which another one may not read."""
         if self.may_read(worker):
             return set()
+        own = next((one for one in self.waiting if one.worker == worker and one.peers), None)
+        if own is not None:
+            return self._missing(own.round)
         if self.synchronization.in_rounds:
-            return self._members() - {one.worker for one in self.waiting if one.round == self.round}
+            return self._members() - self.idle - {one.worker for one in self.waiting if one.round == self.round}
         return {number for number, one in self.workers.items() if one.is_active and one.clock == self.slowest()}
+
+    def _missing(self, of: Round) -> set[int]:
+        """The live workers of a round that another server has decided whose gradients are not there yet."""
+        there = [one for one in self.waiting if one.round == of]
+        peers = {worker for one in there for worker in one.peers}
+        return (peers & self.workers.keys()) - {one.worker for one in there}
 
     def _members(self) -> set[int]:
         """The workers that the round is of: those that have not finished this call of `fit`."""

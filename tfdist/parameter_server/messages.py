@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
@@ -74,6 +76,25 @@ class Create(Message, frozen=True):
     scalars: tuple[str, ...] = ()
 
 
+class Decision(msgspec.Struct, frozen=True):
+    """What the server with the dealer has made of a push with a ticket. The other servers do the same.
+
+    If each server decided by itself, the workers' clocks and rounds could differ between servers: then one worker could
+    wait on one server for another worker that waits for it on another server.
+
+    Attributes:
+        clock: the worker's, after the push; None if others do not wait for it, as it was lost meanwhile.
+        scale: factor of the gradients by the staleness policy.
+        round: where there are rounds, the one that the push belongs to.
+        peers: the workers whose gradients made the round's update.
+    """
+
+    clock: int | None
+    scale: float
+    round: tuple[int, int] | None = None
+    peers: tuple[int, ...] = ()
+
+
 class Push(Message, frozen=True):
     """Gradients of one step, followed by their arrays (`Gradients.arrays`).
 
@@ -87,6 +108,8 @@ class Push(Message, frozen=True):
         kinds: of the gradients, one for each variable; empty if all are dense.
         pulls: whether the answer is to be `Values`, when the worker may have them, instead of `Done`.
         learning_rate: the chief's; None from others, and where a schedule sets it.
+        ticket: of the batch that the gradients are of, to the server with the dealer; None if nobody dealt it.
+        decision: of that server, to the others.
     """
 
     id: int
@@ -99,6 +122,8 @@ class Push(Message, frozen=True):
     kinds: tuple[Kind, ...] = ()
     pulls: bool = False
     learning_rate: float | None = None
+    ticket: int | None = None
+    decision: Decision | None = None
 
 
 What = Literal["values", "averages", "state"]
@@ -152,6 +177,68 @@ class Leave(Message, frozen=True):
     is_over: bool = False
 
 
+class BeginEpoch(Message, frozen=True):
+    """A worker takes part in an epoch whose batches are dealt to all workers. It need not have attached.
+
+    Attributes:
+        worker: its task's number.
+        incarnation: a random number of this call of `fit`.
+        fit: how many such calls of `fit` this worker has made before.
+        epoch: number of the epoch.
+        samples: as of `tfdist.parameter_server.dealer.Plan`.
+        batch_size: as of `Plan`.
+        seed: proposed for the order; None if samples are not shuffled.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
+    fit: int
+    epoch: int
+    samples: int
+    batch_size: int
+    seed: int | None
+
+
+class Take(Message, frozen=True):
+    """Asks for a batch.
+
+    Attributes:
+        worker: as of `BeginEpoch`.
+        incarnation: as of `BeginEpoch`.
+        fit: as of `BeginEpoch`.
+        epoch: as of `BeginEpoch`.
+        request: higher than that of all earlier ones.
+        is_idle: whether the worker has told all servers that nobody has to wait for it. Otherwise it is told when it
+            has to wait for a batch and has none.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
+    fit: int
+    epoch: int
+    request: int
+    is_idle: bool = False
+
+
+class Skip(Message, frozen=True):
+    """A batch was used up in a step that made no update: it counts as committed."""
+
+    id: int
+    worker: int
+    incarnation: int
+    ticket: int
+
+
+class LeaveEpoch(Message, frozen=True):
+    """The worker takes no more batches in this call of `fit`: those that it has are dealt again."""
+
+    id: int
+    worker: int
+    incarnation: int
+
+
 class Share(Message, frozen=True):
     """Arrays may be in a segment (`tfdist.parameter_server.shared_memory`) from now on, over this connection.
 
@@ -196,10 +283,14 @@ class Done(Message, frozen=True):
 
     Attributes:
         version: of the parameters.
+        is_refused: as of `Values`.
+        decision: as of `Values`.
     """
 
     id: int
     version: int
+    is_refused: bool = False
+    decision: Decision | None = None
 
 
 class Values(Message, frozen=True):
@@ -211,6 +302,9 @@ class Values(Message, frozen=True):
         clock: of the worker.
         slots: as of `Create`, if the state was asked for.
         scalars: as of `Create`, if the state was asked for.
+        is_refused: whether the push was not applied, because its batch is dealt again; the other servers must not get
+            it.
+        decision: about the push, if it had a ticket.
     """
 
     id: int
@@ -219,6 +313,40 @@ class Values(Message, frozen=True):
     clock: int
     slots: tuple[tuple[str, ...], ...] = ()
     scalars: tuple[str, ...] = ()
+    is_refused: bool = False
+    decision: Decision | None = None
+
+
+class Planned(Message, frozen=True):
+    """The worker takes part in the epoch.
+
+    Attributes:
+        seed: of its order, for all workers.
+    """
+
+    id: int
+    seed: int | None
+
+
+class Dealt(Message, frozen=True):
+    """A batch; see `tfdist.parameter_server.dealer.Batch`."""
+
+    id: int
+    ticket: int
+    start: int
+    stop: int
+
+
+class NoBatch(Message, frozen=True):
+    """There is no batch for the worker.
+
+    Attributes:
+        is_over: whether the epoch is over. If not, the worker may ask again, after it has told all servers that nobody
+            has to wait for it.
+    """
+
+    id: int
+    is_over: bool
 
 
 class Waiting(Message, frozen=True):
@@ -264,7 +392,10 @@ class Report(Message, frozen=True):
 
 
 _OfModels = Attach | Create | Push | Pull | Put | Suspend | Leave
+_OfEpochs = BeginEpoch | Take | Skip | LeaveEpoch
 _OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
 
-FROM_WORKER = Codec(_OfModels | _OfTables | Share | Inspect)
-FROM_SERVER = Codec(Attached | Done | Values | Waiting | Refused | TableAttached | Rows | Report)
+FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | Share | Inspect)
+FROM_SERVER = Codec(
+    Attached | Done | Values | Planned | Dealt | NoBatch | Waiting | Refused | TableAttached | Rows | Report
+)

@@ -14,7 +14,7 @@ import numpy as np
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.messages import Attach, Create, Inspect, Leave, Pull, Push, Put, Suspend, What
+from tfdist.parameter_server.messages import Attach, Create, Decision, Inspect, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.packing import Packed
 from tfdist.parameter_server.report import ModelReport, together
@@ -45,6 +45,7 @@ class Session:
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
+        refusals: how many of them were not applied, as their batches were dealt to others.
         iterations: updates that the optimizer had made when this worker last read.
         is_suspended: whether others do not wait for this worker.
     """
@@ -71,6 +72,8 @@ class Session:
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
+        self.refusals = 0
+        self._has_tickets = False
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
@@ -107,13 +110,23 @@ class Session:
                     raise
                 self._occurrence = error.refused.newest
 
-    def step(self, gradients: Sequence[Gradients | Packed], samples: float = 1.0, rate: float | None = None) -> Vectors:
+    def step(
+        self,
+        gradients: Sequence[Gradients | Packed],
+        samples: float = 1.0,
+        rate: float | None = None,
+        ticket: int | None = None,
+    ) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
+
+        With a ticket, the first server gets them first, as it has the dealer. If it refuses them, because the batch is
+        dealt to another worker by now, they are dropped. Else the other servers get them with its decision.
 
         Args:
             gradients: by server, of its parts.
             samples: their weight where several workers' are averaged.
             rate: the chief's learning rate; None on others.
+            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealer`).
 
         Returns:
             The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step.
@@ -125,6 +138,8 @@ class Session:
 
         sequence, read = self.pushes, tuple(self._versions)
 
+        decided: list[Decision | None] = []
+
         def push(server: int, id: int) -> Message:  # again after an attachment, with the clock that the server gave
             kinds = gradients[server].kinds
             sender = id, self._worker, self._incarnation
@@ -133,14 +148,48 @@ class Session:
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
+                ticket=None if server else ticket,
+                decision=decided[0] if server and decided else None,
             )
 
-        self._under_way.append(self._asked(push, [own.arrays() for own in gradients]))
+        self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
         self.pushes += 1
+        self._has_tickets = self._has_tickets or ticket is not None
         self.is_suspended = False
         while len(self._under_way) > self._prefetch:
             self._newest = self._under_way.pop(0)()
         return self._newest
+
+    def _pushed(
+        self,
+        push: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]],
+        has_ticket: bool,
+        decided: list[Decision | None],
+    ) -> Callable[[], Vectors]:
+        """Sends a push, to the first server alone if it decides.
+
+        Returns:
+            Waits for the vectors that the servers answer with.
+        """
+        if not has_ticket:
+            return self._asked(push, arrays)
+        first = self._sent(push, arrays, range(1))
+        others = range(1, len(self._connections))
+
+        def wait() -> Vectors:
+            answered = first()
+            ((answer, _),) = answered
+            decided.append(answer.decision)
+            self.refusals += answer.is_refused
+            rest = (
+                self._sent(self._pulling("values"), servers=others)
+                if answer.is_refused
+                else self._sent(push, arrays, others)
+            )
+            return self._noted([*answered, *rest()])
+
+        return wait
 
     def pull(self) -> Vectors:
         """The variables' values as they are now."""
@@ -220,6 +269,18 @@ class Session:
                 )
             connection.close()
 
+    def _suspend_on_others(self) -> None:
+        """Nobody is to wait on the other servers for a worker that the first one has forgotten.
+
+        Its clock there is another one now. Workers would wait for each other on different servers.
+        """
+        for connection in self._connections[1:]:
+            try:
+                connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
+            except RefusedError as error:
+                if not error.refused.is_unknown:  # else nobody waits for it there either
+                    raise
+
     def _attach(self, server: int) -> None:
         while True:
             try:
@@ -272,19 +333,18 @@ class Session:
             Waits for the vectors that they answer with, and notes how new they are.
         """
         receive = self._sent(make, arrays)
+        return lambda: self._noted(receive())
 
-        def wait() -> Vectors:
-            answers = receive()
-            versions = [answer.version for answer, _ in answers]
-            for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
-                if now < before:
-                    log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
-            self._versions = versions
-            self.iterations = max(answer.iterations for answer, _ in answers)
-            self._clocks = [answer.clock for answer, _ in answers]
-            return [vectors for _, vectors in answers]
-
-        return wait
+    def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
+        """The vectors of the answers of all servers, when it is noted how new they are."""
+        versions = [answer.version for answer, _ in answers]
+        for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
+            if now < before:
+                log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
+        self._versions = versions
+        self.iterations = max(answer.iterations for answer, _ in answers)
+        self._clocks = [answer.clock for answer, _ in answers]
+        return [vectors for _, vectors in answers]
 
     def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
         """The answers of all servers to a message, after what is under way."""
@@ -292,15 +352,18 @@ class Session:
         return self._sent(make)()
 
     def _sent(
-        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
+        self,
+        make: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]] | None = None,
+        servers: range | None = None,
     ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
-        """Sends a message to each server; what it returns waits for the answers."""
+        """Sends a message to each server, or to some; what it returns waits for the answers."""
         given = arrays or [()] * len(self._connections)
         sent = [
-            _Sent(self._connections[server], functools.partial(make, server), given[server])
-            for server in range(len(self._connections))
+            (server, _Sent(self._connections[server], functools.partial(make, server), given[server]))
+            for server in (range(len(self._connections)) if servers is None else servers)
         ]
-        for server, one in enumerate(sent):
+        for server, one in sent:
             self._unanswered[server].append(one)
 
         def receive(server: int, one: _Sent) -> tuple[Any, list[np.ndarray]]:
@@ -312,12 +375,14 @@ class Session:
                         if not error.refused.is_unknown:
                             raise
                     self._attach(server)
+                    if not server and self._has_tickets:
+                        self._suspend_on_others()
                     for other in self._unanswered[server]:  # in their order: a later push would make this one a copy
                         other.send()
             finally:
                 self._unanswered[server].remove(one)
 
-        return lambda: [receive(server, one) for server, one in enumerate(sent)]
+        return lambda: [receive(server, one) for server, one in sent]
 
 
 class _Sent:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.deals import Answer, Deals
 from tfdist.parameter_server.delay_compensation import DelayCompensation
 from tfdist.parameter_server.gradients import Gradients, weighted_sum
-from tfdist.parameter_server.ledger import Ledger, weights
+from tfdist.parameter_server.ledger import Gradient, Ledger, weights
 from tfdist.parameter_server.messages import (
     Attach,
     Attached,
     Create,
+    Decision,
     Done,
     Leave,
     Pull,
@@ -36,9 +38,6 @@ from tfdist.parameter_server.staleness import DelayCompensated
 from tfdist.parameter_server.state import State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
-
-Answer = Callable[[Message, Sequence[np.ndarray]], None]
-"""Sends an answer to where a message came from."""
 
 
 @dataclass
@@ -63,11 +62,13 @@ class _Parked:
     Attributes:
         message: from a worker.
         answer: to its sender.
+        is_refused: whether it is a push that was not applied, as its batch is dealt again.
         since: when it came, on the monotonic clock.
     """
 
     message: Pull | Push
     answer: Answer
+    is_refused: bool = False
     since: float = field(default_factory=time.monotonic)
 
 
@@ -95,17 +96,20 @@ class Shard:
         snapshots: of this server; None if it keeps none.
         compression: of gradients; None for none.
         store: its values; None until a worker has described them.
+        deals: the batches that are dealt out; None if another server deals them, or nobody.
     """
 
     ledger: Ledger
     snapshots: Snapshots | None = None
     compression: Policy | None = None
     store: Store | None = None
+    deals: Deals | None = None
     _model: str = ""
     _incarnations: dict[int, int] = field(default_factory=dict)
     _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     _applied: dict[tuple[int, int], int] = field(default_factory=dict)
     _gradients: dict[int, _Pushed] = field(default_factory=dict)
+    _decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
     _parked: list[_Parked] = field(default_factory=list)
@@ -156,6 +160,24 @@ class Shard:
         self._update()
         if self._compensation is not None:
             self._compensation.forget(worker)
+
+    def set_idle(self, workers: frozenset[int]) -> None:
+        """No round waits for workers that wait for a batch.
+
+        Args:
+            workers: all that do.
+        """
+        self.ledger.set_idle(workers)
+        self._update()
+
+    def absent(self, worker: int) -> None:
+        """A worker that the job names takes no part in this call of `fit`: no round waits until it enters.
+
+        Args:
+            worker: its task's number.
+        """
+        self.ledger.awaited.discard(worker)
+        self._update()
 
     def refuse(self, worker: int, why: str) -> None:
         """Refuses what a worker waits for.
@@ -270,7 +292,8 @@ class Shard:
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
-        if not self.ledger.is_duplicate(message.worker, message.sequence):
+        is_refused = self._is_refused(message)
+        if not is_refused and not self.ledger.is_duplicate(message.worker, message.sequence):
             try:
                 gradients = self._received(message, arrays)
                 if message.learning_rate is not None:
@@ -278,21 +301,68 @@ class Shard:
             except (ValueError, TypeError) as error:
                 answer(Refused(message.id, str(error)), ())
                 return
-            counted = self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
+            counted = self._counted(message)
             source = message.worker, message.incarnation
             self._sequences[source] = message.sequence
             if counted is None:
                 self._applied[source] = message.sequence
             else:
                 self._gradients[id(counted)] = _Pushed(source, message.read, gradients)
+            is_refused = self._settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self._gradients and not self.ledger.synchronization.in_rounds:
                 # The worker goes on, and its memory with it.
                 self._gradients[id(counted)] = _Pushed(source, message.read, gradients.copy())
         if message.pulls:
-            self._answer_or_park(_Parked(message, answer))
+            self._answer_or_park(_Parked(message, answer, is_refused))
         else:
-            answer(Done(message.id, self.ledger.version), ())
+            answer(Done(message.id, self.ledger.version, is_refused, self._decision(message)), ())
+
+    def _is_refused(self, message: Push) -> bool:
+        """Whether the batch of a push is not the worker's any more. One that is committed already is not refused."""
+        if self.deals is None or message.ticket is None:
+            return False
+        of = message.worker, message.ticket
+        return not self.deals.is_committed(*of) and not self.deals.may_commit(*of)
+
+    def _counted(self, message: Push) -> Gradient | None:
+        if self.deals is not None and message.ticket is not None:
+            if self.deals.is_committed(message.worker, message.ticket):
+                return None  # before this server was started again: a snapshot has it
+        elif message.decision is not None:
+            return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.decision)
+        return self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
+
+    def _settle(self, message: Push, counted: Gradient | None) -> bool:
+        """Commits the batch of a push, in one step with its update, or has it dealt again if the push is dropped.
+
+        Returns:
+            Whether the push is dropped.
+        """
+        if self.deals is None or message.ticket is None:
+            return False
+        of = message.worker, message.ticket
+        if counted is None or not counted.scale:
+            if self.deals.is_committed(*of):
+                return False
+            self.deals.give_back(*of)
+            return True
+        round = counted.round if self.ledger.synchronization.in_rounds else None
+        clock = self.ledger.workers[message.worker].clock
+        self._decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
+        self.deals.commit(*of)
+        return False
+
+    def _decision(self, message: Pull | Push) -> Decision | None:
+        """What the other servers have to do with a push."""
+        if not isinstance(message, Push) or message.ticket is None:
+            return None
+        sequence, decision = self._decisions.get(message.worker, (-1, None))
+        if decision is None or sequence != message.sequence:
+            return None
+        if self.ledger.synchronization.in_rounds or self.ledger.workers[message.worker].is_active:
+            return decision
+        return msgspec.structs.replace(decision, clock=None)
 
     def _received(self, message: Push, arrays: list[np.ndarray]) -> Gradients:
         assert self.store is not None
@@ -319,7 +389,11 @@ class Shard:
                 for one, known in zip(pushed, due, strict=True)
             ]
             self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
+            peers = tuple(sorted({one.worker for one in due if one.scale}))
             for one, known in zip(pushed, due, strict=True):
+                sequence, decision = self._decisions.get(known.worker, (-1, None))
+                if decision is not None and sequence == known.sequence and decision.round is not None:
+                    self._decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
                 self._applied[one.source] = max(known.sequence, self._applied.get(one.source, -1))
         self._answer_parked()
 
@@ -373,4 +447,7 @@ class Shard:
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - one.since
         clock = self.ledger.workers[message.worker].clock
-        one.answer(Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars), arrays)
+        answered = Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars)
+        if isinstance(message, Push) and message.ticket is not None:
+            answered = msgspec.structs.replace(answered, is_refused=one.is_refused, decision=self._decision(message))
+        one.answer(answered, arrays)

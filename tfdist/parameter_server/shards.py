@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.parameter_server.deals import Answer, Deals, OfDealer
 from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
-from tfdist.parameter_server.shard import Answer, Shard
+from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.table_messages import TableMessage
 from tfdist.parameter_server.tables import Tables
 
@@ -41,6 +42,7 @@ class Shards:
     Args:
         make: makes the shard of the model with a name and the number of models of that name before it.
         tables: of the server, which gets the messages about them.
+        deals: deals batches out to workers; None if another server does.
         tasks: the names of all tasks, by number, for reports.
         servers: the addresses of all servers, for reports.
     """
@@ -49,12 +51,17 @@ class Shards:
         self,
         make: Callable[[str, int], Shard],
         tables: Tables | None = None,
+        deals: Deals | None = None,
         tasks: Sequence[str] = (),
         servers: Sequence[str] = (),
     ) -> None:
         self._make = make
         self._tasks = tuple(tasks)
         self._servers = tuple(servers)
+        self._deals = deals
+        if deals is not None:
+            deals.when_idle_changes = self._set_idle
+            deals.when_left = self._absent
         self._shards: dict[Key, Shard] = {}
         self._peers: dict[bytes, tuple[int, Key]] = {}
         self._programs: dict[int, _Program] = {}
@@ -79,6 +86,11 @@ class Shards:
             answer(Report(message.id, models, self._tasks, self._servers), ())
         elif isinstance(message, TableMessage):
             self.tables.heard(message, arrays, answer)
+        elif isinstance(message, OfDealer):
+            if self._deals is None:
+                answer(Refused(message.id, "this server deals no batches"), ())
+            else:
+                self._deals.heard(message, answer)
         elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self._peers:
@@ -102,11 +114,21 @@ class Shards:
         for key, shard in list(self._shards.items()):
             shard.lost(worker)
             self._drop_if_over(key)
+        if self._deals is not None:
+            self._deals.lost(worker)
 
     def close(self) -> None:
         """Writes last snapshots."""
         for one in (*self, *self.tables):
             one.close()
+
+    def _set_idle(self, workers: frozenset[int]) -> None:
+        for shard in self:
+            shard.set_idle(workers)
+
+    def _absent(self, worker: int) -> None:
+        for shard in self:
+            shard.absent(worker)
 
     def _attach(self, peer: bytes, message: Attach) -> Refused | None:
         """Finds the shard of a model for a worker, or makes it.
@@ -125,7 +147,10 @@ class Shards:
         if (why := self._differs(message)) is not None:
             return Refused(message.id, why)
         if key not in self._shards:
-            self._shards[key] = self._make(*key)
+            self._shards[key] = made = self._make(*key)
+            made.deals = self._deals
+            if self._deals is not None:
+                made.set_idle(self._deals.idle)
         mine = message.worker, key
         self._peers = {other: known for other, known in self._peers.items() if known != mine}  # from an old connection
         self._peers[peer] = mine

@@ -10,6 +10,7 @@ from tfdist.cluster.settings import read_secret
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
@@ -111,8 +112,9 @@ def serve(
     if keys is None:
         _say_who_can_reach(task.address)
     tables = Tables(make_snapshots if snapshots else None)
+    deals = Deals() if task.index == 0 else None  # one server deals batches for the whole job
     addresses = [one.address for one in tasks if one.job == "ps"]
-    server = Server(Shards(make, tables, [str(one) for one in tasks], addresses), task.address, keys)
+    server = Server(Shards(make, tables, deals, [str(one) for one in tasks], addresses), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
+    from tfdist.parameter_server.dealer import Plan
+    from tfdist.parameter_server.shared_epochs import SharedEpochs
     from tfdist.parameter_server.table_client import Form, TableClient
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
@@ -127,7 +129,19 @@ class ReducesGradients(HasCollectives):
 
 
 class UpdatesOnServers(Ability, abc.ABC):
-    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state."""
+    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state.
+
+    Attributes:
+        shares_data: whether the batches of `fit` are dealt out to all workers.
+        is_sharing: whether a call of `fit` reads batches that are dealt.
+        workers_wait: whether workers wait for each other.
+        reported: why data were not shared, as far as it has been logged.
+    """
+
+    shares_data = False
+    is_sharing = False
+    workers_wait = False
+    reported: set[str]
 
     @abc.abstractmethod
     def update_on_servers(
@@ -137,6 +151,7 @@ class UpdatesOnServers(Ability, abc.ABC):
         variables: list[Any],
         samples: Any,
         apply: Callable[[], None],
+        ticket: Any = None,
     ) -> None:
         """Makes one update, and gives the variables their new values; in the graph under construction, or eagerly.
 
@@ -146,6 +161,7 @@ class UpdatesOnServers(Ability, abc.ABC):
             variables: Keras variables.
             samples: how many the gradients are a mean of; a number or a scalar tensor.
             apply: makes the update here, as Keras does.
+            ticket: of their batch, an int64 scalar; None if nobody dealt it.
         """
 
     @abc.abstractmethod
@@ -154,6 +170,18 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def shared_epochs(
+        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]
+    ) -> contextlib.AbstractContextManager[SharedEpochs]:
+        """Context in which this worker takes part in epochs whose batches are dealt to all workers.
+
+        Args:
+            plan: as of `SharedEpochs`.
+            within_batches: as of `SharedEpochs`.
+            when_idle: as of `SharedEpochs`.
         """
 
     @abc.abstractmethod

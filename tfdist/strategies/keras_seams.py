@@ -24,6 +24,7 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | `predict_on_batch` | every process passes its own rows |
 | `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
 | `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
+| ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -47,6 +48,7 @@ from tfdist.strategies import (
     keras_optimizers,
     keras_saving,
     keras_servers,
+    keras_shared_data,
     keras_steps,
     keras_variables,
 )
@@ -85,6 +87,7 @@ def install() -> None:
     keras_saving.install(_replace)
     keras_servers.install(_replace)
     keras_embeddings.install(_replace)  # after `keras_servers`, whose `apply` gets what is left
+    keras_shared_data.install(_replace)
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

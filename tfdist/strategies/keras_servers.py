@@ -11,20 +11,63 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import at_work
+from tfdist.strategies import at_work, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer
+from tfdist.strategies.random_access import Ticketed
 from tfdist.strategies.shares import batch_size
 
 
-class _Samples(threading.local):
-    """The number of samples of the step that this thread traces, or runs eagerly; the innermost last."""
+class _Step:
+    """A step that is traced, or run eagerly.
+
+    Args:
+        samples: their number, a scalar tensor.
+        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+
+    Attributes:
+        samples: as given.
+        always_updates: whether each step of the graph makes the update that has the ticket.
+    """
+
+    def __init__(self, samples: tf.Tensor, ticket: tf.Tensor | None) -> None:
+        self.samples = samples
+        self.always_updates = False
+        self._ticket = ticket
+        self._is_taken = False
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def ticket(self, waits: bool) -> tf.Tensor | None:
+        """The ticket, for the first update of the step; None for others.
+
+        Args:
+            waits: whether workers wait for each other.
+
+        Raises:
+            ValueError: this is another update, and workers wait for each other.
+        """
+        if self._ticket is None:
+            return None
+        if self._is_taken:
+            if waits:  # one would wait with its first update for another that waits with its second one for the first
+                raise ValueError(
+                    'data="shared" needs steps with one update in modes in which workers wait for each other. Use '
+                    'Asynchronous() or SoftSync(), or data="own".'
+                )
+            return None
+        self._is_taken = True
+        self.always_updates = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph
+        return self._ticket
+
+
+class _Steps(threading.local):
+    """The steps that this thread traces, or runs eagerly; the innermost last."""
 
     def __init__(self) -> None:
-        self.of_steps: list[Any] = []
+        self.under_way: list[_Step] = []
 
 
-_samples = _Samples()
+_steps = _Steps()
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -49,9 +92,10 @@ def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None or not len(grads):
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        samples = _samples.of_steps[-1] if _samples.of_steps else 1
+        step = _steps.under_way[-1] if _steps.under_way else None
+        samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
         apply = functools.partial(original, self, grads, trainable_variables)
-        extended.update_on_servers(self, list(grads), variables, samples, apply)
+        extended.update_on_servers(self, list(grads), variables, samples, apply, ticket)
 
     return apply
 
@@ -84,8 +128,12 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
         self.jit_compile = False
 
         def step(data: Any) -> Any:
-            with _counted(batch_size(data)):
-                return step_function(data)
+            ticket, batch = data if isinstance(data, Ticketed) else (None, data)
+            with keras_shared_data.up_to_date(self, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
+                outputs = step_function(batch)
+                if ticket is not None and not one.always_updates:
+                    keras_shared_data.settle(self, ticket)
+                return outputs
 
         return original(self, step)
 
@@ -93,12 +141,12 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _counted(samples: tf.Tensor) -> Iterator[None]:
-    _samples.of_steps.append(samples)
+def _under_way(step: _Step) -> Iterator[_Step]:
+    _steps.under_way.append(step)
     try:
-        yield
+        yield step
     finally:
-        _samples.of_steps.pop()
+        _steps.under_way.pop()
 
 
 def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,10 +197,18 @@ class Pauses(keras.callbacks.Callback):
         super().__init__()
         self._extended = extended
 
+    def set_params(self, params: Any) -> None:
+        """The progress bar's end is that of the epoch, whichever workers get its batches."""
+        if self.model is not None and (shared := keras_shared_data.of(self.model)) is not None:
+            params["steps"] = shared.source.batches
+        super().set_params(params)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Reads the newest values."""
+        """Reads the newest values, and takes part in the epoch if its batches are dealt."""
         for link in self._extended.links(self.model):
             link.refresh()
+        if (shared := keras_shared_data.of(self.model)) is not None:
+            shared.epochs.begin(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Nobody waits for this worker's callbacks."""

@@ -44,6 +44,7 @@ class LocalLink(Link):
         variables: Sequence[Any],
         samples: Any = 1.0,
         apply: Callable[[], None] = lambda: None,
+        ticket: Any = None,
     ) -> None:
         """Makes an update here, and exchanges what has changed if it is time; see `Link.update`."""
         self._placed(gradients, variables)  # raises its errors

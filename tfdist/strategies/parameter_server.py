@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import itertools
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.strategies import require_tensorflow
 
@@ -27,7 +28,9 @@ from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
+from tfdist.parameter_server.dealer import Plan  # noqa: E402
 from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa: E402
+from tfdist.parameter_server.shared_epochs import SharedEpochs  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.parameter_server.table_client import Form, Line, TableClient  # noqa: E402
@@ -57,6 +60,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
         prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
             lack the worker's own last update, which counts as staleness. Not with `Synchronous`, nor with ``pushes``.
+        data: "own" to train on all that `fit` is given; "shared" to deal the batches of each epoch out to the workers,
+            so that every sample of an epoch counts once, whichever worker dies. All workers must then give `fit` the
+            same data. Not with ``pushes``.
         pushes: `tfdist.parameter_server.LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its
             updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
         compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
@@ -76,6 +82,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
         prefetch: int = 0,
+        data: Literal["own", "shared"] = "own",
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Choice | Schedule | Policy = None,
         snapshots: str | os.PathLike[str] | None = None,
@@ -89,6 +96,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 f"prefetch must be 0 or 1, and 0 with Synchronous() or pushes; got {prefetch} with {synchronization} "
                 f"and {pushes}"
             )
+        if data not in ("own", "shared"):
+            raise ValueError(f'data must be "own" or "shared"; got {data!r}')
+        if data == "shared" and pushes is not None:
+            raise ValueError(f'data="shared" counts the batches of each push of gradients; got {pushes}')
         _check_pushes(pushes, synchronization, staleness_policy)
         chosen = None if compression is None else policy.as_policy(compression)
         cluster = discovery.discover(cluster_resolver)
@@ -110,8 +121,18 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if member is None:
             super().__init__(_OneDevice(self, "CPU:0"))
         else:
-            clips = not synchronization.averages
-            super().__init__(ServerExtended(self, member, timeouts, clips, prefetch, pushes, chosen))
+            extended = ServerExtended(
+                self,
+                member,
+                timeouts,
+                clips=not synchronization.averages,
+                prefetch=prefetch,
+                pushes=pushes,
+                compression=chosen,
+                shares_data=data == "shared",
+                workers_wait=synchronization.lead() is not None,
+            )
+            super().__init__(extended)
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -138,6 +159,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         prefetch: how many steps may be under way while the next one is computed.
         pushes: what is pushed; None for gradients.
         compression: of it; None for none.
+        shares_data: whether batches are dealt out to all workers.
+        workers_wait: whether workers wait for each other.
     """
 
     def __init__(
@@ -149,8 +172,13 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         prefetch: int = 0,
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Policy | None = None,
+        shares_data: bool = False,
+        workers_wait: bool = False,
     ) -> None:
         super().__init__(strategy, "CPU:0")
+        self.shares_data = shares_data
+        self.workers_wait = workers_wait
+        self.reported: set[str] = set()
         assert member.cluster is not None
         self._member = member
         self._timeouts = timeouts
@@ -163,6 +191,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._is_chief = member.control.task == 0
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
+        self._epochs: SharedEpochs | None = None
+        self._fits = itertools.count()
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
         self._line: Line | None = None
         self._tables: collections.Counter[str] = collections.Counter()
@@ -172,7 +202,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this worker's communication with the servers, or None."""
-        failures = [link.failure for link in self._links.values()] + [self._line.failure if self._line else None]
+        failures: list[BaseException | None] = [link.failure for link in self._links.values()]
+        failures += [part.failure for part in (self._line, self._epochs) if part is not None]
         return next((failure for failure in failures if failure is not None), None)
 
     @property
@@ -187,6 +218,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         variables: list[Any],
         samples: Any,
         apply: Callable[[], None],
+        ticket: Any = None,
     ) -> None:
         """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope(), self._lock:
@@ -197,12 +229,24 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         if optimizer in self._alone:
             apply()
         else:
-            self._links[id(optimizer)].update(gradients, variables, samples, apply)
+            self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
 
     def links(self, model: Any) -> list[Link]:
         """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         variables = {id(variable) for variable in model.variables}
-        return [link for link in self._links.values() if not variables.isdisjoint(link.ids)]
+        return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
+
+    @contextlib.contextmanager
+    def shared_epochs(self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]) -> Iterator[SharedEpochs]:
+        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        of = self._member.control.task, next(self._fits), plan
+        self._epochs = epochs = SharedEpochs(lambda: self._connection(0), *of, within_batches, when_idle)
+        self.is_sharing = True
+        try:
+            yield epochs
+        finally:
+            self.is_sharing = False
+            epochs.close()
 
     def link_of(self, optimizer: Any) -> Link | None:
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
@@ -255,13 +299,15 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     def _connections(self, stack: contextlib.ExitStack) -> list[Connection]:
         """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
         connections = []
-        keys = Keys.of_secret(read_secret())
-        for place, task in enumerate(self._servers):
-            address = self._member.control.look_up(serving.address_of(task.index))
-            options = f"ps {place}", self._timeouts.heartbeat, keys, self._ended, self._name_of
-            connections.append(Connection(address, *options))
+        for server in range(len(self._servers)):
+            connections.append(self._connection(server))
             stack.callback(connections[-1].close)
         return connections
+
+    def _connection(self, server: int) -> Connection:
+        address = self._member.control.look_up(serving.address_of(self._servers[server].index))
+        options = self._timeouts.heartbeat, Keys.of_secret(read_secret()), self._ended, self._name_of
+        return Connection(address, f"ps {server}", *options)
 
     def _name_of(self, number: int) -> str:
         return str(self._tasks[number])

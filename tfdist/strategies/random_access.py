@@ -10,7 +10,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -21,6 +21,19 @@ from tfdist.strategies.keras_private import array_slicing, data_adapter_utils, d
 
 Tickets = Callable[[], Iterator[tuple[int, np.ndarray]]]
 """Makes, for each iteration over a dataset, an iterator over tickets and the indices of their batches."""
+
+
+class Ticketed(NamedTuple):
+    """A batch with its ticket.
+
+    Attributes:
+        ticket: an int64 scalar.
+        batch: as of `Source`.
+    """
+
+    ticket: Any
+    batch: Any
+
 
 _NUMBERS = "biufc"
 """Kinds of NumPy's own dtypes that are indexed by NumPy. TensorFlow indexes all others."""
@@ -132,7 +145,7 @@ def dataset(source: Source, tickets: Tickets, with_tickets: bool = False, prefet
     Args:
         source: of the batches.
         tickets: makes the iterator over tickets.
-        with_tickets: whether elements are pairs of the ticket, an int64 scalar, and the batch.
+        with_tickets: whether elements are `Ticketed`.
         prefetch: how many batches are made ahead of the one that was asked for last; 0 for none.
 
     Returns:
@@ -162,14 +175,14 @@ def dataset(source: Source, tickets: Tickets, with_tickets: bool = False, prefet
         for array, spec in zip(arrays, specs, strict=True):
             array.set_shape(spec.shape)
         batch = source._assembled(indices, arrays)
-        return (ticket, batch) if with_tickets else batch
+        return Ticketed(ticket, batch) if with_tickets else batch
 
     def finish(number: int) -> None:
         iterator = iterations.pop(number)
         if hasattr(iterator, "close"):
             iterator.close()
 
-    spec = (tf.TensorSpec([], tf.int64), source.element_spec) if with_tickets else source.element_spec
+    spec = Ticketed(tf.TensorSpec([], tf.int64), source.element_spec) if with_tickets else source.element_spec
     made = private.not_tuned(private.generated(start, following, finish, spec))
     return made.prefetch(prefetch) if prefetch else made
 

@@ -20,6 +20,7 @@ from tfdist.parameter_server.gradients import Gradients, Kind
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
+from tfdist.parameter_server.shared_epochs import number_of
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
 from tfdist.tensors import to_array, to_tensor
@@ -39,6 +40,10 @@ class Link:
             then those of whole variables and of all of them, on any number of servers.
         prefetch: how many steps may be under way while the next one is computed.
         compression: of what is pushed; None for none.
+
+    Attributes:
+        failure: the error that has ended the communication, or None.
+        last_ticket: of the batch whose gradients were sent last; -1 if nobody dealt it.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Link:
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
+        self.last_ticket = -1
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
         self._assign(self._session.begin(self._held(), on_servers, self._state if is_chief else None))
 
@@ -103,6 +109,7 @@ class Link:
         variables: Sequence[Any],
         samples: Any = 1.0,
         apply: Callable[[], None] = lambda: None,
+        ticket: Any = None,
     ) -> None:
         """Sends gradients and assigns the new values; in the graph under construction, or eagerly.
 
@@ -111,6 +118,7 @@ class Link:
             variables: of the gradients; some of those of the optimizer.
             samples: their weight where those of several workers are averaged; a number or a scalar tensor.
             apply: would make the update here.
+            ticket: of their batch, an int64 scalar; None if nobody dealt it.
 
         Raises:
             ValueError: a variable is not one of the optimizer's.
@@ -123,19 +131,25 @@ class Link:
         rate = self._optimizer._learning_rate
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
-        def on_host(rate: tf.Tensor, samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter([to_array(tensor) for tensor in tensors])
             pushed = [
                 Gradients.received(own, [next(rest) for _ in tensors], shapes)
                 for own, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
             ]
-            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None)
+            self.last_ticket = int(number)
+            own = None if ticket is None else number_of(int(number))
+            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
             return [
                 tf.constant(self._session.iterations, tf.int64),
                 *(to_tensor(one) for own in vectors for one in own),
             ]
 
-        inputs = [tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0), tf.cast(samples, tf.float64)]
+        inputs = [
+            tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0),
+            tf.cast(samples, tf.float64),
+            tf.constant(-1, tf.int64) if ticket is None else ticket,
+        ]
         iterations, *vectors = tf.py_function(
             on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *self._dtypes], name="tfdist_servers"
         )
@@ -233,7 +247,9 @@ class Link:
             )
         return [found.get(id(variable)) for variable in self._variables]
 
-    def _step(self, pushed: Sequence[Gradients], samples: float, rate: float | None) -> Vectors:
+    def _step(
+        self, pushed: Sequence[Gradients], samples: float, rate: float | None, ticket: int | None = None
+    ) -> Vectors:
         with self._lock, self._failing():
             if self._successor:
                 raise TfdistError(
@@ -243,7 +259,7 @@ class Link:
                 )
             step = self._session.pushes
             packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
-            vectors = self._session.step(packed or pushed, samples, rate)
+            vectors = self._session.step(packed or pushed, samples, rate, ticket)
             self._read = functools.partial(self._session.whole, vectors)
             return vectors
 

@@ -1,0 +1,70 @@
+"""Digits whose batches are dealt out; see `tests/multiprocess/test_servers_shared.py`.
+
+A second output counts, for each sample, the updates that it was in.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.strategies.parameter_server import ParameterServerStrategy
+
+SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
+folder = Path(sys.argv[1])
+strategy = ParameterServerStrategy(synchronization=BoundedStaleness(2), data="shared")
+worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+images, labels = load_digits(return_X_y=True)
+images = (images / 16).astype("float32")
+numbers = np.arange(len(images))
+keras.utils.set_random_seed(worker)
+
+
+def minus_sum(y_true, y_pred):
+    return -keras.ops.sum(y_pred)
+
+
+with strategy.scope():
+    image, number = keras.layers.Input((64,)), keras.layers.Input((), dtype="int64")
+    digit = keras.layers.Dense(10, "softmax", name="digit")(image)
+    count = keras.layers.Embedding(SAMPLES, 1, embeddings_initializer="zeros", name="count")(number)
+    model = keras.Model((image, number), (digit, count))
+    model.compile(keras.optimizers.SGD(RATE), ("sparse_categorical_crossentropy", minus_sum))
+
+
+class Meet(keras.callbacks.Callback):
+    """Worker 1 dies in its third step, behind its push; worker 0 waits in its third one until it does."""
+
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps != 3:
+            return
+        if worker == 1:
+            (folder / "dies").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        end = time.monotonic() + 60
+        while not (folder / "dies").exists():
+            assert time.monotonic() < end, "worker 1 does not train"
+            time.sleep(0.01)
+
+
+given = (images[:SAMPLES], numbers[:SAMPLES]), (labels[:SAMPLES], labels[:SAMPLES])
+model.fit(*given, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[Meet()])
+found = np.argmax(model.predict((images[SAMPLES:], 0 * numbers[SAMPLES:]), verbose=0)[0], 1)
+(link,) = strategy.extended._links.values()
+result = {
+    "accuracy": float(np.mean(found == labels[SAMPLES:])),
+    "pushes": link.session.pushes,
+    "iterations": link.session.iterations,
+    "counts": np.unique(model.get_layer("count").get_weights()[0] / RATE).tolist(),
+}
+print("RESULT", json.dumps(result), flush=True)

@@ -1,0 +1,217 @@
+"""`fit` on batches that are dealt out to all workers, so that every sample of an epoch counts once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server.dealer import Plan
+from tfdist.parameter_server.shared_epochs import AFTER_PAUSE, SharedEpochs
+from tfdist.strategies import at_work
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.keras_private import array_slicing, tf_trainer, tree
+from tfdist.strategies.random_access import Source, Ticketed, dataset, source_of
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a call of `fit` shares with those of other workers.
+
+    Attributes:
+        epochs: deals this worker's batches to it.
+        source: of the batches.
+    """
+
+    epochs: SharedEpochs
+    source: Source
+
+
+_of_models: dict[int, Shared] = {}
+"""By `id` of the model, while its `fit` is under way."""
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams. The one of `fit` has to be around those that change the callbacks, or raise tfdist's errors.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(tf_trainer.TensorFlowTrainer, "fit", _on_dealt_batches)
+    replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_first_batch)
+    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _of_any_length)
+
+
+def of(model: Any) -> Shared | None:
+    """What the call of `fit` under way shares.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        None if the model trains on this worker's own data.
+    """
+    return _of_models.get(id(model))
+
+
+@contextlib.contextmanager
+def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
+    """Context of a step, in a graph or eagerly: its variables are the newest if it had to wait for its batch.
+
+    Others have gone on meanwhile, and nobody has waited for this worker.
+
+    Args:
+        model: that is trained.
+        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+    """
+
+    def refresh() -> np.int64:
+        extended = at_work.of_model(model, UpdatesOnServers)
+        for link in extended.links(model) if extended is not None else []:
+            link.refresh()
+        return np.int64(0)
+
+    if ticket is None:
+        yield
+        return
+    has_waited = tf.bitwise.bitwise_and(ticket, tf.constant(AFTER_PAUSE, tf.int64)) != 0
+    if tf.executing_eagerly():
+        if has_waited:
+            refresh()
+        yield
+        return
+    refreshed = tf.cond(
+        has_waited, lambda: tf.py_function(refresh, [], tf.int64), lambda: tf.constant(0, tf.int64), name="tfdist_read"
+    )
+    with tf.control_dependencies([refreshed]):
+        yield
+
+
+def settle(model: Any, ticket: Any) -> None:
+    """Behind a step that may have made no update: its batch is used up then. In a graph, or eagerly.
+
+    Args:
+        model: that is trained.
+        ticket: of the batch, an int64 scalar.
+    """
+
+    def skip(ticket: tf.Tensor, *updates: tf.Tensor) -> np.int64:
+        shared, extended = of(model), at_work.of_model(model, UpdatesOnServers)
+        links = extended.links(model) if extended is not None else []
+        if shared is not None and all(link.last_ticket != int(ticket) for link in links):
+            shared.epochs.skip(int(ticket))
+        return np.int64(0)
+
+    optimizer = getattr(model, "optimizer", None)
+    counted = [one for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one is not None]
+    # Reading what an update assigns orders this behind the update.
+    tf.py_function(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
+
+
+def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, UpdatesOnServers)
+        if extended is None or not extended.shares_data or not self.compiled:
+            return original(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        if given["validation_split"] and given["validation_data"] is None:
+            (given["x"], given["y"], given["sample_weight"]), given["validation_data"] = (
+                array_slicing.train_validation_split(
+                    (given["x"], given["y"], given["sample_weight"]), validation_split=given["validation_split"]
+                )
+            )
+            given["validation_split"] = 0.0
+        source = _source(extended, given)
+        if isinstance(source, str):
+            if source not in extended.reported:
+                extended.reported.add(source)
+                log.warning("tfdist: this worker trains on its own data, not on shared data: %s.", source)
+            return original(*call.args, **call.kwargs)
+        seed = private.global_seed() if source.shuffle else None
+        if seed is None and source.shuffle:
+            seed = secrets.randbits(63)
+        plan = Plan(source.items, source.items_per_batch, None if seed is None else seed & 0x7FFFFFFFFFFFFFFF)
+
+        def when_idle() -> None:
+            for link in extended.links(self):
+                link.suspend()
+
+        with extended.shared_epochs(plan, source.shuffle == "batch", when_idle) as epochs:
+            _of_models[id(self)] = Shared(epochs, source)
+            try:
+                given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
+                for name in ("y", "sample_weight", "batch_size", "class_weight", "steps_per_epoch"):
+                    given[name] = None
+                given["shuffle"] = False
+                given["x"] = dataset(source, epochs.tickets, with_tickets=True)
+                return original(*call.args, **call.kwargs)
+            finally:
+                del _of_models[id(self)]
+
+    return fit
+
+
+def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Source | str:
+    """The data that `fit` was given, or why they cannot be shared."""
+    names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight", "steps_per_epoch")
+    if extended.is_sharing:
+        return "another call of fit in this process shares data at the moment"
+    if getattr(keras.config, "max_steps_per_epoch", lambda: None)():
+        return "keras.config limits the steps of an epoch"
+    source = source_of(*(given[name] for name in names))
+    steps = given["steps_per_epoch"]
+    if not isinstance(source, str) and steps is not None and steps != source.batches:
+        return f"steps_per_epoch is {steps}, but the data have {source.batches} batches"
+    return source
+
+
+def _built_from_the_first_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras would draw a batch to learn its shapes, and drop it."""
+
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        shared = of(self)
+        if shared is None or iterator is None or not _is_dealt(iterator):
+            return original(self, iterator=iterator, data_batch=data_batch)
+        source = shared.source
+        first = source.batch(np.arange(min(source.items, source.items_per_batch)))
+        return original(self, data_batch=tree.map_structure(lambda part: part, first))
+
+    return _maybe_symbolic_build
+
+
+def _of_any_length(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Each epoch has another number of batches on each worker; Keras would warn, and expect as many in the next one."""
+
+    def catch_stop_iteration(self: Any) -> Any:
+        return _ending(self) if _is_dealt(self) else original(self)
+
+    return catch_stop_iteration
+
+
+@contextlib.contextmanager
+def _ending(iterator: Any) -> Iterator[None]:
+    try:
+        yield
+        iterator.tf_sync()
+    except (StopIteration, tf.errors.OutOfRangeError):
+        iterator._current_iterator = None
+        iterator.data_adapter.on_epoch_end()
+
+
+def _is_dealt(iterator: Any) -> bool:
+    return isinstance(getattr(iterator._distributed_dataset, "element_spec", None), Ticketed)
