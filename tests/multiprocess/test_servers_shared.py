@@ -2,28 +2,34 @@
 
 import json
 import signal
+import time
 
+import numpy as np
 import pytest
 
 from tests.multiprocess import harness
 
 pytestmark = pytest.mark.multiprocess
 
-TASKS = [("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1)]
+PROGRAM = str(harness.PROGRAMS / "servers_shared.py")
 BATCHES, EPOCHS = 44, 3
+
+
+def configs(*tasks):
+    """TF_CONFIG of each task."""
+    ports = iter(harness.free_ports(len(tasks)))
+    cluster = {}
+    for job, _ in tasks:
+        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
+    ]
 
 
 def test_a_worker_is_killed_and_every_sample_of_each_epoch_counts_once(tmp_path):
     """It holds a batch more, which it has prepared; the other worker gets that one."""
-    ports = iter(harness.free_ports(len(TASKS)))
-    cluster = {}
-    for job, _ in TASKS:
-        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
-    configs = [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in TASKS
-    ]
-    program = str(harness.PROGRAMS / "servers_shared.py")
-    with harness.started([program, str(tmp_path)], len(TASKS), per_rank=configs) as processes:
+    given = configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
+    with harness.started([PROGRAM, str(tmp_path), "worker"], 4, per_rank=given) as processes:
         ended = processes.wait()
         outputs = processes.outputs()
     assert [end.code for end in ended] == [0, -signal.SIGKILL, 0, 0], outputs
@@ -32,4 +38,35 @@ def test_a_worker_is_killed_and_every_sample_of_each_epoch_counts_once(tmp_path)
     assert result["iterations"] == EPOCHS * BATCHES, outputs
     assert result["pushes"] == EPOCHS * BATCHES - 3, outputs
     assert result["accuracy"] > 0.7, outputs
+    harness.assert_nothing_left()
+
+
+def books(folder):
+    """The dealer's, in the newest snapshot; None without one."""
+    files = sorted(folder.glob("snapshots/*/server-0-of-1.*.npz"))
+    if not files:
+        return None
+    with np.load(files[-1]) as file:
+        return json.loads(file["metadata"].tobytes())["deals"]
+
+
+def test_the_dealer_comes_back_and_every_sample_of_each_epoch_counts_once(tmp_path):
+    """Both workers have trained on three batches and hold others; what a snapshot lacks is dealt again."""
+    given = configs(("worker", 0), ("worker", 1), ("ps", 0))
+    with harness.started([PROGRAM, str(tmp_path), "server"], 3, per_rank=given) as processes:
+        for worker in (0, 1):
+            processes.await_output(worker, "HOLDS")
+        end = time.monotonic() + 60
+        while (found := books(tmp_path)) is None or not any(one["dealt"] >= 4 for one in found["dealer"]["epochs"]):
+            assert time.monotonic() < end, found
+            time.sleep(0.01)
+        processes.signal(2, signal.SIGKILL)
+        with harness.started([PROGRAM, str(tmp_path), "server"], 1, per_rank=given[2:]) as again:
+            (tmp_path / "back").touch()
+            ended = [*processes.wait(), *again.wait()]
+            outputs = processes.outputs() + again.outputs()
+    assert [end.code for end in ended] == [0, 0, -signal.SIGKILL, 0], outputs
+    for result in harness.results(ended[:2]):
+        assert result["counts"] == [EPOCHS], outputs
+        assert result["iterations"] == EPOCHS * BATCHES, outputs
     harness.assert_nothing_left()

@@ -1,5 +1,7 @@
 """What is answered to workers that ask for batches, without sockets."""
 
+import json
+
 from tfdist.parameter_server.deals import Deals
 from tfdist.parameter_server.messages import (
     BeginEpoch,
@@ -163,3 +165,39 @@ def test_a_late_copy_does_not_replace_a_request_that_waits():
     assert talk.say(Take, 0, 1, 0, 0, talk.requests[0] - 1) == []
     talk.deals.give_back(0, first.ticket)
     assert isinstance(waiting[-1], Dealt)
+
+
+def test_a_server_goes_on_from_its_books():
+    """Of three batches one is applied, one waits for others, and one is out: two are dealt again."""
+    talk = Talk()
+    applied, waits, _ = talk.batch(0), talk.batch(1), talk.batch(0)
+    talk.commit(0, applied)
+    talk.commit(1, waits)
+    state = json.loads(json.dumps(talk.deals.state([(1, waits.ticket)])))
+    again = Talk(workers=0)
+    again.deals.restore(state)
+    assert again.deals.is_committed(0, applied.ticket)
+    assert not again.deals.is_committed(1, waits.ticket), "its push is refused, and its batch dealt to somebody"
+    assert not again.deals.may_commit(1, waits.ticket)
+    assert again.take(0)[-1].is_unknown, "it has to begin again"
+    again.begin(0)
+    starts = []
+    for _ in range(2):
+        batch = again.batch(0)
+        starts.append(batch.start)
+        again.commit(0, batch)
+    assert sorted(starts) == [4, 8]
+    (answer,) = again.take(0)
+    assert answer.is_over
+
+
+def test_another_job_begins_its_epochs_anew():
+    talk = Talk(workers=1)
+    for _ in range(3):
+        talk.commit(0, talk.batch(0))
+    other = Deals(job="another")
+    other.restore(talk.deals.state([]))
+    other.restore(None)
+    talk.deals = other
+    talk.begin(0)
+    assert talk.batch(0).start == 0

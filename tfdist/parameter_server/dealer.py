@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,10 @@ import numpy as np
 
 EpochKey = tuple[int, int]
 """An epoch: the number of the fit, and the number of the epoch in it. Later ones are greater."""
+
+
+_REMEMBERED = 8
+"""Committed batches of each worker whose numbers are known, for those whose gradients wait for others."""
 
 
 class DealerError(ValueError):
@@ -175,6 +180,7 @@ class Dealer:
         self._newest: EpochKey | None = None
         self._workers: dict[int, _Worker] = {}
         self._committed: dict[int, deque[int]] = {}
+        self._numbers: dict[int, tuple[EpochKey, int]] = {}
         # A server that starts again deals other tickets than before it ended.
         self._tickets = itertools.count(secrets.randbits(60))
 
@@ -288,7 +294,9 @@ class Dealer:
         one.held.remove(ticket)
         self._committed.setdefault(worker, deque(maxlen=self._limit)).append(ticket)
         current = self._epochs[one.epoch]
-        del current.out[ticket]
+        self._numbers[ticket] = one.epoch, current.out.pop(ticket)[1]
+        for old in list(self._numbers)[: -_REMEMBERED * max(1, len(self._workers))]:
+            del self._numbers[old]
         if current.is_committed:
             del self._epochs[one.epoch]
 
@@ -348,8 +356,14 @@ class Dealer:
         """
         return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
 
-    def state(self) -> dict[str, Any]:
-        """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt."""
+    def state(self, waiting: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
+        """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt.
+
+        Args:
+            waiting: workers and tickets of batches that are committed, but whose gradients the snapshot lacks, as they
+                wait for those of others; they count as not dealt, too.
+        """
+        missing = {ticket: self._numbers[ticket] for _, ticket in waiting if ticket in self._numbers}
         epochs = [
             {
                 "epoch": list(key),
@@ -357,7 +371,11 @@ class Dealer:
                 "batch_size": epoch.plan.batch_size,
                 "seed": epoch.plan.seed,
                 "dealt": epoch.dealt,
-                "again": [*epoch.again, *(number for _, number in epoch.out.values())],
+                "again": [
+                    *epoch.again,
+                    *(number for _, number in epoch.out.values()),
+                    *(number for of, number in missing.values() if of == key),
+                ],
                 "members": sorted(epoch.members),
             }
             for key, epoch in self._epochs.items()
@@ -365,7 +383,10 @@ class Dealer:
         return {
             "epochs": epochs,
             "newest": None if self._newest is None else list(self._newest),
-            "committed": [[worker, list(tickets)] for worker, tickets in self._committed.items()],
+            "committed": [
+                [worker, [ticket for ticket in tickets if ticket not in missing]]
+                for worker, tickets in self._committed.items()
+            ],
         }
 
     def restore(self, state: dict[str, Any]) -> None:

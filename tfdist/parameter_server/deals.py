@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Deals:
 
     Args:
         dealer: deals the batches.
+        job: its unique name, for snapshots: another job begins its epochs anew.
 
     Attributes:
         when_idle_changes: called with the workers that have no batch and wait for one, when these change. Their clocks
@@ -54,8 +56,9 @@ class Deals:
         when_left: called with a worker that takes no more batches in this call of `fit`.
     """
 
-    def __init__(self, dealer: Dealer | None = None) -> None:
+    def __init__(self, dealer: Dealer | None = None, job: str = "") -> None:
         self._dealer = dealer or Dealer()
+        self._job = job
         self._incarnations: dict[int, int] = {}
         self._parked: dict[int, _Parked] = {}
         self._idle: frozenset[int] = frozenset()
@@ -108,6 +111,19 @@ class Deals:
         self._parked.pop(worker, None)  # if it lives, it asks again, and learns that it has to begin again
         self._dealer.lost(worker)
         self._settle()
+
+    def state(self, waiting: Collection[tuple[int, int]]) -> dict[str, Any]:
+        """What a snapshot holds; see `Dealer.state`."""
+        return {"job": self._job, "dealer": self._dealer.state(waiting)}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a snapshot of the same job, before anything is heard.
+
+        Args:
+            state: as `state` returned it; None for none.
+        """
+        if state is not None and state["job"] == self._job:
+            self._dealer.restore(state["dealer"])
 
     def is_committed(self, worker: int, ticket: int) -> bool:
         """See `Dealer.is_committed`."""

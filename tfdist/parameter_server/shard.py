@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -80,11 +81,13 @@ class _Pushed:
         source: worker and incarnation.
         read: version of the parameters that they are of.
         gradients: as they came.
+        ticket: of the batch, if it was dealt.
     """
 
     source: tuple[int, int]
     read: int
     gradients: Gradients
+    ticket: int | None = None
 
 
 @dataclass
@@ -286,9 +289,16 @@ class Shard:
         )
         of = ShardState(
             *(self._model, self.ledger.version, self.store.config, dict(state.scalars), parts),
-            *(dict(self.ledger.counted), dict(self._applied)),
+            *(dict(self.ledger.counted), dict(self._applied), self._books()),
         )
         self.snapshots.write(of)
+
+    def _books(self) -> dict[str, Any] | None:
+        """The dealer's, without the batches whose gradients are not applied yet."""
+        if self.deals is None:
+            return None
+        waiting = [(one.source[0], one.ticket) for one in self._gradients.values() if one.ticket is not None]
+        return self.deals.state(waiting)
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -307,12 +317,12 @@ class Shard:
             if counted is None:
                 self._applied[source] = message.sequence
             else:
-                self._gradients[id(counted)] = _Pushed(source, message.read, gradients)
+                self._gradients[id(counted)] = _Pushed(source, message.read, gradients, message.ticket)
             is_refused = self._settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self._gradients and not self.ledger.synchronization.in_rounds:
                 # The worker goes on, and its memory with it.
-                self._gradients[id(counted)] = _Pushed(source, message.read, gradients.copy())
+                self._gradients[id(counted)] = _Pushed(source, message.read, gradients.copy(), message.ticket)
         if message.pulls:
             self._answer_or_park(_Parked(message, answer, is_refused))
         else:

@@ -98,6 +98,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[StoredPart, ...]
     counted: dict[int, int]
     sequences: tuple[tuple[int, int, int], ...]
+    deals: dict[str, Any] | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -140,6 +141,7 @@ def save(file: IO[bytes], state: ShardState) -> None:
         parts=parts,
         counted=state.counted,
         sequences=tuple((*of, sequence) for of, sequence in state.sequences.items()),
+        deals=state.deals,
     )
     # Python's JSON keeps infinity and NaN, as a config may have; msgspec's writes null for them.
     text = json.dumps(msgspec.to_builtins(metadata, str_keys=True))

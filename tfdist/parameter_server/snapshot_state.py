@@ -104,6 +104,8 @@ class ShardState:
         parts: of the variables that the server holds.
         counted: by worker, its pushes that were counted.
         sequences: by worker and its incarnation, the sequence of the last push that was counted.
+        deals: the books of the job's dealer, as of `tfdist.parameter_server.deals.Deals.state`; None if another server
+            has them, or nobody.
     """
 
     digest: str
@@ -113,3 +115,4 @@ class ShardState:
     parts: tuple[PartState, ...]
     counted: dict[int, int]
     sequences: dict[tuple[int, int], int]
+    deals: dict[str, Any] | None = None

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tfdist.parameter_server import snapshot
+from tfdist.parameter_server import snapshot, snapshot_file
 from tfdist.parameter_server.snapshot import ShardState, SnapshotError
+from tfdist.parameter_server.snapshot_folder import snapshots_of
 from tfdist.parameter_server.state import Held
 
 log = logging.getLogger("tfdist")
@@ -56,6 +58,24 @@ class Snapshots:
                 *(self._server, self._folder, state.version),
             )
         return state
+
+    @staticmethod
+    def newest_deals(folder: Path) -> dict[str, Any] | None:
+        """The dealer's books in the newest snapshot of the first server, of any model; None if there is none.
+
+        Args:
+            folder: that has a folder for each model.
+        """
+        found = [one for model in folder.glob("*/") for one in snapshots_of(model) if one.server == 0]
+        for one in sorted(found, key=lambda name: name.path.stat().st_mtime_ns, reverse=True):
+            try:
+                deals = snapshot_file.describe(one.path).deals
+            except (SnapshotError, snapshot_file.DamagedError, OSError) as error:
+                log.warning("tfdist: %s is passed over: %s", one.path, error)
+                continue
+            if deals is not None:  # tables have none
+                return deals
+        return None
 
     def write(self, state: ShardState) -> None:
         """Writes a snapshot on a thread, unless nothing is new or the last one is still being written.

@@ -112,7 +112,9 @@ def serve(
     if keys is None:
         _say_who_can_reach(task.address)
     tables = Tables(make_snapshots if snapshots else None)
-    deals = Deals() if task.index == 0 else None  # one server deals batches for the whole job
+    deals = Deals(job=control.job) if task.index == 0 else None  # one server deals batches for the whole job
+    if deals is not None and snapshots is not None:
+        deals.restore(Snapshots.newest_deals(snapshots[0]))
     addresses = [one.address for one in tasks if one.job == "ps"]
     server = Server(Shards(make, tables, deals, [str(one) for one in tasks], addresses), task.address, keys)
     watcher = _Watcher(server)

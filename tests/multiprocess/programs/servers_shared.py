@@ -14,12 +14,15 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness
 from tfdist.strategies.parameter_server import ParameterServerStrategy
 
 SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
-folder = Path(sys.argv[1])
-strategy = ParameterServerStrategy(synchronization=BoundedStaleness(2), data="shared")
+folder, dies = Path(sys.argv[1]), sys.argv[2]
+"""The second is "worker" or "server"; the first names a folder for both, and for snapshots."""
+snapshots = {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2} if dies == "server" else {}
+mode = Asynchronous() if dies == "server" else BoundedStaleness(2)  # in their third steps both wait for the server
+strategy = ParameterServerStrategy(synchronization=mode, data="shared", **snapshots)
 worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
@@ -39,8 +42,15 @@ with strategy.scope():
     model.compile(keras.optimizers.SGD(RATE), ("sparse_categorical_crossentropy", minus_sum))
 
 
+def await_file(name):
+    end = time.monotonic() + 60
+    while not (folder / name).exists():
+        assert time.monotonic() < end, f"{name} does not come"
+        time.sleep(0.01)
+
+
 class Meet(keras.callbacks.Callback):
-    """Worker 1 dies in its third step, behind its push; worker 0 waits in its third one until it does."""
+    """Worker 1 dies in its third step, behind its push; or both wait in theirs until the server has come back."""
 
     steps = 0
 
@@ -48,13 +58,14 @@ class Meet(keras.callbacks.Callback):
         self.steps += 1
         if self.steps != 3:
             return
-        if worker == 1:
+        if dies == "server":
+            print("HOLDS", flush=True)
+            await_file("back")
+        elif worker == 1:
             (folder / "dies").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + 60
-        while not (folder / "dies").exists():
-            assert time.monotonic() < end, "worker 1 does not train"
-            time.sleep(0.01)
+        else:
+            await_file("dies")
 
 
 given = (images[:SAMPLES], numbers[:SAMPLES]), (labels[:SAMPLES], labels[:SAMPLES])
