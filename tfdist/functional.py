@@ -28,7 +28,7 @@ from tfdist.engine.exchange import Exchange  # noqa: E402
 from tfdist.engine.group import Group as EngineGroup  # noqa: E402
 from tfdist.engine.slices import Slices  # noqa: E402
 from tfdist.errors import MismatchError  # noqa: E402
-from tfdist.runtime import world  # noqa: E402
+from tfdist.runtime import job, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
 
@@ -141,7 +141,13 @@ def size() -> int:
 
 
 def role() -> str:
-    """This process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``."""
+    """This process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``.
+
+    It is known after `init`, and after a strategy has been made.
+    """
+    member = job.current()
+    if _initialized is None and member is not None and member.cluster is not None:
+        return "chief" if member.control.task == 0 else member.cluster.task.job
     return _context().world.role
 
 

@@ -250,6 +250,8 @@ def test_workers_without_a_batch_are_idle():
     assert dealer.idle == {0}
     dealer.commit(2, taken.ticket)
     assert dealer.take(0, FIRST) == Over()
+    assert dealer.idle == {0}, "nobody waits for it until it has begun another epoch"
+    dealer.begin(0, (0, 1), 3, 1, None)
     assert dealer.idle == set()
 
 
@@ -440,4 +442,3 @@ def test_every_sample_is_committed_once_whatever_happens(seed):
         rows = sorted(row for start, stop in simulation.applied[epoch] for row in range(start, stop))
         assert rows == list(range(samples)), epoch
     assert simulation.dealer.state()["epochs"] == []
-    assert simulation.dealer.idle == set()

@@ -108,6 +108,8 @@ def test_those_that_wait_learn_that_the_epoch_is_over():
     waiting = talk.take(1, is_idle=True)
     talk.commit(0, batch)
     assert waiting[-1].is_over
+    assert talk.deals.idle == {1}, "until it has begun another epoch"
+    talk.begin(1, epoch=1)
     assert talk.deals.idle == set()
 
 

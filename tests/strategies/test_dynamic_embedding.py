@@ -1,5 +1,6 @@
 """`DynamicEmbedding` in plain Keras and on parameter servers, which are threads of this process."""
 
+import contextlib
 import threading
 
 import keras
@@ -341,3 +342,44 @@ def test_several_replicas_are_refused(ranks):
 
     with pytest.raises(ValueError, match="rows in one place"):
         on_ranks(ranks(2), build)
+
+
+class Scores(keras.Model):
+    """As tutorials write it: `call` has no argument ``training``."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = DynamicEmbedding(DIM, initial=INITIAL)
+        self.score = keras.layers.Dense(1)
+
+    def call(self, keys):
+        return self.score(keras.ops.mean(self.rows(keys), 1))
+
+
+@pytest.mark.parametrize("loop", ["fit", "own"])
+@pytest.mark.parametrize("servers", [0, 2])
+def test_rows_are_made_where_nobody_says_that_this_is_training(servers, loop):
+    def train(strategy=None):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            model = Scores()
+            model.compile("sgd", "mse")
+        model.predict(NAMES[X], verbose=0)
+        assert len(model.rows.export()[0]) == 0
+        if loop == "fit":
+            losses = model.fit(NAMES[X], Y, epochs=5, verbose=0).history["loss"]
+            assert losses[-1] < losses[0]
+        else:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(NAMES[X]) - Y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        keys, rows = model.rows.export()
+        np.testing.assert_array_equal(keys, np.unique(NAMES[X]))
+        assert not np.allclose(rows, INITIAL.rows(keys, DIM, np.dtype(np.float32))), "they are trained"
+
+    if not servers:
+        train()
+    else:
+        with served(servers=servers) as (strategy,):
+            train(strategy)

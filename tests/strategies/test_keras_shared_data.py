@@ -297,6 +297,44 @@ def test_progress_is_that_of_the_epoch(capsys):
     assert capsys.readouterr().out.count(f"{BATCHES}/{BATCHES}") >= 2
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_last_round_of_an_epoch_does_not_wait_for_the_next_epoch(servers):
+    """Each epoch has one batch, for one of two workers: each is an update, made before the epoch ends."""
+    x = np.random.default_rng(0).normal(size=(8, SAMPLES)).astype("float32")
+    given = {"x": x, "y": x[:, :1], "batch_size": 8, "epochs": 5, "shuffle": False, "validation_data": (x, x[:, :1])}
+
+    def linear(strategy):
+        return counting_model(strategy, lambda: keras.optimizers.SGD(0.01))
+
+    with served(workers=2, servers=servers, mode=Synchronous(), data="shared") as strategies:
+        models, found = [linear(strategy) for strategy in strategies], {}
+        together(*(lambda m=m, n=n: found.update({n: fit(m, **given)}) for n, m in enumerate(models)))
+        for model in models:
+            counts(model)
+            assert int(model.optimizer.iterations) == 5
+            assert len(found[0].history["val_loss"]) == 5
+        np.testing.assert_array_equal(models[0].get_weights()[0], models[1].get_weights()[0])
+
+
+def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_no_numbers_in_its_logs(caplog):
+    """0 would be the best loss of all."""
+    with served(workers=2, data="shared") as (first, second):
+        chief, late = counting_model(first, metrics=["mae"]), counting_model(second, metrics=["mae"])
+        models, found = {"chief": chief, "late": late}, {}
+
+        def train(name):
+            found[name] = fit(models[name], batch_size=SAMPLES, epochs=2)
+
+        together(*(lambda name=name: train(name) for name in models))
+        for history in found.values():
+            assert set(history.history) <= {"loss", "mae"}
+            assert len(history.history["loss"]) == 2
+        losses = np.array([found[name].history["loss"] for name in ("chief", "late")])
+        assert (np.isnan(losses).sum(axis=0) == 1).all(), "one of them gets the batch of each epoch"
+        assert "got no batch of the epoch" in caplog.text
+        np.testing.assert_array_equal(chief.get_weights()[0], late.get_weights()[0])
+
+
 def test_a_worker_that_gets_no_batch_ends_its_epochs_all_the_same(recwarn, capsys):
     with served(workers=2, data="shared") as (first, second):
         chief, late = counting_model(first, metrics=["mae"]), counting_model(second, metrics=["mae"])

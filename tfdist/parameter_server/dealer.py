@@ -149,7 +149,7 @@ class _Worker:
         request: the number of its last request that got a batch; -1 before the first.
         ticket: of that batch.
         held: tickets that it has not committed, oldest first.
-        is_idle: whether it has no batch and waits for one.
+        is_idle: whether it has no batch and waits for one, or for the next epoch.
     """
 
     epoch: EpochKey
@@ -238,7 +238,7 @@ class Dealer:
         one, current = self._workers.get(worker), self._epochs.get(epoch)
         if current is None and self._is_past(epoch):
             if one is not None:
-                one.is_idle = False
+                one.is_idle = True  # the last batches of others are not to wait for its first one of the next epoch
             return Over()
         if current is None or one is None or one.epoch != epoch:
             raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
@@ -350,9 +350,9 @@ class Dealer:
 
     @property
     def idle(self) -> frozenset[int]:
-        """Workers without a batch whose last request was answered by `Wait`.
+        """Workers without a batch whose last request was answered by `Wait` or `Over`.
 
-        No worker may wait for their clocks: they push nothing before others commit.
+        No worker may wait for their clocks: they push nothing before others commit, or before the next epoch.
         """
         return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
 

@@ -42,6 +42,7 @@ class SharedEpochs:
 
     Attributes:
         failure: why no more batches can be read, or None.
+        taken: how many batches of the epoch this worker was dealt.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SharedEpochs:
         self._telling = threading.Lock()
         self._taking = threading.Lock()
         self.failure: TfdistError | None = None
+        self.taken = 0
         with contextlib.ExitStack() as stack:
             self._teller = connect()
             stack.callback(self._teller.close)
@@ -82,7 +84,7 @@ class SharedEpochs:
             RefusedError: the other workers have other data, or shuffle them differently.
             PeerLostError: the server cannot be reached.
         """
-        self._epoch = None
+        self._epoch, self.taken = None, 0
         with self._telling:
             self._begun(self._teller, epoch)
         self._epoch = epoch
@@ -115,6 +117,7 @@ class SharedEpochs:
                 return
             if self._plan != plan:  # the server had forgotten the epoch, and another worker has begun it again
                 plan, places = self._plan, self._order(epoch)
+            self.taken += 1
             yield answer.ticket | (AFTER_PAUSE if pauses else 0), places[answer.start : answer.stop]
             pauses = False
 

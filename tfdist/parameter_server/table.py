@@ -185,7 +185,7 @@ class Table:
             rows[missing] = self._initial.rows(keys[missing], self._dim, self._dtype)
         return rows
 
-    def update(self, keys: np.ndarray, gradients: np.ndarray) -> int:
+    def update(self, keys: np.ndarray, gradients: np.ndarray, create: bool = False) -> int:
         """Makes one step of the optimizer on the rows of keys.
 
         It counts in the optimizer's iterations, and as time for the policy, also without keys. If each step of training
@@ -194,6 +194,7 @@ class Table:
         Args:
             keys: int64 [n]; the gradients of keys that repeat are summed.
             gradients: [n, dim].
+            create: whether this is a use of the keys, which makes rows, as their lookup was none.
 
         Returns:
             The number of rows that were updated.
@@ -206,6 +207,8 @@ class Table:
         if gradients.shape != (len(keys), self._dim):
             raise ValueError(f"gradients of shape {gradients.shape} for {len(keys)} keys of {self._dim} columns")
         slots = self._rows.find(keys)
+        if create and self._use(keys, slots):
+            slots = self._rows.find(keys)
         is_here = slots >= 0
         if not is_here.all():
             slots, gradients = slots[is_here], gradients[is_here]

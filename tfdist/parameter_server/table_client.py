@@ -192,13 +192,14 @@ class TableClient:
                 rows[part] = answer[1][0]
         return rows
 
-    def update(self, keys: np.ndarray, gradients: np.ndarray, rate: float | None = None) -> None:
+    def update(self, keys: np.ndarray, gradients: np.ndarray, rate: float | None = None, create: bool = False) -> None:
         """Makes one step of the optimizer, on all servers.
 
         Args:
             keys: int64 [n]; the gradients of keys that repeat are summed.
             gradients: [n, dim], of the rows' dtype.
             rate: the chief's learning rate, or None.
+            create: whether this is a use of the keys, as their lookup was none.
 
         Raises:
             RefusedError: a server does not take them.
@@ -209,7 +210,7 @@ class TableClient:
             sequence = next(self._updates)
             self._asked(
                 [[keys[part], gradients[part]] for part in parts],
-                functools.partial(UpdateRows, sequence=sequence, learning_rate=rate),
+                functools.partial(UpdateRows, sequence=sequence, learning_rate=rate, create=create),
             )
             self._has_updated = True
 

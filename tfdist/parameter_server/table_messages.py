@@ -65,10 +65,12 @@ class UpdateRows(TableMessage, frozen=True):
     Attributes:
         sequence: of the worker's updates; each counts once.
         learning_rate: the chief's; None from others, where a schedule sets it, and for an optimizer of the table's own.
+        create: whether this is a use of the keys, as their lookup was none.
     """
 
     sequence: int
     learning_rate: float | None = None
+    create: bool = False
 
 
 class AssignRows(TableMessage, frozen=True):

@@ -194,7 +194,7 @@ def _answered(
                     raise ValueError("no worker has said by which optimizer it is updated")
                 if message.learning_rate is not None:
                     table.set_learning_rate(message.learning_rate)
-                table.update(arrays[0], arrays[1])
+                table.update(arrays[0], arrays[1], message.create)
                 sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
         case AssignRows():
             _check_values(served, arrays[1])

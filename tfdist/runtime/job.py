@@ -14,6 +14,11 @@ _entered: Membership | None = None
 _lock = threading.Lock()
 
 
+def current() -> Membership | None:
+    """The membership of this process; None if it has entered no job."""
+    return None if _entered is None or _entered.is_closed else _entered
+
+
 def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
     """Enters a job, once per process; later calls return the same membership.
 

@@ -116,7 +116,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 'dtype="int64", and hash strings (`keras.layers.Hashing`).'
             )
         create = tf.cast(training or False, tf.bool) if self.trainable else tf.constant(False)
-        found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create)
+        found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
         return tf.cast(found, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:

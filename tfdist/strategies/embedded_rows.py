@@ -33,18 +33,21 @@ class EmbeddedRows:
         self._dim = table.form.dim
         self._own = optimizer
         self._known: Any = lambda: None
+        self._makes_rows = False
 
     def put_behind(self, anchor: Any) -> None:
         """Makes these the rows behind a variable, for `rows_of`."""
         anchor._tfdist_rows = self
 
-    def lookup(self, anchor: Any, keys: tf.Tensor, create: Any) -> tf.Tensor:
+    def lookup(self, anchor: Any, keys: tf.Tensor, create: Any, is_told: bool = True) -> tf.Tensor:
         """The rows of keys; in the graph under construction, or eagerly.
 
         Args:
             anchor: the variable.
             keys: int64, any shape.
             create: whether this is a use of the keys, which makes rows; a boolean or a scalar tensor.
+            is_told: whether that is known. If not, as in a model whose ``call`` has no argument ``training``, an update
+                with the gradient is a use.
 
         Returns:
             A tensor of the keys' shape and ``dim``, whose gradient reaches the anchor.
@@ -66,6 +69,7 @@ class EmbeddedRows:
 
             def gradient(of_found: tf.Tensor) -> tf.IndexedSlices:
                 each = tf.reshape(of_found, [-1, self._dim])
+                self._makes_rows = self._makes_rows or not is_told
                 values = tf.math.unsorted_segment_sum(each, places, tf.size(distinct))
                 return tf.IndexedSlices(values, distinct, tf.constant([0, self._dim], tf.int64))
 
@@ -99,9 +103,11 @@ class EmbeddedRows:
         rate = optimizer._learning_rate
         sends_rate = self._own is None and self.table.is_chief and isinstance(rate, keras.Variable)
 
+        create, self._makes_rows = self._makes_rows, False  # of the step that is traced, or run eagerly
+
         def on_host(keys: tf.Tensor, values: tf.Tensor, rate: tf.Tensor) -> None:
             with tf.init_scope():
-                self.table.update(to_array(keys), to_array(values), float(rate) if sends_rate else None)
+                self.table.update(to_array(keys), to_array(values), float(rate) if sends_rate else None, create)
 
         with tf.device("CPU:0"):
             inputs = [gradient.indices, values, tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer
 from tfdist.strategies.random_access import Ticketed
 from tfdist.strategies.shares import batch_size
+
+log = logging.getLogger("tfdist")
 
 
 class _Step:
@@ -196,6 +199,7 @@ class Pauses(keras.callbacks.Callback):
     def __init__(self, extended: UpdatesOnServers) -> None:
         super().__init__()
         self._extended = extended
+        self._names = ["loss"]
 
     def set_params(self, params: Any) -> None:
         """The progress bar's end is that of the epoch, whichever workers get its batches."""
@@ -212,8 +216,22 @@ class Pauses(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Nobody waits for this worker's callbacks."""
+        shared = keras_shared_data.of(self.model)
         for link in self._extended.links(self.model):
             link.suspend()
+            if shared is not None:
+                link.refresh()  # all have finished the epoch; this worker's last batch was some time ago
+        if shared is not None and logs is not None:
+            self._without_batches(shared.epochs.taken, logs)
+
+    def _without_batches(self, taken: int, logs: Any) -> None:
+        """Logs of an epoch of which this worker got no batch are not numbers: 0 would be the best loss of all."""
+        names = [name for name in logs if not name.startswith("val_")]
+        if taken:
+            self._names = names
+        else:
+            logs.update(dict.fromkeys(names or self._names, float("nan")))
+            log.warning("tfdist: this worker got no batch of the epoch; its logs are NaN.")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Nobody waits for this worker before it trains again."""

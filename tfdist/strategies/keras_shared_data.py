@@ -140,7 +140,12 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(source, str):
             if source not in extended.reported:
                 extended.reported.add(source)
-                log.warning("tfdist: this worker trains on its own data, not on shared data: %s.", source)
+                log.warning(
+                    "tfdist: the data of `fit` are not dealt out to the workers: %s. Each worker trains on all that it "
+                    'is given. Give `fit` arrays, or a dataset without `shuffle`, or divide the data: data="own", and '
+                    "`dataset.shard(count, index)` on each worker.",
+                    source,
+                )
             return original(*call.args, **call.kwargs)
         seed = private.global_seed() if source.shuffle else None
         if seed is None and source.shuffle:
