@@ -141,6 +141,8 @@ class Tfdist:
         from tfdist.parameter_server.server import Server
 
         class Shards:
+            tables = ()
+
             def __iter__(self):
                 return iter(())
 
