@@ -318,7 +318,10 @@ def sharing(mode, workers, servers=2, prefetch=0):
         epochs = []
         for worker, session in enumerate(made):
             of = worker, 0, Plan(BATCHES, 1, None)
-            connect = lambda: Connection(running[0].address, "ps 0", DEADLINE)  # noqa: E731
+
+            def connect():
+                return Connection(running[0].address, "ps 0", DEADLINE)
+
             epochs.append(SharedEpochs(connect, *of, when_idle=session.suspend))
             stack.callback(epochs[-1].close)
         yield made, epochs, running

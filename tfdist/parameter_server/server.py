@@ -33,12 +33,12 @@ class _Shared:
     """A segment that is shared with a connection.
 
     Attributes:
-        segment: of memory.
+        memory: the segment.
         worker: number of its task.
         last: the highest ``id`` of a push whose answer may be in it.
     """
 
-    segment: Segment
+    memory: Segment
     worker: int
     last: int = -1
 
@@ -135,26 +135,26 @@ class Server:
         frames = [frame.buffer for frame in received]
         try:
             locator = located(frames)
-            segment = self._segments.get(peer)
-            if locator is not None and segment is None:
+            shared = self._segments.get(peer)
+            if locator is not None and shared is None:
                 why = "this server was started again and has mapped no segment"
                 self._send(peer, FROM_SERVER.encode(Refused(locator.id, why, is_unknown=True)))
                 return
-            if locator is not None and segment is not None:
-                frames = segment.segment.restored(locator, frames[1], is_answer=False)
+            if locator is not None and shared is not None:
+                frames = shared.memory.restored(locator, frames[1], is_answer=False)
             message, arrays = FROM_WORKER.decode(frames)
         except InvalidMessageError as error:
             self._complain(received, error)
             return
         slot = None
-        if segment is not None and isinstance(message, Push) and message.id > segment.last:
-            segment.last = message.id  # an answer that comes twice would change memory that its worker reads
-            slot = message.sequence % segment.segment.slots
+        if shared is not None and isinstance(message, Push) and message.id > shared.last:
+            shared.last = message.id  # an answer that comes twice would change memory that its worker reads
+            slot = message.sequence % shared.memory.slots
 
         def answer(message: Message, arrays: Sequence[np.ndarray]) -> None:
             encoded = FROM_SERVER.encode(message, arrays)
-            if segment is not None and slot is not None:
-                encoded = segment.segment.moved(slot, encoded, is_answer=True)
+            if shared is not None and slot is not None:
+                encoded = shared.memory.moved(slot, encoded, is_answer=True)
             self._send(peer, encoded)
 
         if isinstance(message, Share):
