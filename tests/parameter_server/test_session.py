@@ -9,12 +9,12 @@ import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.client import Connection, RefusedError
-from tfdist.parameter_server.dealer import Plan
-from tfdist.parameter_server.deals import Deals
+from tfdist.parameter_server.dealing.dealer import Plan
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.session import Session
-from tfdist.parameter_server.shared_epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, Synchronous
 

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server import snapshot
-from tfdist.parameter_server.deals import Deals
+from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     Attach,
@@ -28,8 +27,9 @@ from tfdist.parameter_server.messages import (
     Waiting,
 )
 from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.snapshot import ShardState
-from tfdist.parameter_server.snapshots import Snapshots
+from tfdist.parameter_server.snapshots import sharded
+from tfdist.parameter_server.snapshots.running import Snapshots
+from tfdist.parameter_server.snapshots.sharded import ShardState
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, DropBeyond
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
@@ -339,7 +339,7 @@ def test_a_snapshot_of_another_model_is_told(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.close()
     state = ShardState("other", 3, {}, {}, (), {}, {})
-    snapshot.write(tmp_path, 0, 1, state)
+    sharded.write(tmp_path, 0, 1, state)
     refused = shot(tmp_path, created=False).create(keras.optimizers.SGD(1.0))
     assert "are of another model" in refused.why
 

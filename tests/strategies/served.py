@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
 from tfdist.compression.policy import as_policy
-from tfdist.parameter_server.deals import Deals
+from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.strategies import keras_seams

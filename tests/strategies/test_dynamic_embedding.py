@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.initial_rows import InitialRows
-from tfdist.parameter_server.row_policy import RowPolicy
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.dynamic_embedding import DynamicEmbedding
 
 DIM, ROWS = 4, 30

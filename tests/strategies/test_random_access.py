@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from tfdist.parameter_server.dealer import Batch, Dealer, Over, order
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, Over, order
 from tfdist.strategies.keras_private import array_slicing, data_adapters, tree
 from tfdist.strategies.random_access import dataset, source_of
 

@@ -13,7 +13,7 @@ import msgspec
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
-from tfdist.parameter_server.table_messages import (
+from tfdist.parameter_server.tables.messages import (
     AssignRows,
     AttachTable,
     ExportTable,
@@ -185,7 +185,7 @@ class BeginEpoch(Message, frozen=True):
         incarnation: a random number of this call of `fit`.
         fit: how many such calls of `fit` this worker has made before.
         epoch: number of the epoch.
-        samples: as of `tfdist.parameter_server.dealer.Plan`.
+        samples: as of `tfdist.parameter_server.dealing.dealer.Plan`.
         batch_size: as of `Plan`.
         seed: proposed for the order; None if samples are not shuffled.
     """
@@ -329,7 +329,7 @@ class Planned(Message, frozen=True):
 
 
 class Dealt(Message, frozen=True):
-    """A batch; see `tfdist.parameter_server.dealer.Batch`."""
+    """A batch; see `tfdist.parameter_server.dealing.dealer.Batch`."""
 
     id: int
     ticket: int

@@ -126,7 +126,7 @@ class Session:
             gradients: by server, of its parts.
             samples: their weight where several workers' are averaged.
             rate: the chief's learning rate; None on others.
-            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealer`).
+            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
 
         Returns:
             The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step.

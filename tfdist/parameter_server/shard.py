@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.deals import Answer, Deals
+from tfdist.parameter_server.dealing.deals import Answer, Deals
 from tfdist.parameter_server.delay_compensation import DelayCompensation
 from tfdist.parameter_server.gradients import Gradients, weighted_sum
 from tfdist.parameter_server.ledger import Gradient, Ledger, weights
@@ -33,8 +33,8 @@ from tfdist.parameter_server.messages import (
 )
 from tfdist.parameter_server.packing import Unpacker, Whole
 from tfdist.parameter_server.report import ModelReport, WorkerReport
-from tfdist.parameter_server.snapshot import PartState, ShardState
-from tfdist.parameter_server.snapshots import Snapshots
+from tfdist.parameter_server.snapshots.running import Snapshots
+from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
 from tfdist.parameter_server.staleness import DelayCompensated
 from tfdist.parameter_server.state import State
 from tfdist.parameter_server.store import Store

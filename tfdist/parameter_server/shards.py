@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.deals import Answer, Deals, OfDealer
+from tfdist.parameter_server.dealing.deals import Answer, Deals, OfDealer
 from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
 from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.table_messages import TableMessage
-from tfdist.parameter_server.tables import Tables
+from tfdist.parameter_server.tables.messages import TableMessage
+from tfdist.parameter_server.tables.tables import Tables
 
 _CHIEF = 0
 

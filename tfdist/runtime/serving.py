@@ -10,16 +10,16 @@ from tfdist.cluster.settings import read_secret
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.deals import Deals
+from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.snapshots import Snapshots
+from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
-from tfdist.parameter_server.table_snapshots import PREFIX, TableSnapshots
-from tfdist.parameter_server.tables import Tables
+from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
+from tfdist.parameter_server.tables.tables import Tables
 from tfdist.runtime.membership import Membership
 
 log = logging.getLogger("tfdist")

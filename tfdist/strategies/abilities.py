@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
-    from tfdist.parameter_server.dealer import Plan
-    from tfdist.parameter_server.shared_epochs import SharedEpochs
-    from tfdist.parameter_server.table_client import Form, TableClient
+    from tfdist.parameter_server.dealing.dealer import Plan
+    from tfdist.parameter_server.dealing.epochs import SharedEpochs
+    from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.initial_rows import InitialRows
-from tfdist.parameter_server.row_policy import RowPolicy
-from tfdist.parameter_server.table_client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies import at_work, keras_seams
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.embedded_rows import EmbeddedRows

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.table_client import TableClient
+from tfdist.parameter_server.tables.client import TableClient
 from tfdist.tensors import to_array, to_tensor
 
 

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.dealer import Plan
-from tfdist.parameter_server.shared_epochs import AFTER_PAUSE, SharedEpochs
+from tfdist.parameter_server.dealing.dealer import Plan
+from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers

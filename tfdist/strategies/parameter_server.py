@@ -28,12 +28,12 @@ from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
-from tfdist.parameter_server.dealer import Plan  # noqa: E402
+from tfdist.parameter_server.dealing.dealer import Plan  # noqa: E402
+from tfdist.parameter_server.dealing.epochs import SharedEpochs  # noqa: E402
 from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa: E402
-from tfdist.parameter_server.shared_epochs import SharedEpochs  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
-from tfdist.parameter_server.table_client import Form, Line, TableClient  # noqa: E402
+from tfdist.parameter_server.tables.client import Form, Line, TableClient  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402

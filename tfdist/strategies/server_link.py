@@ -16,11 +16,11 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.dealing.epochs import number_of
 from tfdist.parameter_server.gradients import Gradients, Kind
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
-from tfdist.parameter_server.shared_epochs import number_of
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
 from tfdist.tensors import to_array, to_tensor

@@ -1,0 +1,205 @@
+"""What is answered to workers that ask for batches, without sockets."""
+
+import json
+
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.messages import (
+    BeginEpoch,
+    Dealt,
+    Done,
+    LeaveEpoch,
+    NoBatch,
+    Planned,
+    Refused,
+    Skip,
+    Take,
+    Waiting,
+)
+
+
+class Talk:
+    """A dealer, and what it answers."""
+
+    def __init__(self, workers=2, samples=10, batch_size=4):
+        self.deals = Deals()
+        self.idle, self.left = [], []
+        self.deals.when_idle_changes = self.idle.append
+        self.deals.when_left = self.left.append
+        self.answers = {}
+        self.number = 0
+        self.requests = dict.fromkeys(range(9), 0)
+        for worker in range(workers):
+            self.begin(worker, samples=samples, batch_size=batch_size)
+
+    def say(self, kind, *fields):
+        """Returns the list of answers, to which others may come."""
+        self.number += 1
+        kept = []
+        self.deals.heard(kind(self.number, *fields), lambda message, arrays: kept.append(message))
+        return kept
+
+    def begin(self, worker, epoch=0, incarnation=1, fit=0, samples=10, batch_size=4, seed=7):
+        return self.say(BeginEpoch, worker, incarnation, fit, epoch, samples, batch_size, seed)[-1]
+
+    def take(self, worker, epoch=0, incarnation=1, is_idle=False, again=False):
+        self.requests[worker] += not again
+        return self.say(Take, worker, incarnation, 0, epoch, self.requests[worker], is_idle)
+
+    def batch(self, worker, **options):
+        (answer,) = self.take(worker, **options)
+        assert isinstance(answer, Dealt), answer
+        return answer
+
+    def commit(self, worker, batch):
+        assert self.deals.may_commit(worker, batch.ticket)
+        self.deals.commit(worker, batch.ticket)
+
+
+def test_batches_are_dealt_and_the_epoch_ends():
+    talk = Talk(workers=1)
+    found = []
+    for _ in range(3):
+        found.append(talk.batch(0))
+        talk.commit(0, found[-1])
+    assert [(one.start, one.stop) for one in found] == [(0, 4), (4, 8), (8, 10)]
+    assert talk.take(0)[-1].is_over
+
+
+def test_the_first_plan_counts():
+    talk = Talk(workers=1)
+    assert talk.begin(1, seed=8).seed == 7
+    assert isinstance(talk.begin(1, samples=11), Refused)
+    assert isinstance(talk.begin(1, epoch=1, seed=9), Planned)
+
+
+def test_a_request_that_comes_again_gets_the_same_batch():
+    talk = Talk()
+    first = talk.batch(0)
+    assert talk.batch(0, again=True).ticket == first.ticket
+    assert talk.batch(1).start == 4
+
+
+def test_a_worker_without_a_batch_is_told_once_and_waits():
+    talk = Talk(samples=4)
+    batch = talk.batch(0)
+    assert [type(one) for one in talk.take(1)] == [NoBatch]
+    assert talk.idle == [{1}]
+    waiting = talk.take(1, is_idle=True)
+    assert [type(one) for one in waiting] == [Waiting]
+    talk.deals.give_back(0, batch.ticket)
+    assert isinstance(waiting[-1], Dealt)
+    assert talk.idle == [{1}, set()]
+
+
+def test_a_worker_that_has_a_batch_waits_without_being_told():
+    talk = Talk(samples=8)
+    talk.batch(0)
+    other = talk.batch(1)
+    waiting = talk.take(1)
+    assert [type(one) for one in waiting] == [Waiting]
+    talk.commit(1, other)
+    assert waiting[-1] == NoBatch(waiting[0].id, is_over=False), "now it has none"
+
+
+def test_those_that_wait_learn_that_the_epoch_is_over():
+    talk = Talk(samples=4)
+    batch = talk.batch(0)
+    talk.take(1)
+    waiting = talk.take(1, is_idle=True)
+    talk.commit(0, batch)
+    assert waiting[-1].is_over
+    assert talk.deals.idle == {1}, "until it has begun another epoch"
+    talk.begin(1, epoch=1)
+    assert talk.deals.idle == set()
+
+
+def test_a_lost_workers_batches_are_dealt_again():
+    talk = Talk(samples=4)
+    batch = talk.batch(0)
+    talk.take(1)
+    waiting = talk.take(1, is_idle=True)
+    talk.deals.lost(0)
+    assert isinstance(waiting[-1], Dealt)
+    assert not talk.deals.may_commit(0, batch.ticket)
+    assert talk.take(0)[-1].is_unknown, "it has to begin again"
+    planned = talk.begin(0, samples=4)
+    assert planned == Planned(talk.number, 7)
+
+
+def test_another_process_of_a_worker_does_not_have_its_batches():
+    talk = Talk(samples=4)
+    batch = talk.batch(0)
+    talk.begin(0, incarnation=2, samples=4)
+    assert not talk.deals.may_commit(0, batch.ticket)
+    assert talk.take(0)[-1].is_unknown
+    assert talk.batch(0, incarnation=2).start == 0
+
+
+def test_a_worker_leaves():
+    talk = Talk(samples=8)
+    talk.batch(0)
+    talk.batch(0)
+    talk.take(1)
+    waiting = talk.take(1, is_idle=True)
+    late = talk.take(0)
+    assert isinstance(talk.say(LeaveEpoch, 0, 1)[-1], Done)
+    assert late[-1].is_over, "its thread that reads batches ends"
+    assert isinstance(waiting[-1], Dealt)
+    assert talk.left == [0]
+    assert isinstance(talk.say(LeaveEpoch, 0, 1)[-1], Done), "again"
+    assert talk.left == [0]
+
+
+def test_a_batch_without_an_update_is_used_up():
+    talk = Talk(workers=1, samples=4)
+    ticket = talk.batch(0).ticket
+    for _ in range(2):
+        assert isinstance(talk.say(Skip, 0, 1, ticket)[-1], Done)
+    assert talk.deals.is_committed(0, ticket)
+    assert talk.take(0)[-1].is_over
+
+
+def test_a_late_copy_does_not_replace_a_request_that_waits():
+    talk = Talk(workers=2, samples=8)
+    first = talk.batch(0)
+    talk.batch(1)
+    waiting = talk.take(0)
+    assert talk.say(Take, 0, 1, 0, 0, talk.requests[0] - 1) == []
+    talk.deals.give_back(0, first.ticket)
+    assert isinstance(waiting[-1], Dealt)
+
+
+def test_a_server_goes_on_from_its_books():
+    """Of three batches one is applied, one waits for others, and one is out: two are dealt again."""
+    talk = Talk()
+    applied, waits, _ = talk.batch(0), talk.batch(1), talk.batch(0)
+    talk.commit(0, applied)
+    talk.commit(1, waits)
+    state = json.loads(json.dumps(talk.deals.state([(1, waits.ticket)])))
+    again = Talk(workers=0)
+    again.deals.restore(state)
+    assert again.deals.is_committed(0, applied.ticket)
+    assert not again.deals.is_committed(1, waits.ticket), "its push is refused, and its batch dealt to somebody"
+    assert not again.deals.may_commit(1, waits.ticket)
+    assert again.take(0)[-1].is_unknown, "it has to begin again"
+    again.begin(0)
+    starts = []
+    for _ in range(2):
+        batch = again.batch(0)
+        starts.append(batch.start)
+        again.commit(0, batch)
+    assert sorted(starts) == [4, 8]
+    (answer,) = again.take(0)
+    assert answer.is_over
+
+
+def test_another_job_begins_its_epochs_anew():
+    talk = Talk(workers=1)
+    for _ in range(3):
+        talk.commit(0, talk.batch(0))
+    other = Deals(job="another")
+    other.restore(talk.deals.state([]))
+    other.restore(None)
+    talk.deals = other
+    talk.begin(0)
+    assert talk.batch(0).start == 0

@@ -1,0 +1,141 @@
+"""Workers that read dealt batches, over real sockets."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from tests.parameter_server.serving import DEADLINE, serving
+from tfdist.parameter_server.client import Connection, RefusedError
+from tfdist.parameter_server.dealing.dealer import Plan
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
+
+PLAN = Plan(10, 4, None)
+
+
+class Served:
+    def __init__(self, stack):
+        self.deals = Deals()
+        self.server = stack.enter_context(serving(deals=self.deals))
+        self._stack = stack
+
+    def epochs(self, worker=0, plan=PLAN, fit=0, **options):
+        made = SharedEpochs(lambda: Connection(self.server.address, "ps 0", DEADLINE), worker, fit, plan, **options)
+        self._stack.callback(made.close)
+        return made
+
+
+@pytest.fixture
+def served():
+    with contextlib.ExitStack() as stack:
+        yield Served(stack)
+
+
+class Reading:
+    """Reads tickets on a thread of its own, and uses them up."""
+
+    def __init__(self, epochs):
+        self.found, self.failure, self._epochs = [], None, epochs
+        self._thread = threading.Thread(target=self._read, args=(epochs.tickets(),), daemon=True)
+        self._thread.start()
+
+    def _read(self, tickets):
+        try:
+            for ticket, indices in tickets:
+                self.found.append((ticket, indices))
+                self._epochs.skip(ticket)
+        except Exception as error:
+            self.failure = error
+
+    def join(self):
+        self._thread.join(DEADLINE)
+        assert not self._thread.is_alive()
+        return self.found
+
+
+def test_an_epoch(served):
+    epochs = served.epochs()
+    assert list(epochs.tickets()) == [], "none has begun"
+    for epoch in range(2):
+        epochs.begin(epoch)
+        seen = []
+        for ticket, indices in epochs.tickets():
+            assert number_of(ticket) == ticket
+            seen += indices.tolist()
+            epochs.skip(ticket)
+        assert seen == list(range(10))
+
+
+def test_all_workers_have_the_order_of_the_first(served):
+    first, second = served.epochs(0, Plan(10, 4, 1)), served.epochs(1, Plan(10, 4, 2))
+    first.begin(0)
+    second.begin(0)
+    tickets = [first.tickets(), second.tickets(), first.tickets()]
+    seen = np.concatenate([next(one)[1] for one in tickets])
+    assert sorted(seen) == list(range(10))
+
+
+def test_other_data_are_refused(served):
+    first, second = served.epochs(0), served.epochs(1, Plan(11, 4, None))
+    first.begin(0)
+    with pytest.raises(RefusedError, match="all workers must train on the same data"):
+        second.begin(0)
+
+
+def test_a_worker_that_waits_says_so_and_marks_the_next_ticket(served):
+    told = threading.Event()
+    first, second = served.epochs(0, Plan(4, 4, None)), served.epochs(1, Plan(4, 4, None), when_idle=told.set)
+    first.begin(0)
+    second.begin(0)
+    held, _ = next(first.tickets())
+    reading = Reading(second)
+    assert told.wait(DEADLINE)
+    first.close()
+    ((ticket, indices),) = reading.join()
+    assert ticket & AFTER_PAUSE
+    assert number_of(ticket) != held
+    assert indices.tolist() == [0, 1, 2, 3]
+
+
+def test_closing_ends_a_thread_that_waits(served):
+    told = threading.Event()
+    first, second = served.epochs(0, Plan(4, 4, None)), served.epochs(1, Plan(4, 4, None), when_idle=told.set)
+    first.begin(0)
+    second.begin(0)
+    next(first.tickets())
+    reading = Reading(second)
+    assert told.wait(DEADLINE)
+    second.close()
+    assert reading.join() == []
+    assert reading.failure is None
+
+
+def test_a_worker_that_was_taken_for_lost_begins_again(served):
+    epochs = served.epochs()
+    epochs.begin(0)
+    next(epochs.tickets())
+    served.server.lost(0)
+    found = Reading(epochs).join()
+    assert sorted(np.concatenate([indices for _, indices in found])) == list(range(10))
+
+
+def test_a_server_that_does_not_answer_is_an_error():
+    with contextlib.ExitStack() as stack:
+        with serving(deals=Deals()) as server:
+            epochs = SharedEpochs(lambda: Connection(server.address, "ps 0", 1.0), 0, 0, PLAN)
+            stack.callback(epochs.close)
+            epochs.begin(0)
+        reading = Reading(epochs)
+        reading.join()
+        assert reading.failure is not None
+        assert epochs.failure is reading.failure
+
+
+def test_a_server_without_a_dealer_says_so():
+    with serving() as server, contextlib.ExitStack() as stack:
+        epochs = SharedEpochs(lambda: Connection(server.address, "ps 1", DEADLINE), 0, 0, PLAN)
+        stack.callback(epochs.close)
+        with pytest.raises(RefusedError, match="deals no batches"):
+            epochs.begin(0)

@@ -1,0 +1,186 @@
+"""The tables of a server, message by message."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.messages import Done, Refused
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.messages import (
+    AssignRows,
+    AttachTable,
+    ExportTable,
+    Lookup,
+    Rows,
+    TableAttached,
+    UpdateRows,
+)
+from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.parameter_server.tables.tables import Tables
+
+DIM = 2
+ZERO = InitialRows(scale=0.0)
+SGD = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
+KEYS = np.array([3, -5], np.int64)
+ONES = np.ones((2, DIM), np.float32)
+
+
+def ask(tables, kind, *arguments, arrays=(), worker=0, incarnation=1):
+    found = []
+    message = kind(7, worker, incarnation, "users", *arguments)
+    tables.heard(message, list(arrays), lambda answer, rows: found.append((answer, rows)))
+    ((answer, rows),) = found
+    assert answer.id == 7
+    return answer, rows
+
+
+def attach(tables, optimizer=SGD, worker=0, incarnation=1, initial=ZERO, policy=RowPolicy()):  # noqa: B008
+    form = DIM, "float32", initial, policy
+    return ask(tables, AttachTable, *form, optimizer, worker=worker, incarnation=incarnation)[0]
+
+
+def update(tables, sequence, rate=None, arrays=(KEYS, ONES), **sender):
+    return ask(tables, UpdateRows, sequence, rate, arrays=arrays, **sender)[0]
+
+
+def lookup(tables, sequence=0, create=True, keys=KEYS, **sender):
+    return ask(tables, Lookup, sequence, create, arrays=[keys], **sender)
+
+
+def values(tables, **sender):
+    return lookup(tables, create=False, **sender)[1][0][:, 0].tolist()
+
+
+def attached(**options):
+    tables = Tables()
+    assert isinstance(attach(tables, **options), TableAttached)
+    return tables
+
+
+def test_rows_are_made_updated_and_exported():
+    tables = attached()
+    lookup(tables)
+    assert update(tables, 0) == Done(7, 1)
+    answer, (keys, rows) = ask(tables, ExportTable)
+    assert answer == Rows(7, 1)
+    np.testing.assert_array_equal(keys, [-5, 3])
+    np.testing.assert_array_equal(rows, -ONES)
+
+
+def test_an_update_counts_once():
+    tables = attached()
+    lookup(tables)
+    for sequence in (0, 0, 1, 1, 0):
+        assert isinstance(update(tables, sequence), Done)
+    assert values(tables) == [-2, -2]
+    attach(tables, worker=1)
+    update(tables, 0, worker=1)
+    assert values(tables) == [-3, -3], "another worker's"
+    attach(tables, incarnation=2)
+    update(tables, 0, incarnation=2)
+    assert values(tables, incarnation=2) == [-4, -4], "a worker that came again"
+
+
+def test_a_use_counts_once():
+    tables = attached(policy=RowPolicy(admit_after=2))
+    for _ in range(3):
+        lookup(tables, sequence=0)
+    assert not len(ask(tables, ExportTable)[1][0])
+    lookup(tables, sequence=1)
+    assert len(ask(tables, ExportTable)[1][0]) == 2
+
+
+def test_the_chiefs_learning_rate_is_used():
+    tables = attached()
+    lookup(tables)
+    update(tables, 0, rate=0.5)
+    update(tables, 1)
+    assert values(tables) == [-1, -1]
+
+
+def test_who_has_not_described_the_table_is_unknown():
+    tables = Tables()
+    assert lookup(tables)[0].is_unknown
+    attach(tables)
+    assert lookup(tables, worker=1)[0].is_unknown
+    assert lookup(tables, incarnation=2)[0].is_unknown
+    assert isinstance(lookup(tables)[0], Rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "arrays", "why"),
+    [
+        (Lookup, (0, True), [KEYS.astype(np.int32)], "int64"),
+        (Lookup, (0, True), [KEYS[:, np.newaxis]], "one dimension"),
+        (Lookup, (0, True), [], "0 arrays; expected 1"),
+        (UpdateRows, (0,), [KEYS, ONES[:1]], "gradients of shape"),
+        (UpdateRows, (0,), [KEYS, ONES.astype(np.float64)], "float64"),
+        (UpdateRows, (0,), [KEYS], "1 arrays; expected 2"),
+        (AssignRows, (False,), [KEYS, ONES[:, :1]], "values of shape"),
+        (AssignRows, (False,), [KEYS[[0, 0]], ONES], "repeat"),
+        (ExportTable, (), [KEYS], "1 arrays; expected 0"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_changes_nothing(kind, arguments, arrays, why):
+    tables = attached()
+    lookup(tables)
+    answer, _ = ask(tables, kind, *arguments, arrays=arrays)
+    assert isinstance(answer, Refused)
+    assert not answer.is_unknown
+    assert why in answer.why
+    assert values(tables) == [0, 0]
+    assert update(tables, 0) == Done(7, 1), "nothing has counted"
+
+
+def test_tables_that_differ_are_refused():
+    tables = attached()
+    answer = attach(tables, worker=1, initial=InitialRows(scale=1.0))
+    assert isinstance(answer, Refused)
+    assert "initial" in answer.why
+
+
+def test_an_optimizer_that_cannot_be_used_is_refused():
+    optimizer = keras.optimizers.serialize(keras.optimizers.SGD(1.0, global_clipnorm=1.0))
+    answer = attach(Tables(), optimizer)
+    assert isinstance(answer, Refused)
+    assert "clipvalue" in answer.why
+
+
+def test_the_optimizer_may_be_said_later():
+    tables = attached(optimizer=None)
+    lookup(tables)
+    assert "by which optimizer" in update(tables, 0).why
+    attach(tables, worker=1)
+    update(tables, 0)
+    assert values(tables) == [-1, -1]
+
+
+def test_the_chiefs_optimizer_replaces_another_one():
+    tables = attached()
+    lookup(tables)
+    update(tables, 0)
+    attach(tables, keras.optimizers.serialize(keras.optimizers.SGD(2.0, momentum=0.5)), worker=1)
+    update(tables, 1)
+    assert values(tables) == [-2, -2], "a worker's does not"
+    attach(tables, keras.optimizers.serialize(keras.optimizers.SGD(5.0, name="other")))
+    update(tables, 2)
+    assert values(tables) == [-3, -3], "the learning rate is the chief's by updates"
+    attach(tables, keras.optimizers.serialize(keras.optimizers.SGD(2.0, momentum=0.5)))
+    for sequence in (3, 4):
+        update(tables, sequence)
+    assert values(tables) == [-8, -8], "2 · 1, and 2 · 1.5"
+
+
+def test_rows_are_assigned():
+    tables = attached()
+    lookup(tables, keys=np.array([8], np.int64))
+    assert ask(tables, AssignRows, True, arrays=[KEYS, 4 * ONES])[0] == Done(7, 0)
+    assert ask(tables, ExportTable)[1][0].tolist() == [-5, 3]
+    update(tables, 0)
+    ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
+    assert values(tables) == [3, 3], "only if it is new"
+    attach(tables, keras.optimizers.serialize(keras.optimizers.Adagrad(1.0)))
+    ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
+    assert values(tables) == [3, 3], "which it is not for another optimizer"
+    ask(tables, AssignRows, False, arrays=[KEYS, 9 * ONES])
+    assert values(tables) == [9, 9]

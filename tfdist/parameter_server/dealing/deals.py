@@ -1,0 +1,197 @@
+"""What workers say to the dealer of a job, and which of their requests wait for a batch. It knows no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over
+from tfdist.parameter_server.messages import (
+    BeginEpoch,
+    Dealt,
+    Done,
+    LeaveEpoch,
+    NoBatch,
+    Planned,
+    Refused,
+    Skip,
+    Take,
+    Waiting,
+)
+from tfdist.parameter_server.wire import Message
+
+Answer = Callable[[Message, Sequence[np.ndarray]], None]
+"""Sends an answer to where a message came from."""
+
+OfDealer = BeginEpoch | Take | Skip | LeaveEpoch
+"""What workers say to the dealer."""
+
+
+@dataclass
+class _Parked:
+    """A request that waits for a batch.
+
+    Attributes:
+        message: from a worker.
+        answer: to its sender.
+    """
+
+    message: Take
+    answer: Answer
+
+
+class Deals:
+    """The dealer of a job, for one thread.
+
+    Args:
+        dealer: deals the batches.
+        job: its unique name, for snapshots: another job begins its epochs anew.
+
+    Attributes:
+        when_idle_changes: called with the workers that have no batch and wait for one, when these change. Their clocks
+            stand still until others have committed.
+        when_left: called with a worker that takes no more batches in this call of `fit`.
+    """
+
+    def __init__(self, dealer: Dealer | None = None, job: str = "") -> None:
+        self._dealer = dealer or Dealer()
+        self._job = job
+        self._incarnations: dict[int, int] = {}
+        self._parked: dict[int, _Parked] = {}
+        self._idle: frozenset[int] = frozenset()
+        self.when_idle_changes: Callable[[frozenset[int]], None] = lambda idle: None
+        self.when_left: Callable[[int], None] = lambda worker: None
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Workers that have no batch and wait for one."""
+        return self._idle
+
+    def heard(self, message: OfDealer, answer: Answer) -> None:
+        """Does what a message says.
+
+        Args:
+            message: from a worker.
+            answer: to its sender; may be used later.
+        """
+        if not isinstance(message, BeginEpoch) and self._incarnations.get(message.worker) != message.incarnation:
+            if isinstance(message, (LeaveEpoch, Skip)):  # the dealer has forgotten the worker, which is what it wants
+                answer(Done(message.id, 0), ())
+            else:
+                why = f"worker {message.worker} has not begun this epoch, or was taken for lost"
+                answer(Refused(message.id, why, is_unknown=True), ())
+            return
+        match message:
+            case BeginEpoch():
+                self._begin(message, answer)
+            case Take():
+                self._take(message, answer)
+            case Skip():
+                if self._dealer.may_commit(message.worker, message.ticket):
+                    self._dealer.commit(message.worker, message.ticket)
+                answer(Done(message.id, 0), ())
+            case LeaveEpoch():
+                self._end_parked(message.worker)
+                self._dealer.leave(message.worker)
+                del self._incarnations[message.worker]
+                answer(Done(message.id, 0), ())
+                self.when_left(message.worker)
+        self._settle()
+
+    def lost(self, worker: int) -> None:
+        """A worker has died, or is taken for dead: its batches are dealt again.
+
+        Args:
+            worker: its task's number; may be unknown.
+        """
+        self._incarnations.pop(worker, None)
+        self._parked.pop(worker, None)  # if it lives, it asks again, and learns that it has to begin again
+        self._dealer.lost(worker)
+        self._settle()
+
+    def state(self, waiting: Collection[tuple[int, int]]) -> dict[str, Any]:
+        """What a snapshot holds; see `Dealer.state`."""
+        return {"job": self._job, "dealer": self._dealer.state(waiting)}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a snapshot of the same job, before anything is heard.
+
+        Args:
+            state: as `state` returned it; None for none.
+        """
+        if state is not None and state["job"] == self._job:
+            self._dealer.restore(state["dealer"])
+
+    def is_committed(self, worker: int, ticket: int) -> bool:
+        """See `Dealer.is_committed`."""
+        return self._dealer.is_committed(worker, ticket)
+
+    def may_commit(self, worker: int, ticket: int) -> bool:
+        """See `Dealer.may_commit`."""
+        return self._dealer.may_commit(worker, ticket)
+
+    def commit(self, worker: int, ticket: int) -> None:
+        """A batch is part of an update; see `Dealer.commit`."""
+        self._dealer.commit(worker, ticket)
+        self._settle()
+
+    def give_back(self, worker: int, ticket: int) -> None:
+        """A batch is dealt again, as its gradients were not used; see `Dealer.give_back`."""
+        self._dealer.give_back(worker, ticket)
+        self._settle()
+
+    def _begin(self, message: BeginEpoch, answer: Answer) -> None:
+        if self._incarnations.get(message.worker) != message.incarnation:
+            self._end_parked(message.worker)
+            self._dealer.lost(message.worker)
+        key = message.fit, message.epoch
+        try:
+            plan = self._dealer.begin(message.worker, key, message.samples, message.batch_size, message.seed)
+        except DealerError as error:
+            answer(Refused(message.id, str(error)), ())
+            return
+        self._incarnations[message.worker] = message.incarnation
+        answer(Planned(message.id, plan.seed), ())
+
+    def _take(self, message: Take, answer: Answer) -> None:
+        """The same request may come again; its last sender is answered."""
+        parked = self._parked.get(message.worker)
+        if parked is not None and parked.message.request > message.request:
+            return  # a late copy
+        self._parked[message.worker] = _Parked(message, answer)
+        self._settle()
+        if message.worker in self._parked:
+            answer(Waiting(message.id), ())
+
+    def _end_parked(self, worker: int) -> None:
+        """Answers a request of a worker that has gone on."""
+        parked = self._parked.pop(worker, None)
+        if parked is not None:
+            parked.answer(NoBatch(parked.message.id, is_over=True), ())
+
+    def _settle(self) -> None:
+        """Answers the requests that can be answered now."""
+        for worker, parked in list(self._parked.items()):
+            found = self._answer_to(parked.message)
+            if found is not None:
+                del self._parked[worker]
+                parked.answer(found, ())
+        if (idle := self._dealer.idle) != self._idle:
+            self._idle = idle
+            self.when_idle_changes(idle)
+
+    def _answer_to(self, message: Take) -> Message | None:
+        try:
+            dealt = self._dealer.take(message.worker, (message.fit, message.epoch), message.request)
+        except DealerError as error:
+            return Refused(message.id, str(error), is_unknown=True)
+        if isinstance(dealt, Batch):
+            return Dealt(message.id, dealt.ticket, dealt.start, dealt.stop)
+        if isinstance(dealt, Over):
+            return NoBatch(message.id, is_over=True)
+        if message.worker in self._dealer.idle and not message.is_idle:
+            return NoBatch(message.id, is_over=False)
+        return None

@@ -1,0 +1,180 @@
+"""A worker's part in epochs whose batches are dealt to all workers: it asks for batches, and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import Connection, RefusedError
+from tfdist.parameter_server.dealing.dealer import Plan, order
+from tfdist.parameter_server.messages import BeginEpoch, Dealt, LeaveEpoch, NoBatch, Skip, Take
+
+AFTER_PAUSE = 1 << 62
+"""This bit of a ticket says that the worker had to wait for the batch, and has to read the newest values first."""
+_LEAVE_SECONDS = 2.0
+
+
+def number_of(ticket: int) -> int:
+    """A ticket as the dealer knows it.
+
+    Args:
+        ticket: perhaps with the bit `AFTER_PAUSE`.
+    """
+    return ticket & ~AFTER_PAUSE
+
+
+class SharedEpochs:
+    """The epochs of one call of `fit`. One thread reads batches while another one trains.
+
+    Args:
+        connect: makes a connection to the server with the dealer.
+        worker: this task's number.
+        fit: how many calls of `fit` with shared data this worker has begun before.
+        plan: of each epoch; all workers get the seed of the first one.
+        within_batches: as of `tfdist.parameter_server.dealing.dealer.order`.
+        when_idle: tells all servers that nobody has to wait for this worker. Called by the thread that reads batches.
+
+    Attributes:
+        failure: why no more batches can be read, or None.
+        taken: how many batches of the epoch this worker was dealt.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        worker: int,
+        fit: int,
+        plan: Plan,
+        within_batches: bool = False,
+        when_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._worker = worker
+        self._fit = fit
+        self._plan = plan
+        self._within_batches = within_batches
+        self._when_idle = when_idle
+        self._incarnation = secrets.randbits(63)
+        self._requests = itertools.count()
+        self._epoch: int | None = None
+        self._begins_again = False
+        self._is_closed = False
+        self._telling = threading.Lock()
+        self._taking = threading.Lock()
+        self.failure: TfdistError | None = None
+        self.taken = 0
+        with contextlib.ExitStack() as stack:
+            self._teller = connect()
+            stack.callback(self._teller.close)
+            self._taker = connect()
+            stack.pop_all()
+
+    def begin(self, epoch: int) -> None:
+        """Takes part in an epoch from now on.
+
+        Args:
+            epoch: its number.
+
+        Raises:
+            RefusedError: the other workers have other data, or shuffle them differently.
+            PeerLostError: the server cannot be reached.
+        """
+        self._epoch, self.taken = None, 0
+        with self._telling:
+            self._begun(self._teller, epoch)
+        self._epoch = epoch
+
+    def tickets(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The batches of the epoch that are dealt to this worker.
+
+        Yields:
+            The ticket, perhaps with the bit `AFTER_PAUSE`, and the indices of the batch.
+
+        Raises:
+            TfdistError: the server cannot be reached, or refuses.
+        """
+        epoch, pauses = self._epoch, False
+        if epoch is None:
+            return
+        plan, places = self._plan, self._order(epoch)
+        while True:
+            try:
+                with self._taking:
+                    answer = self._taken(epoch, pauses)
+                if isinstance(answer, NoBatch) and not answer.is_over:
+                    self._when_idle()
+                    pauses = True
+                    continue
+            except TfdistError as error:
+                self.failure = error
+                raise
+            if isinstance(answer, NoBatch):
+                return
+            if self._plan != plan:  # the server had forgotten the epoch, and another worker has begun it again
+                plan, places = self._plan, self._order(epoch)
+            self.taken += 1
+            yield answer.ticket | (AFTER_PAUSE if pauses else 0), places[answer.start : answer.stop]
+            pauses = False
+
+    def skip(self, ticket: int) -> None:
+        """A batch was used up in a step that made no update.
+
+        Args:
+            ticket: of the batch.
+        """
+        with self._telling:
+            self._teller.request(lambda id: Skip(id, self._worker, self._incarnation, number_of(ticket)))
+
+    def close(self) -> None:
+        """Leaves: batches that are not committed are dealt to others. Iterators over tickets end."""
+        if self._is_closed:
+            return
+        self._epoch, self._is_closed = None, True
+        with self._telling:
+            self._leave()
+            with self._taking:
+                if self._begins_again:  # perhaps after the server had heard that this worker leaves
+                    self._leave()
+                self._taker.close()
+            self._teller.close()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(TfdistError):  # then the server learns from the rendezvous that this worker has ended
+            self._teller.request(lambda id: LeaveEpoch(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return order(self._plan, (self._fit, epoch), self._within_batches)
+
+    def _begun(self, connection: Connection, epoch: int) -> None:
+        plan = self._plan
+
+        def begin(id: int) -> BeginEpoch:
+            of = id, self._worker, self._incarnation, self._fit, epoch
+            return BeginEpoch(*of, plan.samples, plan.batch_size, plan.seed)
+
+        answer, _ = connection.request(begin)
+        self._plan = Plan(plan.samples, plan.batch_size, answer.seed)
+
+    def _taken(self, epoch: int, is_idle: bool) -> Dealt | NoBatch:
+        """The answer to a request for a batch; nothing if this worker has gone on."""
+        request = next(self._requests)
+
+        def take(id: int) -> Take:
+            return Take(id, self._worker, self._incarnation, self._fit, epoch, request, is_idle)
+
+        while self._epoch == epoch:
+            try:
+                answer: Dealt | NoBatch = self._taker.request(take)[0]
+                return answer
+            except RefusedError as error:
+                if not error.refused.is_unknown:
+                    raise
+            if self._epoch == epoch:  # the server was started again, or took this worker for lost
+                self._begins_again = True
+                self._begun(self._taker, epoch)
+        return NoBatch(-1, is_over=True)

@@ -1,0 +1,1 @@
+"""Snapshots of servers: files that any number of servers, and NumPy, read again."""

@@ -1,0 +1,102 @@
+"""A running server's snapshots: found when it starts, written in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.parameter_server.snapshots import file, sharded
+from tfdist.parameter_server.snapshots.folder import snapshots_of
+from tfdist.parameter_server.snapshots.sharded import ShardState, SnapshotError
+from tfdist.parameter_server.state import Held
+
+log = logging.getLogger("tfdist")
+
+
+class Snapshots:
+    """Snapshots of one server.
+
+    Args:
+        folder: of all servers of the job.
+        server: index of the server.
+        servers: how many there are.
+        seconds: between two snapshots.
+    """
+
+    def __init__(self, folder: Path, server: int, servers: int, seconds: float) -> None:
+        self._folder = folder
+        self._server = server
+        self._servers = servers
+        self._seconds = seconds
+        self._due = time.monotonic() + seconds
+        self._writer: threading.Thread | None = None
+        self._written: int | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the next one is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def find(self, digest: str, held: Sequence[Held]) -> ShardState | None:
+        """The newest state that snapshots have of a server's part of a model, whichever servers have written it.
+
+        Args:
+            digest: of the model's variables.
+            held: the part.
+
+        Raises:
+            SnapshotError: they cannot be read, are of another model, or lack rows.
+        """
+        state = sharded.read(self._folder, digest, [(one.path, one.begin, one.end) for one in held])
+        if state is not None:
+            log.warning(
+                "tfdist: parameter server %d goes on from the snapshots in %s, with %d updates.",
+                *(self._server, self._folder, state.version),
+            )
+        return state
+
+    @staticmethod
+    def newest_deals(folder: Path) -> dict[str, Any] | None:
+        """The dealer's books in the newest snapshot of the first server, of any model; None if there is none.
+
+        Args:
+            folder: that has a folder for each model.
+        """
+        found = [one for model in folder.glob("*/") for one in snapshots_of(model) if one.server == 0]
+        for one in sorted(found, key=lambda name: name.path.stat().st_mtime_ns, reverse=True):
+            try:
+                deals = file.describe(one.path).deals
+            except (SnapshotError, file.DamagedError, OSError) as error:
+                log.warning("tfdist: %s is passed over: %s", one.path, error)
+                continue
+            if deals is not None:  # tables have none
+                return deals
+        return None
+
+    def write(self, state: ShardState) -> None:
+        """Writes a snapshot on a thread, unless nothing is new or the last one is still being written.
+
+        Args:
+            state: whose arrays stay as they are.
+        """
+        self._due = time.monotonic() + self._seconds
+        if self._written == state.version or (self._writer is not None and self._writer.is_alive()):
+            return
+        self._written = state.version
+        self._writer = threading.Thread(target=self._write, args=(state,), name="tfdist-snapshot")
+        self._writer.start()
+
+    def close(self) -> None:
+        """Waits for the snapshot that is being written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write(self, state: ShardState) -> None:
+        try:
+            sharded.write(self._folder, self._server, self._servers, state)
+        except SnapshotError as error:
+            log.error("tfdist: %s", error)

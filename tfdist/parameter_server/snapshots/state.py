@@ -1,0 +1,118 @@
+"""The state of a parameter server as plain arrays, and how parts of variables are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+
+
+class SnapshotError(TfdistError):
+    """Snapshots cannot be written or read, are of another model, or lack rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartState:
+    """Rows of one variable, with the optimizer's slots for them.
+
+    Attributes:
+        path: of the variable, as Keras names it.
+        begin: first row; 0 for a scalar.
+        end: row behind the last one; 1 for a scalar.
+        rows: of the whole variable; 1 for a scalar.
+        value: shape ``(end - begin, ...)``, or ``()`` for a scalar.
+        slots: by name. Those of the value's shape are per element, and are cut and joined with it. Others exist only
+            for whole variables.
+
+    Raises:
+        ValueError: the bounds and the shapes do not fit each other.
+    """
+
+    path: str
+    begin: int
+    end: int
+    rows: int
+    value: np.ndarray
+    slots: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        held = self.value.shape[0] if self.value.ndim else 1
+        fits = 0 <= self.begin <= self.end <= self.rows and held == self.end - self.begin
+        if not fits or (self.value.ndim == 0 and self.rows != 1):
+            raise ValueError(
+                f"rows {self.begin} to {self.end} of {self.rows} of the variable {self.path!r} cannot have a value of "
+                f"shape {self.value.shape}"
+            )
+        for name, slot in self.slots.items():
+            if slot.shape != self.value.shape and not self.is_whole:
+                raise ValueError(
+                    f"the slot {name!r} of the variable {self.path!r} has the shape {slot.shape}; slots of some of its "
+                    f"rows must have the shape of the value, {self.value.shape}"
+                )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows."""
+        return self.end - self.begin == self.rows
+
+
+def join(parts: Sequence[PartState]) -> PartState:
+    """Joins parts of one variable.
+
+    Args:
+        parts: at least one; each begins with the row at which the one before ends.
+
+    Raises:
+        SnapshotError: they differ in dtypes, in shapes of rows, or in slots.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    for other in parts[1:]:
+        if _form(other) != _form(first):
+            raise SnapshotError(
+                f"the parts of the variable {first.path!r} come from servers with different optimizers: one has "
+                f"{_form(first)}, another {_form(other)}. Remove the snapshots of one of them."
+            )
+    slots = {name: np.concatenate([part.slots[name] for part in parts]) for name in first.slots}
+    value = np.concatenate([part.value for part in parts])
+    return PartState(first.path, first.begin, parts[-1].end, first.rows, value, slots)
+
+
+def _form(part: PartState) -> tuple[int, str, dict[str, str]]:
+    """What all parts of a variable have in common: its rows, the dtype and shape of a row, and those of the slots."""
+    return part.rows, _row(part.value), {name: _row(slot) for name, slot in sorted(part.slots.items())}
+
+
+def _row(array: np.ndarray) -> str:
+    return f"{array.dtype.name} {array.shape[1:]}"
+
+
+@dataclass(frozen=True, eq=False)
+class ShardState:
+    """All that a server needs to go on.
+
+    Attributes:
+        digest: of the model's variables; the same for any number of servers.
+        version: the number of updates that were applied.
+        optimizer: JSON values, as of `keras.optimizers.serialize`.
+        scalars: by name, the optimizer's variables that belong to no variable: iterations, learning rate.
+        parts: of the variables that the server holds.
+        counted: by worker, its pushes that were counted.
+        sequences: by worker and its incarnation, the sequence of the last push that was counted.
+        deals: the books of the job's dealer, as of `tfdist.parameter_server.dealing.deals.Deals.state`; None if
+            another server has them, or nobody.
+    """
+
+    digest: str
+    version: int
+    optimizer: dict[str, Any]
+    scalars: dict[str, np.ndarray]
+    parts: tuple[PartState, ...]
+    counted: dict[int, int]
+    sequences: dict[tuple[int, int], int]
+    deals: dict[str, Any] | None = None

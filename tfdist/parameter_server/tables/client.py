@@ -1,0 +1,309 @@
+"""A worker's part in a table on parameter servers: which keys are asked where, and what is pushed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.messages import Refused
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.key_hash import server_of
+from tfdist.parameter_server.tables.messages import (
+    AssignRows,
+    AttachTable,
+    ExportTable,
+    Lookup,
+    TableMessage,
+    UpdateRows,
+)
+from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.parameter_server.tables.tables import Tables
+
+_CHIEF = 0
+Answered = tuple[Any, list[np.ndarray]]
+
+
+class Requests(Protocol):
+    """What a table needs of a connection; see `tfdist.parameter_server.client.Connection`."""
+
+    answer_bytes: int
+
+    def send(self, make: Callable[[int], TableMessage], arrays: Sequence[np.ndarray] = ()) -> Any:
+        """Sends a message."""
+
+    def receive(self, request: Any) -> Answered:
+        """Waits for the answer to a message."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+class InProcess:
+    """Tables of this process in place of a server, where there is none."""
+
+    answer_bytes = 0
+
+    def __init__(self) -> None:
+        self._tables = Tables()
+        self._numbers = itertools.count()
+
+    def send(self, make: Callable[[int], TableMessage], arrays: Sequence[np.ndarray] = ()) -> tuple[str, Answered]:
+        """Has a message done."""
+        found: list[Answered] = []
+        message = make(next(self._numbers))
+        self._tables.heard(message, list(arrays), lambda answer, rows: found.append((answer, list(rows))))
+        return type(message).__name__, found[0]
+
+    def receive(self, request: tuple[str, Answered]) -> Answered:
+        """The answer to a message.
+
+        Raises:
+            RefusedError: it was not taken.
+        """
+        name, (answer, arrays) = request
+        if isinstance(answer, Refused):
+            raise RefusedError(f"{name} is refused: {answer.why}", answer)
+        return answer, arrays
+
+    def close(self) -> None:
+        """Drops nothing."""
+
+
+class Line:
+    """Connections to all servers that the tables of a worker share, one thread after the other.
+
+    Args:
+        connections: to each server, in the order of the cluster.
+        worker: this task's number.
+
+    Attributes:
+        connections: as given.
+        worker: as given.
+        lock: is held while a table uses them.
+        failure: the error that has ended the communication, or None.
+    """
+
+    def __init__(self, connections: Sequence[Requests], worker: int = _CHIEF) -> None:
+        self.connections = connections
+        self.worker = worker
+        self.lock = threading.RLock()
+        self.failure: TfdistError | None = None
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for connection in self.connections:
+            connection.close()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all workers say of a table alike.
+
+    Attributes:
+        dim: number of columns.
+        initial: the first values of rows.
+        policy: which keys get a row.
+        dtype: of the rows, float32 or float64.
+    """
+
+    dim: int
+    initial: InitialRows
+    policy: RowPolicy
+    dtype: str = "float32"
+
+
+class TableClient:
+    """A table, whose rows are on all servers.
+
+    A server that was started again is told of the table again, and the message is repeated; the server counts an update
+    that it has had before once.
+
+    Args:
+        line: to the servers.
+        name: of the table, the same on all workers.
+        form: of the table.
+
+    Attributes:
+        form: as given.
+    """
+
+    def __init__(self, line: Line, name: str, form: Form) -> None:
+        self._line = line
+        self._name = name
+        self.form = form
+        self._optimizer: dict[str, Any] | None = None
+        self._incarnation = secrets.randbits(63)
+        self._lookups = itertools.count()
+        self._updates = itertools.count()
+        self._has_updated = False
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker sets learning rates and loads rows."""
+        return self._line.worker == _CHIEF
+
+    def set_optimizer(self, optimizer: dict[str, Any]) -> None:
+        """Says by which optimizer rows are updated.
+
+        Args:
+            optimizer: as `keras.optimizers.serialize` describes it.
+
+        Raises:
+            RefusedError: it cannot be used, or the chief's table has another form.
+            PeerLostError: a server cannot be reached.
+        """
+        with self._line.lock:
+            self._optimizer = optimizer
+            for server in range(len(self._line.connections)):
+                self._attach(server)
+
+    def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
+        """The rows of keys.
+
+        Args:
+            keys: int64 [n], distinct.
+            create: whether this is a use of the keys, which makes rows; True in training.
+
+        Returns:
+            A new array [n, dim].
+
+        Raises:
+            PeerLostError: a server cannot be reached.
+        """
+        parts = self._parts(keys)
+        rows = np.empty((len(keys), self.form.dim), self.form.dtype)
+        with self._line.lock:
+            sequence = next(self._lookups)
+            answers = self._asked(
+                [[keys[part]] if len(part) else None for part in parts],
+                functools.partial(Lookup, sequence=sequence, create=create),
+            )
+        for part, answer in zip(parts, answers, strict=True):
+            if answer is not None:
+                rows[part] = answer[1][0]
+        return rows
+
+    def update(self, keys: np.ndarray, gradients: np.ndarray, rate: float | None = None, create: bool = False) -> None:
+        """Makes one step of the optimizer, on all servers.
+
+        Args:
+            keys: int64 [n]; the gradients of keys that repeat are summed.
+            gradients: [n, dim], of the rows' dtype.
+            rate: the chief's learning rate, or None.
+            create: whether this is a use of the keys, as their lookup was none.
+
+        Raises:
+            RefusedError: a server does not take them.
+            PeerLostError: a server cannot be reached.
+        """
+        parts = self._parts(keys)
+        with self._line.lock:
+            sequence = next(self._updates)
+            self._asked(
+                [[keys[part], gradients[part]] for part in parts],
+                functools.partial(UpdateRows, sequence=sequence, learning_rate=rate, create=create),
+            )
+            self._has_updated = True
+
+    def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Replaces all rows; on the chief only. Before its first update, rows that servers have updated stay.
+
+        Args:
+            keys: int64 [n], distinct.
+            values: [n, dim].
+
+        Raises:
+            RefusedError: a server does not take them.
+            PeerLostError: a server cannot be reached.
+        """
+        if not self.is_chief:
+            return
+        only_if_new = not self._has_updated
+        given = values.astype(self.form.dtype, copy=False)
+        with self._line.lock:
+            self._asked(
+                [[keys[part], given[part]] for part in self._parts(keys)],
+                functools.partial(AssignRows, only_if_new=only_if_new),
+            )
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """All rows of all servers.
+
+        Returns:
+            The keys in ascending order, int64 [rows], and their values [rows, dim].
+
+        Raises:
+            PeerLostError: a server cannot be reached.
+        """
+        with self._line.lock:
+            answers = self._asked([[] for _ in self._line.connections], ExportTable)
+        keys = np.concatenate([answer[1][0] for answer in answers if answer is not None])
+        values = np.concatenate([answer[1][1] for answer in answers if answer is not None])
+        order = np.argsort(keys)
+        return keys[order], values[order]
+
+    def _parts(self, keys: np.ndarray) -> list[np.ndarray]:
+        """For each server, the places of its keys."""
+        servers = server_of(keys, len(self._line.connections))
+        return [np.flatnonzero(servers == server) for server in range(len(self._line.connections))]
+
+    def _attach(self, server: int) -> None:
+        connection, form = self._line.connections[server], self.form
+        describe = functools.partial(
+            AttachTable,
+            dim=form.dim,
+            dtype=form.dtype,
+            initial=form.initial,
+            policy=form.policy,
+            optimizer=self._optimizer,
+        )
+        request = connection.send(lambda id: describe(id, self._line.worker, self._incarnation, self._name))
+        answer, _ = connection.receive(request)
+        row_bytes = 8 + form.dim * np.dtype(form.dtype).itemsize
+        connection.answer_bytes = max(connection.answer_bytes, 2 * answer.rows * row_bytes)
+
+    def _asked(
+        self, arrays: Sequence[Sequence[np.ndarray] | None], make: Callable[[int, int, int, str], TableMessage]
+    ) -> list[Answered | None]:
+        """Sends a message to each server that arrays are given for, and waits for all answers.
+
+        Args:
+            arrays: by server.
+            make: the message, from its ``id``, the worker, the incarnation and the table.
+        """
+
+        def made(id: int) -> TableMessage:
+            return make(id, self._line.worker, self._incarnation, self._name)
+
+        try:
+            sent = [
+                None if own is None else connection.send(made, own)
+                for connection, own in zip(self._line.connections, arrays, strict=True)
+            ]
+            answers: list[Answered | None] = []
+            for server, (request, own) in enumerate(zip(sent, arrays, strict=True)):
+                connection = self._line.connections[server]
+                while request is not None:
+                    try:
+                        answers.append(connection.receive(request))
+                        break
+                    except RefusedError as error:
+                        if not error.refused.is_unknown:
+                            raise
+                    self._attach(server)
+                    request = connection.send(made, own or ())
+                else:
+                    answers.append(None)
+            return answers
+        except TfdistError as error:
+            self._line.failure = error
+            raise

@@ -1,0 +1,229 @@
+"""The tables of a server: what each message does to them, and what is answered. It knows no sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.parameter_server.messages import Done, Refused
+from tfdist.parameter_server.shard import Answer
+from tfdist.parameter_server.tables.messages import (
+    AssignRows,
+    AttachTable,
+    ExportTable,
+    Lookup,
+    Rows,
+    TableAttached,
+    TableMessage,
+    UpdateRows,
+)
+from tfdist.parameter_server.tables.snapshots import TableSnapshots, TableState
+from tfdist.parameter_server.tables.table import Table
+
+log = logging.getLogger("tfdist")
+
+_CHIEF = 0
+
+
+@dataclass
+class _Sender:
+    """A worker's client of a table.
+
+    Attributes:
+        incarnation: of it.
+        looked_up: sequence of its last lookup that used keys.
+        updated: sequence of its last update.
+    """
+
+    incarnation: int
+    looked_up: int = -1
+    updated: int = -1
+
+
+@dataclass
+class _Served:
+    """A table that is served.
+
+    Attributes:
+        described: the message that has made it.
+        table: its rows.
+        optimizer: of them; None while no worker has said it.
+        snapshots: of it; None if the server keeps none.
+        senders: by worker.
+        sequences: by worker and incarnation, that of the last update.
+    """
+
+    described: AttachTable
+    table: Table
+    optimizer: dict[str, Any] | None
+    snapshots: TableSnapshots | None = None
+    senders: dict[int, _Sender] = field(default_factory=dict)
+    sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def take_snapshot(self) -> None:
+        """Has a snapshot written, in the background."""
+        if self.snapshots is not None:
+            state = TableState(self.optimizer or {}, [self.table.state()], dict(self.sequences))
+            self.snapshots.write(state, self.table.iterations)
+
+    def close(self) -> None:
+        """Writes a last snapshot, and waits for it."""
+        self.take_snapshot()
+        if self.snapshots is not None:
+            self.snapshots.close()
+
+
+class Tables:
+    """All tables of a server, for one thread.
+
+    Every gradient is an update of its own, made when it comes; no worker waits for another one. An update repeated, by
+    the worker, incarnation and sequence in the message, counts once.
+
+    Args:
+        snapshots: makes the snapshots of the table with a name; None for none.
+    """
+
+    def __init__(self, snapshots: Callable[[str], TableSnapshots] | None = None) -> None:
+        self._snapshots = snapshots
+        self._tables: dict[str, _Served] = {}
+
+    def __iter__(self) -> Iterator[_Served]:
+        return iter(list(self._tables.values()))
+
+    def heard(self, message: TableMessage, arrays: list[np.ndarray], answer: Answer) -> None:
+        """Does what a message says.
+
+        Args:
+            message: from a worker.
+            arrays: that came with it; read-only views, which stay as they are.
+            answer: to its sender.
+        """
+        try:
+            if isinstance(message, AttachTable):
+                served = self._attach(message)
+                answer(TableAttached(message.id, len(served.table)), ())
+                return
+            served_or_none = self._tables.get(message.table)
+            sender = None if served_or_none is None else served_or_none.senders.get(message.worker)
+            if served_or_none is None or sender is None or sender.incarnation != message.incarnation:
+                why = f"worker {message.worker} has not described the table {message.table[:200]}"
+                answer(Refused(message.id, why, is_unknown=True), ())
+                return
+            answer(*_answered(served_or_none, sender, message, arrays))
+        except Exception as error:  # of Keras or NumPy, for what the worker has sent
+            answer(Refused(message.id, f"the table {message.table[:200]}: {error}"), ())
+
+    def _attach(self, message: AttachTable) -> _Served:
+        """Finds or makes a table.
+
+        Raises:
+            ValueError: it differs from the one that is there, or cannot be made.
+        """
+        served = self._tables.get(message.table)
+        if served is None:
+            served = self._tables[message.table] = self._made(message)
+            served.take_snapshot()
+        for name in ("dim", "dtype", "initial", "policy"):
+            expected, found = getattr(served.described, name), getattr(message, name)
+            if expected != found:
+                raise ValueError(
+                    f"expected {name} {expected}, as of worker {served.described.worker}; got {found}. Every task must "
+                    "build the same layers in the same order, or give them names."
+                )
+        counts = message.worker == _CHIEF or served.optimizer is None
+        if message.optimizer is not None and counts and _is_other(served.optimizer, message.optimizer):
+            served.table.set_optimizer(deepcopy(message.optimizer))
+            served.optimizer = message.optimizer
+        sender = served.senders.get(message.worker)
+        if sender is None or sender.incarnation != message.incarnation:
+            updated = served.sequences.get((message.worker, message.incarnation), -1)
+            served.senders[message.worker] = _Sender(message.incarnation, updated=updated)
+        return served
+
+    def _made(self, message: AttachTable) -> _Served:
+        """A table, from a snapshot if there is one."""
+        snapshots = None if self._snapshots is None else self._snapshots(message.table)
+        found = None if snapshots is None else snapshots.find()
+        known = message.optimizer if found is None else found.optimizer or None
+        optimizer = deepcopy(known or _placeholder())  # Keras writes into it
+        table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
+        served = _Served(message, table, known, snapshots)
+        if snapshots is not None and found is not None:
+            table.restore(found.states, snapshots.server, snapshots.servers)
+            served.sequences.update(found.sequences)
+            log.warning(
+                "tfdist: parameter server %d goes on from snapshots of the table %s, with %d rows and %d updates.",
+                *(snapshots.server, message.table, len(table), table.iterations),
+            )
+        return served
+
+
+def _answered(
+    served: _Served, sender: _Sender, message: TableMessage, arrays: list[np.ndarray]
+) -> tuple[Any, list[np.ndarray]]:
+    """Does what a message about a table says.
+
+    Returns:
+        The answer and its arrays.
+
+    Raises:
+        TypeError: arrays have wrong dtypes.
+        ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
+    """
+    table = served.table
+    expected = {Lookup: 1, ExportTable: 0}.get(type(message), 2)
+    if len(arrays) != expected:
+        raise ValueError(f"{len(arrays)} arrays; expected {expected}")
+    match message:
+        case Lookup():
+            is_use = message.create and message.sequence > sender.looked_up
+            rows = table.lookup(arrays[0], is_use)
+            if is_use:
+                sender.looked_up = message.sequence
+            return Rows(message.id, table.iterations), [rows]
+        case UpdateRows():
+            if message.sequence > sender.updated:
+                _check_values(served, arrays[1])
+                if served.optimizer is None:
+                    raise ValueError("no worker has said by which optimizer it is updated")
+                if message.learning_rate is not None:
+                    table.set_learning_rate(message.learning_rate)
+                table.update(arrays[0], arrays[1], message.create)
+                sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
+        case AssignRows():
+            _check_values(served, arrays[1])
+            if not (message.only_if_new and served.sequences):  # iterations begin anew with an optimizer
+                table.assign(arrays[0], arrays[1], is_whole=True)
+        case ExportTable():
+            return Rows(message.id, table.iterations), list(table.export())
+    return Done(message.id, table.iterations), []
+
+
+def _check_values(served: _Served, values: np.ndarray) -> None:
+    if values.dtype != served.described.dtype:
+        raise TypeError(f"rows of dtype {values.dtype}; expected {served.described.dtype}")
+
+
+def _placeholder() -> dict[str, Any]:
+    """The optimizer of a table that nobody has updated yet."""
+    config: dict[str, Any] = keras.optimizers.serialize(keras.optimizers.SGD(0.0))
+    return config
+
+
+def _is_other(known: dict[str, Any] | None, optimizer: dict[str, Any]) -> bool:
+    """Whether an optimizer is another one than that known. The number that is the learning rate now does not count."""
+    return known is None or _essence(known) != _essence(optimizer)
+
+
+def _essence(optimizer: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    config = dict(optimizer.get("config") or {})
+    config.pop("name", None)
+    if not isinstance(config.get("learning_rate"), dict):
+        config["learning_rate"] = None
+    return optimizer.get("class_name"), config
