@@ -63,6 +63,32 @@ def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_
     harness.assert_nothing_left()
 
 
+def test_servers_die_while_others_have_copies(tmp_path):
+    given, command = configs(), [PROGRAM, str(tmp_path), "replicas"]
+    with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "30"}, per_rank=given) as processes:
+        processes.await_output(0, "EPOCH 1")
+        processes.signal(3, signal.SIGKILL)
+        for rank in (0, 1):
+            processes.await_output(rank, "EPOCH 3")
+        with harness.started(command, 1, per_rank=given[3:]) as again:
+            for server in (0, 1):
+                again.await_output(0, f"has a copy of parameter server {server} again")
+            for worker in (0, 1):
+                (tmp_path / f"go {worker}").touch()
+            processes.await_output(0, "EPOCH 5")
+            processes.signal(2, signal.SIGKILL)
+            ended = [*processes.wait(), *again.wait()]
+            outputs = processes.outputs() + again.outputs()
+    assert [end.code for end in ended] == [0, 0, -signal.SIGKILL, -signal.SIGKILL, 0], outputs
+    found = harness.results(ended[:2])
+    assert [one["pushes"] for one in found] == [8 * EPOCH] * 2, outputs
+    for what in ("iterations", "version"):
+        assert max(one[what] for one in found) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
+    assert min(one["accuracy"] for one in found) > 0.8, outputs
+    assert "updates are lost" not in outputs
+    harness.assert_nothing_left()
+
+
 def test_the_chief_dies_and_comes_back(tmp_path):
     given = configs()
     with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:

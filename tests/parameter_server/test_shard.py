@@ -1,6 +1,7 @@
 """What messages do to a shard, without sockets."""
 
 import functools
+import threading
 
 import keras
 import numpy as np
@@ -314,8 +315,7 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     first = shot(tmp_path, SoftSync(1), created=True, workers=2)
     for worker, clock in ((0, 0), (1, 0), (0, 1)):
         first.push(worker, clock)
-    first.shard.take_snapshot()
-    first.shard.snapshots.close()
+    first.shard.close()
     again = shot(tmp_path, SoftSync(1), workers=2)
     again.create(keras.optimizers.SGD(1.0), arrays=None, worker=1)
     assert again.bias == -1
@@ -327,9 +327,26 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     assert again.bias == -2
 
 
+def test_the_last_snapshot_does_not_miss_updates_made_while_another_is_written(tmp_path, monkeypatch):
+    write, may_go_on = sharded.write, threading.Event()
+
+    def slow(*arguments):
+        assert may_go_on.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(sharded, "write", slow)
+    first = shot(tmp_path, created=True)  # the first values are being written
+    first.push(0, 0)
+    threading.Timer(0.1, may_go_on.set).start()
+    first.shard.close()
+    again = shot(tmp_path)
+    again.create(keras.optimizers.SGD(1.0))
+    assert again.shard.ledger.version == 1
+
+
 def test_the_first_snapshot_is_of_the_first_values(tmp_path):
     first = shot(tmp_path, created=True)
-    first.shard.snapshots.close()
+    first.shard.snapshots.wait()
     again = shot(tmp_path)
     again.create(keras.optimizers.SGD(1.0), arrays=[one + 5 for one in ZEROS])
     assert again.bias == 0, "what the chief has counts for nothing then"
@@ -337,7 +354,7 @@ def test_the_first_snapshot_is_of_the_first_values(tmp_path):
 
 def test_a_snapshot_of_another_model_is_told(tmp_path):
     first = shot(tmp_path, created=True)
-    first.shard.snapshots.close()
+    first.shard.snapshots.wait()
     state = ShardState("other", 3, {}, {}, (), {}, {})
     sharded.write(tmp_path, 0, 1, state)
     refused = shot(tmp_path, created=False).create(keras.optimizers.SGD(1.0))

@@ -100,8 +100,8 @@ def test_connections_that_are_gone_are_forgotten():
     talk.attach(0)
     talk.attach(1)
     talk.say("another connection", Attach(1, 1, 1, "Adam-1"))
-    assert len(talk.shards._peers) == 2
+    assert len(talk.shards.peers) == 2
     talk.shards.lost(1)
-    assert len(talk.shards._peers) == 1
+    assert len(talk.shards.peers) == 1
     talk.leave(0, is_over=False)
-    assert not talk.shards._peers
+    assert not talk.shards.peers

@@ -13,6 +13,8 @@ from tfdist.parameter_server.messages import Attach, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
 from tfdist.runtime import membership, serving
+from tfdist.runtime.server_host import address_of
+from tfdist.runtime.server_state import Options
 
 DEADLINE = 20.0
 
@@ -28,7 +30,7 @@ def members():
 
     def serve():
         try:
-            serving.serve(made[2], BoundedStaleness(0), AsItIs())
+            serving.serve(made[2], Options(BoundedStaleness(0), AsItIs()), 1, TIMEOUTS)
         except TfdistError as error:
             errors.append(error)
 
@@ -44,7 +46,7 @@ def members():
 
 
 def connect(member):
-    address = member.control.look_up(serving.address_of(0))
+    address = member.control.look_up(address_of(0))
     return Connection(address, "ps 0", DEADLINE, Keys.of_secret(read_secret()))
 
 

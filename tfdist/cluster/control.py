@@ -241,6 +241,24 @@ class Control:
 
         return self.request(lambda number: messages.Get(number, key, wait=True), timeout, late)
 
+    def known(self, key: str) -> str | None:
+        """A value that is published now; None if there is none.
+
+        Args:
+            key: as of `publish`.
+        """
+        found: str | None = self.request(lambda number: messages.Get(number, key, wait=False))
+        return found
+
+    def ask_for(self, key: str, then: Callable[[str], None]) -> None:
+        """Calls back with a value, on the listening thread, when somebody has published it.
+
+        Args:
+            key: as of `publish`.
+            then: gets the value.
+        """
+        self.ask(lambda number: messages.Get(number, key, wait=True), then)
+
     # Events.
 
     def watch(self, watcher: Watcher) -> None:

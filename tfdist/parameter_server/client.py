@@ -72,6 +72,7 @@ class Connection:
         keys: of the job; None for no encryption.
         failure: yields the error that has ended the job, if there is one: then nobody needs to wait any more.
         name_of: yields the name of the task with a number, for messages.
+        moved: yields the address at which the server is now, if that is known; asked when it does not answer.
 
     Attributes:
         answer_bytes: of the largest answer that may come.
@@ -85,9 +86,11 @@ class Connection:
         keys: Keys | None = None,
         failure: Callable[[], BaseException | None] = lambda: None,
         name_of: Callable[[int], str] = "task {}".format,
+        moved: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.answer_bytes = 0
         self._name_of = name_of
+        self._moved = moved
         self._keys = keys
         self._failure = failure
         self._name = name
@@ -147,6 +150,7 @@ class Connection:
         told = time.monotonic() + _PATIENCE_SECONDS
         while (now := time.monotonic()) < end:
             if now >= request.due:
+                self._go_after()
                 self._post(request)
             answer, values = self._answer(request.message.id, min(request.due, end, now + _LOOK_SECONDS) - now)
             if (failure := self._failure()) is not None:
@@ -203,6 +207,15 @@ class Connection:
         finally:
             segment.remove_name()
         return self._segment is not None
+
+    def _go_after(self) -> None:
+        """Connects to where the server is now, if it has moved."""
+        address = self._moved()
+        if address and address != self._address:
+            self._address = address
+            self._segment = None  # the server that takes over has not mapped it
+            self._socket.close()
+            self._socket = self._connect()
 
     def _post(self, request: Request) -> None:
         """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,25 @@ import zmq
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Done, Leave, Push, Refused, Share
+from tfdist.parameter_server.listening import bind
+from tfdist.parameter_server.messages import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Create,
+    Done,
+    Inspect,
+    Leave,
+    Push,
+    Refused,
+    Share,
+)
+from tfdist.parameter_server.replication import copies
+from tfdist.parameter_server.replication.log import Log
+from tfdist.parameter_server.replication.messages import Came, Heard, Lost, Whole
 from tfdist.parameter_server.shard import Answer
 from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.shared_memory import Segment, located
+from tfdist.parameter_server.tables.messages import AttachTable
 from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
@@ -53,13 +68,15 @@ class Server:
         shards: nobody else uses them while this runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
         keys: of the job; None for no encryption.
+        follower: what is heard goes to a follower; None if there is never one.
 
     Attributes:
         address: ``host:port`` that it listens at.
     """
 
-    def __init__(self, shards: Shards, address: str, keys: Keys | None = None) -> None:
+    def __init__(self, shards: Shards, address: str, keys: Keys | None = None, follower: Log | None = None) -> None:
         self._shards = shards
+        self._log = follower or Log()
         self._segments: dict[bytes, _Shared] = {}
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -70,62 +87,112 @@ class Server:
         if keys is not None:
             keys.secure_server(self._socket)
         try:
-            self.address = _bind(self._socket, address)
+            self.address = bind(self._socket, address)
         except TfdistError:
             self._socket.close()
             self._context.term()
             raise
-        self._lost: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
         self._complained: set[str] = set()
 
     def run(self) -> None:
         """Serves until `stop`."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller, followed = self._poller(), self._log.socket
         try:
             while True:
+                if followed is not self._log.socket:
+                    poller, followed = self._poller(), self._log.socket
                 ready = dict(poller.poll(self._milliseconds()))
                 if self._wake.fileno() in ready:
                     self._wake.recv(1)
-                    worker = self._lost.get()
-                    if worker is None:
+                    event = self._events.get()
+                    if event is None:
                         return
-                    self._shards.lost(worker)
-                    self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
+                    event()
                 if self._socket in ready:
                     self._receive()
+                self._log.attend()
+                if self._log.is_superseded:
+                    raise TfdistError(
+                        "this parameter server was taken for lost, and another one goes on with its copy: end this "
+                        "process, and start the task again"
+                    )
                 for one in (*self._shards, *self._shards.tables):
                     if one.snapshots is not None and not one.snapshots.seconds_left:
                         one.take_snapshot()
         finally:
             self._shards.close()
+            self._log.close()
             self._socket.close()
             self._context.term()
             self._wake.close()
             self._waker.close()
 
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for one in (self._socket, self._wake, self._log.socket):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)
+        return poller
+
     def _milliseconds(self) -> int | None:
-        """Until the next snapshot."""
+        """Until the next snapshot, or something to do for the follower."""
         kept = [one.snapshots for one in (*self._shards, *self._shards.tables)]
         left = [snapshots.seconds_left for snapshots in kept if snapshots is not None]
+        left += [] if self._log.seconds_left is None else [self._log.seconds_left]
         return 1 + int(1000 * min(left)) if left else None
 
     def lost(self, worker: int) -> None:
-        """Tells the shard of a worker that is lost; from any thread.
+        """Tells the shards of a worker that is lost or has ended; from any thread.
 
         Args:
             worker: its task's number.
         """
-        self._tell(worker)
+
+        def event() -> None:
+            self._shards.lost(worker)
+            self._log.append(Lost, worker)
+            self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
+
+        self._tell(event)
+
+    def came(self, task: int) -> None:
+        """Tells the shards of a task that is there; from any thread.
+
+        Args:
+            task: its number.
+        """
+
+        def event() -> None:
+            self._shards.came(task)
+            self._log.append(Came, task)
+
+        self._tell(event)
+
+    def followed(self, address: str | None) -> None:
+        """Has a follower from now on, which gets everything; from any thread.
+
+        Args:
+            address: ``host:port`` of it; None if it is lost, so that there is none.
+        """
+        self._tell(lambda: self._log.end() if address is None else self._begin_log(address))
 
     def stop(self) -> None:
         """Ends `run`; from any thread."""
         self._tell(None)
 
-    def _tell(self, lost: int | None) -> None:
-        self._lost.put(lost)
+    def copy(self) -> None:
+        """Sends the follower everything that is here; before `run`, or in its thread."""
+        copies.append_all(self._log.append, self._shards)
+        self._log.append(Whole)
+
+    def _begin_log(self, address: str) -> None:
+        self._log.begin(address)
+        self.copy()
+
+    def _tell(self, event: Callable[[], None] | None) -> None:
+        self._events.put(event)
         with contextlib.suppress(OSError):  # it has ended already
             self._waker.send(b"\0")
 
@@ -151,18 +218,36 @@ class Server:
             shared.last = message.id  # an answer that comes twice would change memory that its worker reads
             slot = message.sequence % shared.memory.slots
 
-        def answer(message: Message, arrays: Sequence[np.ndarray]) -> None:
+        def send(message: Message, arrays: Sequence[np.ndarray]) -> None:
             encoded = FROM_SERVER.encode(message, arrays)
             if shared is not None and slot is not None:
                 encoded = shared.memory.moved(slot, encoded, is_answer=True)
             self._send(peer, encoded)
 
         if isinstance(message, Share):
-            self._share(peer, message, answer)
-            return
-        self._shards.heard(peer, message, arrays, answer)
+            self._share(peer, message, send)
+        elif isinstance(message, Inspect):
+            self._shards.heard(peer, message, arrays, send)
+        else:
+            self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
+            self._note(peer, message, frames)
         if isinstance(message, Leave):
             self._segments.pop(peer, None)
+
+    def _note(self, peer: bytes, message: Any, frames: Sequence[Any]) -> None:
+        """Sends a message that has been heard to the follower, with what it cannot do itself: reading snapshots."""
+        self._log.append(Heard, peer, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        if isinstance(message, Create):
+            for key in self._shards.models():
+                if self._shards[key].is_restored:
+                    copies.append_shard(self._log.append, key, self._shards[key])
+                    self._shards[key].is_restored = False
+        if isinstance(message, AttachTable):
+            for name in self._shards.tables.names():
+                served = self._shards.tables.served(name)
+                if served.is_restored:
+                    copies.append_table(self._log.append, served)
+                    served.is_restored = False
 
     def _send(self, peer: bytes, frames: Sequence[Any]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the peer is gone; it asks again when it is back
@@ -185,35 +270,3 @@ class Server:
         if peer not in self._complained and len(self._complained) < _LOGGED:
             self._complained.add(peer)
             log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)
-
-
-def _bind(bound: zmq.Socket[bytes], address: str) -> str:
-    """Has a socket listen at an address, or, where that is not this machine's own, at all of the machine's.
-
-    Returns:
-        The address by which others reach it.
-
-    Raises:
-        TfdistError: the host cannot be resolved, or the port is in use or not allowed.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise TfdistError(f"the parameter server's own address {address} cannot be resolved ({error})") from None
-    numeric = f"[{target[0]}]" if family == socket.AF_INET6 else target[0]
-    bound.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))
-    try:
-        try:
-            bound.bind(f"tcp://{numeric}:{port}")
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
-                raise
-            bound.bind(f"tcp://*:{port}")
-    except zmq.ZMQError as error:
-        raise TfdistError(
-            f"the parameter server cannot listen at {address}: {error.strerror}. If another process uses the port, end "
-            "that one (`ss -ltnp` shows it) or give the server another port, on every task."
-        ) from None
-    endpoint = bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
-    return f"{host}:{endpoint.rpartition(':')[2]}"

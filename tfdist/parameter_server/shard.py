@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ from tfdist.parameter_server.report import ModelReport, WorkerReport
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
 from tfdist.parameter_server.staleness import DelayCompensated
-from tfdist.parameter_server.state import State
+from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
 
@@ -74,7 +75,7 @@ class _Parked:
 
 
 @dataclass(frozen=True)
-class _Pushed:
+class Pushed:
     """Gradients that wait to be applied.
 
     Attributes:
@@ -100,6 +101,13 @@ class Shard:
         compression: of gradients; None for none.
         store: its values; None until a worker has described them.
         deals: the batches that are dealt out; None if another server deals them, or nobody.
+        model: its name.
+        is_restored: whether the store was made from a snapshot.
+        incarnations: by worker, that of the process that has entered.
+        sequences: by worker and incarnation, the sequence of the last push that was counted.
+        applied: likewise, of the last push that was applied.
+        decisions: by worker, the sequence of a push and what became of it.
+        pushed: by the `id` of a gradient of the ledger, what it stands for.
     """
 
     ledger: Ledger
@@ -107,12 +115,13 @@ class Shard:
     compression: Policy | None = None
     store: Store | None = None
     deals: Deals | None = None
-    _model: str = ""
-    _incarnations: dict[int, int] = field(default_factory=dict)
-    _sequences: dict[tuple[int, int], int] = field(default_factory=dict)
-    _applied: dict[tuple[int, int], int] = field(default_factory=dict)
-    _gradients: dict[int, _Pushed] = field(default_factory=dict)
-    _decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
+    model: str = ""
+    is_restored: bool = False
+    incarnations: dict[int, int] = field(default_factory=dict)
+    sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    applied: dict[tuple[int, int], int] = field(default_factory=dict)
+    decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
+    pushed: dict[int, Pushed] = field(default_factory=dict)
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
     _parked: list[_Parked] = field(default_factory=list)
@@ -157,7 +166,7 @@ class Shard:
         Args:
             worker: its task's number; may be unknown.
         """
-        self._incarnations.pop(worker, None)
+        self.incarnations.pop(worker, None)
         self.ledger.leave(worker)
         self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
@@ -228,17 +237,18 @@ class Shard:
 
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
-        self.take_snapshot()
         if self.snapshots is not None:
-            self.snapshots.close()
+            self.snapshots.wait()  # for an earlier one
+            self.take_snapshot()
+            self.snapshots.wait()
 
     def _knows(self, sender: Create | Push | Pull | Put | Suspend | Leave) -> bool:
-        return self._incarnations.get(sender.worker) == sender.incarnation
+        return self.incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:
-        if self._incarnations.get(message.worker) != message.incarnation:
-            self._incarnations[message.worker] = message.incarnation
-            self.ledger.enter(message.worker, self._sequences.get((message.worker, message.incarnation), -1))
+        if self.incarnations.get(message.worker) != message.incarnation:
+            self.incarnations[message.worker] = message.incarnation
+            self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None), ())
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -261,22 +271,36 @@ class Shard:
         if found is not None:
             self.ledger.version = found.version
             self.ledger.counted.update(found.counted)
-            self._sequences |= found.sequences
-            self._applied |= found.sequences
-            for worker, incarnation in self._incarnations.items():
+            self.sequences |= found.sequences
+            self.applied |= found.sequences
+            for worker, incarnation in self.incarnations.items():
                 one = self.ledger.workers[worker]
-                one.sequence = max(one.sequence, self._sequences.get((worker, incarnation), -1))
+                one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
             state = State([part.value for part in found.parts], [part.slots for part in found.parts], found.scalars)
+        self.model = message.model
+        self.is_restored = found is not None
         if state is not None:
-            self.store = Store(message.held, state, message.optimizer)
-            self._model = message.model
-            if self.compression is not None:
-                held = zip(message.held, self.store.shapes.shapes, strict=True)
-                whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in held]
-                self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
-            if isinstance(self.ledger.policy, DelayCompensated):
-                self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
+            self.make_store(message.held, message.optimizer, state)
             self.take_snapshot()
+
+    def make_store(self, held: Sequence[Held], optimizer: dict[str, Any], state: State) -> None:
+        """Makes the store.
+
+        Args:
+            held: describes its variables.
+            optimizer: as `keras.saving.serialize_keras_object` describes it.
+            state: its values, and the optimizer's variables.
+
+        Raises:
+            Exception: of Keras, for an optimizer that this process does not know.
+        """
+        self.store = Store(held, state, optimizer)
+        if self.compression is not None:
+            pairs = zip(held, self.store.shapes.shapes, strict=True)
+            whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
+            self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
+        if isinstance(self.ledger.policy, DelayCompensated):
+            self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
 
     def take_snapshot(self) -> None:
         """Has a snapshot written, in the background, of what is applied by now."""
@@ -288,8 +312,8 @@ class Shard:
             for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
         )
         of = ShardState(
-            *(self._model, self.ledger.version, self.store.config, dict(state.scalars), parts),
-            *(dict(self.ledger.counted), dict(self._applied), self._books()),
+            *(self.model, self.ledger.version, self.store.config, dict(state.scalars), parts),
+            *(dict(self.ledger.counted), dict(self.applied), self._books()),
         )
         self.snapshots.write(of)
 
@@ -297,7 +321,7 @@ class Shard:
         """The dealer's, without the batches whose gradients are not applied yet."""
         if self.deals is None:
             return None
-        waiting = [(one.source[0], one.ticket) for one in self._gradients.values() if one.ticket is not None]
+        waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
         return self.deals.state(waiting)
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -313,16 +337,16 @@ class Shard:
                 return
             counted = self._counted(message)
             source = message.worker, message.incarnation
-            self._sequences[source] = message.sequence
+            self.sequences[source] = message.sequence
             if counted is None:
-                self._applied[source] = message.sequence
+                self.applied[source] = message.sequence
             else:
-                self._gradients[id(counted)] = _Pushed(source, message.read, gradients, message.ticket)
+                self.pushed[id(counted)] = Pushed(source, message.read, gradients, message.ticket)
             is_refused = self._settle(message, counted)
             self._update()
-            if counted is not None and id(counted) in self._gradients and not self.ledger.synchronization.in_rounds:
+            if counted is not None and id(counted) in self.pushed and not self.ledger.synchronization.in_rounds:
                 # The worker goes on, and its memory with it.
-                self._gradients[id(counted)] = _Pushed(source, message.read, gradients.copy(), message.ticket)
+                self.pushed[id(counted)] = Pushed(source, message.read, gradients.copy(), message.ticket)
         if message.pulls:
             self._answer_or_park(_Parked(message, answer, is_refused))
         else:
@@ -359,7 +383,7 @@ class Shard:
             return True
         round = counted.round if self.ledger.synchronization.in_rounds else None
         clock = self.ledger.workers[message.worker].clock
-        self._decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
+        self.decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
         self.deals.commit(*of)
         return False
 
@@ -367,7 +391,7 @@ class Shard:
         """What the other servers have to do with a push."""
         if not isinstance(message, Push) or message.ticket is None:
             return None
-        sequence, decision = self._decisions.get(message.worker, (-1, None))
+        sequence, decision = self.decisions.get(message.worker, (-1, None))
         if decision is None or sequence != message.sequence:
             return None
         if self.ledger.synchronization.in_rounds or self.ledger.workers[message.worker].is_active:
@@ -393,7 +417,7 @@ class Shard:
         """Makes the updates that are due, and answers what may be answered then."""
         while due := self.ledger.due():
             assert self.store is not None
-            pushed = [self._gradients.pop(id(one)) for one in due]
+            pushed = [self.pushed.pop(id(one)) for one in due]
             gradients = [
                 self._corrected(one) if known.staleness else one.gradients
                 for one, known in zip(pushed, due, strict=True)
@@ -401,13 +425,13 @@ class Shard:
             self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
             peers = tuple(sorted({one.worker for one in due if one.scale}))
             for one, known in zip(pushed, due, strict=True):
-                sequence, decision = self._decisions.get(known.worker, (-1, None))
+                sequence, decision = self.decisions.get(known.worker, (-1, None))
                 if decision is not None and sequence == known.sequence and decision.round is not None:
-                    self._decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
-                self._applied[one.source] = max(known.sequence, self._applied.get(one.source, -1))
+                    self.decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
+                self.applied[one.source] = max(known.sequence, self.applied.get(one.source, -1))
         self._answer_parked()
 
-    def _corrected(self, pushed: _Pushed) -> Gradients:
+    def _corrected(self, pushed: Pushed) -> Gradients:
         """Gradients as they are to be applied, if they are late."""
         if self._compensation is None:
             return pushed.gradients

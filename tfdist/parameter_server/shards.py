@@ -12,6 +12,7 @@ import numpy as np
 from tfdist.parameter_server.dealing.deals import Answer, Deals, OfDealer
 from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
 from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.tables.messages import TableMessage
 from tfdist.parameter_server.tables.tables import Tables
 
@@ -22,7 +23,7 @@ Key = tuple[str, int]
 
 
 @dataclass
-class _Program:
+class Program:
     """The models that a worker has begun.
 
     Attributes:
@@ -45,6 +46,15 @@ class Shards:
         deals: deals batches out to workers; None if another server does.
         tasks: the names of all tasks, by number, for reports.
         servers: the addresses of all servers, for reports.
+
+    Attributes:
+        deals: as given.
+        tables: as given.
+        peers: by connection, the worker and the model that it is of.
+        programs: by worker.
+        gone_on: by model, the workers that have gone on to other optimizers for its variables.
+        over: models that all have gone on from.
+        absent: tasks that have ended or are lost.
     """
 
     def __init__(
@@ -58,19 +68,40 @@ class Shards:
         self._make = make
         self._tasks = tuple(tasks)
         self._servers = tuple(servers)
-        self._deals = deals
+        self.deals = deals
         if deals is not None:
             deals.when_idle_changes = self._set_idle
             deals.when_left = self._absent
         self._shards: dict[Key, Shard] = {}
-        self._peers: dict[bytes, tuple[int, Key]] = {}
-        self._programs: dict[int, _Program] = {}
-        self._gone_on: dict[Key, set[int]] = {}
-        self._over: set[Key] = set()
+        self.peers: dict[bytes, tuple[int, Key]] = {}
+        self.programs: dict[int, Program] = {}
+        self.gone_on: dict[Key, set[int]] = {}
+        self.over: set[Key] = set()
+        self.absent: set[int] = set()
         self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
         return iter(list(self._shards.values()))
+
+    def __getitem__(self, key: Key) -> Shard:
+        return self._shards[key]
+
+    def models(self) -> list[Key]:
+        """The models that are trained."""
+        return list(self._shards)
+
+    def put(self, key: Key) -> Shard:
+        """A new shard in the place of the one that a model has.
+
+        Args:
+            key: of the model.
+        """
+        self._shards[key] = made = self._make(*key)
+        made.ledger.awaited -= self.absent
+        made.deals = self.deals
+        if self.deals is not None:
+            made.set_idle(self.deals.idle)
+        return made
 
     def heard(self, peer: bytes, message: Any, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -87,21 +118,21 @@ class Shards:
         elif isinstance(message, TableMessage):
             self.tables.heard(message, arrays, answer)
         elif isinstance(message, OfDealer):
-            if self._deals is None:
+            if self.deals is None:
                 answer(Refused(message.id, "this server deals no batches"), ())
             else:
-                self._deals.heard(message, answer)
+                self.deals.heard(message, answer)
         elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
-        elif peer not in self._peers:
+        elif peer not in self.peers:
             answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
         else:
-            worker, key = self._peers[peer]
+            worker, key = self.peers[peer]
             self._shards[key].heard(message, arrays, answer)
             if isinstance(message, Leave):
-                del self._peers[peer]
+                del self.peers[peer]
                 if message.is_over:
-                    self._gone_on.setdefault(key, set()).add(worker)
+                    self.gone_on.setdefault(key, set()).add(worker)
                     self._drop_if_over(key)
 
     def lost(self, worker: int) -> None:
@@ -110,12 +141,30 @@ class Shards:
         Args:
             worker: its task's number.
         """
-        self._peers = {peer: known for peer, known in self._peers.items() if known[0] != worker}
+        self.absent.add(worker)
+        self.peers = {peer: known for peer, known in self.peers.items() if known[0] != worker}
         for key, shard in list(self._shards.items()):
             shard.lost(worker)
             self._drop_if_over(key)
-        if self._deals is not None:
-            self._deals.lost(worker)
+        if self.deals is not None:
+            self.deals.lost(worker)
+
+    def came(self, task: int) -> None:
+        """A task is there, for the first time or again. A worker attaches by itself.
+
+        Args:
+            task: its number.
+        """
+        self.absent.discard(task)
+
+    def keep_snapshots(self, make: Callable[[str, int], Snapshots]) -> None:
+        """Keeps snapshots from now on.
+
+        Args:
+            make: makes those of the model with a name and the number of models of that name before it.
+        """
+        for key, shard in self._shards.items():
+            shard.snapshots = make(*key)
 
     def close(self) -> None:
         """Writes last snapshots."""
@@ -137,7 +186,7 @@ class Shards:
             Why it cannot be had.
         """
         key = message.model, message.occurrence
-        if key in self._over:
+        if key in self.over:
             later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
             return Refused(
                 *(message.id, f"all others have finished training the model {message.model}"),
@@ -147,25 +196,22 @@ class Shards:
         if (why := self._differs(message)) is not None:
             return Refused(message.id, why)
         if key not in self._shards:
-            self._shards[key] = made = self._make(*key)
-            made.deals = self._deals
-            if self._deals is not None:
-                made.set_idle(self._deals.idle)
+            self.put(key)
         mine = message.worker, key
-        self._peers = {other: known for other, known in self._peers.items() if known != mine}  # from an old connection
-        self._peers[peer] = mine
-        self._gone_on.get(key, set()).discard(message.worker)
+        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # from an old connection
+        self.peers[peer] = mine
+        self.gone_on.get(key, set()).discard(message.worker)
         return None
 
     def _differs(self, message: Attach) -> str | None:
         """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
-        program = self._programs.get(message.worker)
+        program = self.programs.get(message.worker)
         if program is None or program.incarnation != message.incarnation:
-            program = self._programs[message.worker] = _Program(message.incarnation, program is None)
+            program = self.programs[message.worker] = Program(message.incarnation, program is None)
         program.models[message.place] = message
-        chief = self._programs.get(_CHIEF)
+        chief = self.programs.get(_CHIEF)
         if message.worker == _CHIEF:
-            for worker, other in self._programs.items():
+            for worker, other in self.programs.items():
                 begun = other.models.get(message.place)
                 if begun is not None and (why := _difference(program, other, message.place)) is not None:
                     self._shards[begun.model, begun.occurrence].refuse(worker, why)
@@ -175,13 +221,13 @@ class Shards:
     def _drop_if_over(self, key: Key) -> None:
         """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
         ledger = self._shards[key].ledger
-        if _CHIEF in self._gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
+        if _CHIEF in self.gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
             self._shards.pop(key).close()
-            self._over.add(key)
-            del self._gone_on[key]
+            self.over.add(key)
+            del self.gone_on[key]
 
 
-def _difference(chief: _Program, program: _Program, place: int) -> str | None:
+def _difference(chief: Program, program: Program, place: int) -> str | None:
     """How a model differs from the chief's at the same place; None if it does not, or if that cannot be told."""
     expected, own = chief.models.get(place), program.models[place]
     if expected is None or expected.model == own.model or not (chief.is_first and program.is_first):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -23,6 +24,7 @@ import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
+from tfdist.cluster.spec import Cluster  # noqa: E402
 from tfdist.compression import policy  # noqa: E402
 from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
@@ -36,6 +38,8 @@ from tfdist.parameter_server.synchronization import Asynchronous, Synchronizatio
 from tfdist.parameter_server.tables.client import Form, Line, TableClient  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
+from tfdist.runtime.server_host import address_of  # noqa: E402
+from tfdist.runtime.server_state import Options  # noqa: E402
 from tfdist.strategies import keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
@@ -70,6 +74,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
+        replicas: 2 to keep a copy of each server's state on the next server, which takes over if the first one dies; no
+            update that a worker has been told of is lost then. Needs two servers or more.
         timeouts: how long to wait for other tasks.
 
     Raises:
@@ -87,6 +93,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         compression: Choice | Schedule | Policy = None,
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
+        replicas: int = 1,
         timeouts: Timeouts | None = None,
     ) -> None:
         if "://" in str(snapshots):
@@ -110,12 +117,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 f'this cluster has {cluster.size} workers and no parameter server: add a job "ps" to TF_CONFIG, or '
                 "start with `tfdist run --ps 1`"
             )
+        _check_replicas(replicas, cluster)
         member = None
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                serving.serve(member, synchronization, staleness_policy, kept, chosen)
+                options = Options(synchronization, staleness_policy, kept, chosen)
+                serving.serve(member, options, replicas, timeouts)
                 sys.exit()
         keras_seams.install()
         if member is None:
@@ -305,8 +314,10 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         return connections
 
     def _connection(self, server: int) -> Connection:
-        address = self._member.control.look_up(serving.address_of(self._servers[server].index))
-        options = self._timeouts.heartbeat, Keys.of_secret(read_secret()), self._ended, self._name_of
+        key = address_of(self._servers[server].index)
+        address = self._member.control.look_up(key)
+        moved = functools.partial(self._member.control.known, key)
+        options = self._timeouts.heartbeat, Keys.of_secret(read_secret()), self._ended, self._name_of, moved
         return Connection(address, f"ps {server}", *options)
 
     def _name_of(self, number: int) -> str:
@@ -321,6 +332,15 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         if self._line is not None:
             self._line.close()
             self._line = None
+
+
+def _check_replicas(replicas: int, cluster: Cluster | None) -> None:
+    servers = 0 if cluster is None else sum(task.job == "ps" for task in cluster.tasks)
+    if replicas not in (1, 2) or (replicas == 2 and servers == 1):
+        raise ValueError(
+            f"replicas must be 1, or 2 with two parameter servers or more; got {replicas} with {servers} (the copy of "
+            "a server is on the next one)"
+        )
 
 
 def _check_pushes(pushes: Any, synchronization: Synchronization, policy: StalenessPolicy) -> None:

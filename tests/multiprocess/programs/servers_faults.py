@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 from tfdist.strategies.parameter_server import ParameterServerStrategy
 
 folder = Path(sys.argv[1])
-strategy = ParameterServerStrategy(snapshots=folder / "snapshots", snapshot_seconds=0.2)
+kept = {"replicas": 2} if "replicas" in sys.argv else {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2}
+strategy = ParameterServerStrategy(**kept)
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
@@ -41,4 +42,5 @@ model.fit(images[worker:1400:2], labels[worker:1400:2], epochs=8, batch_size=32,
 accuracy = model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
 (link,) = strategy.extended.links(model)
 result = {"accuracy": accuracy, "pushes": link.session.pushes, "iterations": int(model.optimizer.iterations)}
+result["version"] = link.session.version
 print("RESULT", json.dumps(result), flush=True)

@@ -19,7 +19,7 @@ def test_what_was_written_is_found(tmp_path, caplog):
     snapshots = Snapshots(tmp_path / "new", 0, 1, 60.0)
     assert snapshots.find("model", HELD) is None
     snapshots.write(state_of(4))
-    snapshots.close()
+    snapshots.wait()
     assert Snapshots(tmp_path / "new", 0, 1, 60.0).find("model", HELD).version == 4
     assert "with 4 updates" in caplog.text
     with pytest.raises(SnapshotError, match="of another model"):
@@ -30,7 +30,7 @@ def test_nothing_new_is_not_written(tmp_path):
     snapshots = Snapshots(tmp_path, 0, 1, 60.0)
     for version in (1, 1, 2):
         snapshots.write(state_of(version))
-        snapshots.close()
+        snapshots.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "server-0-of-1.000000001.npz",
         "server-0-of-1.000000002.npz",
@@ -48,5 +48,5 @@ def test_a_folder_that_cannot_be_written_to_ends_nothing(tmp_path, caplog):
     snapshots = Snapshots(tmp_path / "file", 0, 1, 60.0)
     with caplog.at_level(logging.ERROR):
         snapshots.write(state_of(1))
-        snapshots.close()
+        snapshots.wait()
     assert "cannot be written" in caplog.text

@@ -15,7 +15,6 @@ gradients that it refuses.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections import deque
 from collections.abc import Collection
@@ -170,6 +169,9 @@ class Dealer:
 
     Args:
         limit: how many batches a worker may have that are not committed; 2 is one to train on and one to prepare.
+
+    Attributes:
+        next_ticket: of the next batch. A server that starts again deals other tickets than before it ended.
     """
 
     def __init__(self, limit: int = 2) -> None:
@@ -181,8 +183,7 @@ class Dealer:
         self._workers: dict[int, _Worker] = {}
         self._committed: dict[int, deque[int]] = {}
         self._numbers: dict[int, tuple[EpochKey, int]] = {}
-        # A server that starts again deals other tickets than before it ended.
-        self._tickets = itertools.count(secrets.randbits(60))
+        self.next_ticket = secrets.randbits(60)
 
     def begin(self, worker: int, epoch: EpochKey, samples: int, batch_size: int, shuffle_seed: int | None) -> Plan:
         """A worker takes part in an epoch from now on, and in no other. It may begin the same one again.
@@ -249,7 +250,8 @@ class Dealer:
         one.is_idle = number is None and not one.held
         if number is None:
             return Wait()
-        ticket = next(self._tickets)
+        ticket = self.next_ticket
+        self.next_ticket += 1
         current.out[ticket] = worker, number
         one.held.append(ticket)
         one.ticket = ticket

@@ -125,6 +125,23 @@ class Deals:
         if state is not None and state["job"] == self._job:
             self._dealer.restore(state["dealer"])
 
+    def restart(self, state: dict[str, Any], next_ticket: int | None = None) -> int:
+        """Goes on from a state, of this dealer or another, while workers are at work: they have to begin again.
+
+        Args:
+            state: as `state` returned it.
+            next_ticket: of the next batch; as it is by default.
+
+        Returns:
+            That number.
+        """
+        self._incarnations.clear()
+        self.restore(state)
+        if next_ticket is not None:
+            self._dealer.next_ticket = next_ticket
+        self._settle()
+        return self._dealer.next_ticket
+
     def is_committed(self, worker: int, ticket: int) -> bool:
         """See `Dealer.is_committed`."""
         return self._dealer.is_committed(worker, ticket)

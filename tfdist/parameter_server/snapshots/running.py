@@ -90,7 +90,7 @@ class Snapshots:
         self._writer = threading.Thread(target=self._write, args=(state,), name="tfdist-snapshot")
         self._writer.start()
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits for the snapshot that is being written."""
         if self._writer is not None:
             self._writer.join()

@@ -101,9 +101,9 @@ class TableSnapshots:
         part = PartState(_part(self.server, self.servers), 0, 1, 1, np.array(iterations, np.int64), dict(arrays))
         self._kept.write(ShardState(self._table, iterations, state.optimizer, {}, (part,), {}, state.sequences))
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits for the snapshot that is being written."""
-        self._kept.close()
+        self._kept.wait()
 
 
 def _is_interrupted(files: Sequence[SnapshotName], servers: int) -> bool:

@@ -32,7 +32,7 @@ _CHIEF = 0
 
 
 @dataclass
-class _Sender:
+class Sender:
     """A worker's client of a table.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Sender:
 
 
 @dataclass
-class _Served:
+class Served:
     """A table that is served.
 
     Attributes:
@@ -57,14 +57,16 @@ class _Served:
         snapshots: of it; None if the server keeps none.
         senders: by worker.
         sequences: by worker and incarnation, that of the last update.
+        is_restored: whether it was made from a snapshot.
     """
 
     described: AttachTable
     table: Table
     optimizer: dict[str, Any] | None
     snapshots: TableSnapshots | None = None
-    senders: dict[int, _Sender] = field(default_factory=dict)
+    senders: dict[int, Sender] = field(default_factory=dict)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    is_restored: bool = False
 
     def take_snapshot(self) -> None:
         """Has a snapshot written, in the background."""
@@ -74,9 +76,10 @@ class _Served:
 
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
-        self.take_snapshot()
         if self.snapshots is not None:
-            self.snapshots.close()
+            self.snapshots.wait()  # for an earlier one
+            self.take_snapshot()
+            self.snapshots.wait()
 
 
 class Tables:
@@ -86,15 +89,40 @@ class Tables:
     the worker, incarnation and sequence in the message, counts once.
 
     Args:
-        snapshots: makes the snapshots of the table with a name; None for none.
+        snapshots: makes the snapshots of the table with a name, or None for none.
     """
 
-    def __init__(self, snapshots: Callable[[str], TableSnapshots] | None = None) -> None:
+    def __init__(self, snapshots: Callable[[str], TableSnapshots | None] | None = None) -> None:
         self._snapshots = snapshots
-        self._tables: dict[str, _Served] = {}
+        self._tables: dict[str, Served] = {}
 
-    def __iter__(self) -> Iterator[_Served]:
+    def __iter__(self) -> Iterator[Served]:
         return iter(list(self._tables.values()))
+
+    def names(self) -> list[str]:
+        """The names of all tables."""
+        return list(self._tables)
+
+    def served(self, name: str) -> Served:
+        """A table and its bookkeeping.
+
+        Args:
+            name: of the table.
+        """
+        return self._tables[name]
+
+    def put(self, served: Served) -> None:
+        """Puts a table in the place of another.
+
+        Args:
+            served: nobody else changes it.
+        """
+        self._tables[served.described.table] = served
+
+    def keep_snapshots(self) -> None:
+        """Tables that were put here have snapshots from now on."""
+        for name, served in self._tables.items():
+            served.snapshots = None if self._snapshots is None else self._snapshots(name)
 
     def heard(self, message: TableMessage, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -119,7 +147,7 @@ class Tables:
         except Exception as error:  # of Keras or NumPy, for what the worker has sent
             answer(Refused(message.id, f"the table {message.table[:200]}: {error}"), ())
 
-    def _attach(self, message: AttachTable) -> _Served:
+    def _attach(self, message: AttachTable) -> Served:
         """Finds or makes a table.
 
         Raises:
@@ -143,17 +171,17 @@ class Tables:
         sender = served.senders.get(message.worker)
         if sender is None or sender.incarnation != message.incarnation:
             updated = served.sequences.get((message.worker, message.incarnation), -1)
-            served.senders[message.worker] = _Sender(message.incarnation, updated=updated)
+            served.senders[message.worker] = Sender(message.incarnation, updated=updated)
         return served
 
-    def _made(self, message: AttachTable) -> _Served:
+    def _made(self, message: AttachTable) -> Served:
         """A table, from a snapshot if there is one."""
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
         found = None if snapshots is None else snapshots.find()
         known = message.optimizer if found is None else found.optimizer or None
-        optimizer = deepcopy(known or _placeholder())  # Keras writes into it
+        optimizer = deepcopy(known or placeholder())  # Keras writes into it
         table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
-        served = _Served(message, table, known, snapshots)
+        served = Served(message, table, known, snapshots, is_restored=found is not None)
         if snapshots is not None and found is not None:
             table.restore(found.states, snapshots.server, snapshots.servers)
             served.sequences.update(found.sequences)
@@ -165,7 +193,7 @@ class Tables:
 
 
 def _answered(
-    served: _Served, sender: _Sender, message: TableMessage, arrays: list[np.ndarray]
+    served: Served, sender: Sender, message: TableMessage, arrays: list[np.ndarray]
 ) -> tuple[Any, list[np.ndarray]]:
     """Does what a message about a table says.
 
@@ -205,12 +233,12 @@ def _answered(
     return Done(message.id, table.iterations), []
 
 
-def _check_values(served: _Served, values: np.ndarray) -> None:
+def _check_values(served: Served, values: np.ndarray) -> None:
     if values.dtype != served.described.dtype:
         raise TypeError(f"rows of dtype {values.dtype}; expected {served.described.dtype}")
 
 
-def _placeholder() -> dict[str, Any]:
+def placeholder() -> dict[str, Any]:
     """The optimizer of a table that nobody has updated yet."""
     config: dict[str, Any] = keras.optimizers.serialize(keras.optimizers.SGD(0.0))
     return config

@@ -1,0 +1,222 @@
+"""A parameter server on one of the tasks that may run it: it leads, or follows and takes over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from tfdist.cluster.control import Control
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import Task
+from tfdist.errors import RendezvousError, TfdistError
+from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.replication.follower import Follower
+from tfdist.parameter_server.replication.log import Log
+from tfdist.parameter_server.server import Server
+from tfdist.parameter_server.shards import Shards
+from tfdist.runtime.server_state import Template
+
+log = logging.getLogger("tfdist")
+
+_LOOK_SECONDS = 0.2
+"""Between two looks at whether the other task has come."""
+
+
+def address_of(server: int) -> str:
+    """The key under which the task that leads a server publishes its address.
+
+    Args:
+        server: index of the parameter server.
+    """
+    return f"address of parameter server {server}"
+
+
+def _copy_on(server: int, task: Task) -> str:
+    """The key under which a task publishes where it follows the leader of a server; empty when it leads itself."""
+    return f"address of the copy of parameter server {server} on {task}"
+
+
+class Host:
+    """A parameter server on this task.
+
+    With a copy, two tasks may run it: that of its own index, and the next one. One leads, and the other one has a copy.
+    Who leads is said by the follower: it takes one leader's word, and with all of that one's state it takes over when
+    the rendezvous says that the leader is lost, or when another leader begins.
+
+    Args:
+        control: of this task; it tells of other tasks.
+        tasks: of the job.
+        has_copy: whether there is a copy.
+        template: makes the server's state.
+    """
+
+    def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: Template) -> None:
+        server = template.server
+        numbers = [number for number, one in enumerate(tasks) if one.job == "ps"]
+        own = numbers.index(control.task)
+        of_server = {server, (server + 1) % len(numbers)}
+        self._control = control
+        self._tasks = tasks
+        self._server = server
+        self._is_first = own == server
+        self._other = numbers[(of_server - {own}).pop()] if has_copy else None
+        self._template = template
+        self._lock = threading.Lock()
+        self._absent: set[int] = set()
+        self._is_over = False
+        self._running: Server | Follower | None = None
+        self._has_follower = False
+
+    def run(self, keys: Keys | None, timeouts: Timeouts) -> None:
+        """Serves until the job is over, or until `stop`.
+
+        Args:
+            keys: of the job; None for no encryption.
+            timeouts: how long to wait for the other task.
+
+        Raises:
+            TfdistError: it cannot listen, or the other task has not come, or has taken over while this one was there.
+        """
+        follower = Log(keys)
+        self._control.watch(self)
+        if self._is_first and (self._other is None or self._may_lead(follower, timeouts.start)):
+            self._lead(self._template.leading(), follower, keys)
+            return
+        shards = self._follow(keys)
+        if shards is None:
+            follower.close()
+            return
+        log.warning(
+            "tfdist: %s is lost: %s goes on with its part of the model, of which it has a copy.",
+            *(self._tasks[self._other or 0], self._tasks[self._control.task]),
+        )
+        self._template.take_over(shards)
+        self._lead(shards, follower, keys)
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        with self._lock:
+            self._is_over = True
+            if self._running is not None:
+                self._running.stop()
+
+    # Events of the rendezvous, on its thread.
+
+    def came(self, task: int) -> None:
+        """Workers attach by themselves; the other task is to follow."""
+        with self._lock:
+            self._absent.discard(task)
+            if isinstance(self._running, Server):
+                self._running.came(task)
+                if task == self._other:
+                    self._invite()
+
+    def lost(self, task: int, error: TfdistError) -> None:
+        """Nobody waits for a lost worker. A lost follower is not waited for, and a lost leader is followed up."""
+        with self._lock:
+            self._absent.add(task)
+            self._has_follower = self._has_follower and task != self._other
+            if isinstance(self._running, Server):
+                self._running.lost(task)
+                if task == self._other:
+                    self._running.followed(None)
+            elif isinstance(self._running, Follower) and task == self._other:
+                self._running.leader_lost()
+
+    def left(self, task: int) -> None:
+        """Nobody waits for a worker that has ended."""
+        with self._lock:
+            self._absent.add(task)
+            if isinstance(self._running, Server):
+                self._running.lost(task)
+
+    def over(self) -> None:
+        """No training task is left."""
+        self.stop()
+
+    # The parts of `run`.
+
+    def _may_lead(self, follower: Log, seconds: float) -> bool:
+        """Whether nobody else leads. Then the other task follows by now."""
+        assert self._other is not None
+        copy = _copy_on(self._server, self._tasks[self._other])
+        end, begun = time.monotonic() + seconds, ""
+        while time.monotonic() < end and not self._is_over:
+            if self._control.known(address_of(self._server)):
+                follower.end()
+                return False
+            address = self._control.known(copy)
+            if address and address != begun:
+                follower.begin(address)
+                begun = address
+            if follower.socket is not None:
+                follower.socket.poll(int(1000 * _LOOK_SECONDS))
+                follower.attend()
+            else:
+                time.sleep(_LOOK_SECONDS)
+            if follower.is_begun:
+                self._has_follower = True
+                return True
+        raise self._control.failure or RendezvousError(
+            f"{self._tasks[self._other]} has not come in {seconds:g} s: with replicas=2 it has the copy of "
+            f"{self._tasks[self._control.task]}. Start it, or start without replicas."
+        )
+
+    def _follow(self, keys: Keys | None) -> Shards | None:
+        """Follows.
+
+        Returns:
+            The state to lead with; None if the job is over.
+        """
+        copy = _copy_on(self._server, self._tasks[self._control.task])
+        follower = Follower(self._template.following, self._server, self._own_host(), keys)
+        self._begin(follower)
+        self._control.publish(copy, follower.address)
+        shards = follower.run()
+        with self._lock:
+            self._running = None
+        if not self._is_over:
+            self._control.publish(copy, "")
+        return shards
+
+    def _lead(self, shards: Shards, follower: Log, keys: Keys | None) -> None:
+        address = self._tasks[self._control.task].address if self._is_first else f"{self._own_host()}:0"
+        server = Server(shards, address, keys, follower)
+        if self._has_follower:
+            server.copy()
+        self._begin(server)
+        with self._lock:
+            for task in self._absent:
+                server.lost(task)
+            if follower.is_begun and not self._has_follower:
+                server.followed(None)
+            if self._other in self._control.present:
+                self._invite()
+        self._control.publish(address_of(self._server), server.address)
+        server.run()
+
+    def _begin(self, running: Server | Follower) -> None:
+        """From now on, events are for it."""
+        with self._lock:
+            self._running = running
+            if self._is_over:
+                running.stop()
+
+    def _invite(self) -> None:
+        """Has the other task follow, as soon as it can."""
+        if self._has_follower or self._other is None:
+            return
+        self._has_follower = True
+        server = self._running
+        assert isinstance(server, Server)
+
+        def follow(address: str) -> None:
+            if address:
+                server.followed(address)
+
+        self._control.ask_for(_copy_on(self._server, self._tasks[self._other]), follow)
+
+    def _own_host(self) -> str:
+        return self._tasks[self._control.task].address.rpartition(":")[0]

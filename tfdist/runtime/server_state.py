@@ -1,0 +1,114 @@
+"""What a parameter server begins with: its shards, tables and dealer, and where their snapshots are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster.spec import Task
+from tfdist.compression.policy import Policy
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.shard import Shard
+from tfdist.parameter_server.shards import Shards
+from tfdist.parameter_server.snapshots.running import Snapshots
+from tfdist.parameter_server.staleness import StalenessPolicy
+from tfdist.parameter_server.synchronization import Synchronization
+from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
+from tfdist.parameter_server.tables.tables import Tables
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all servers of a job do alike.
+
+    Attributes:
+        synchronization: when updates are applied.
+        policy: what late gradients are worth.
+        snapshots: their folder, and the seconds between two; None for none.
+        compression: of gradients, as the workers have it.
+    """
+
+    synchronization: Synchronization
+    policy: StalenessPolicy
+    snapshots: tuple[Path, float] | None = None
+    compression: Policy | None = None
+
+
+class Template:
+    """Makes the state of a server.
+
+    Args:
+        options: of the servers.
+        tasks: of the job.
+        server: index of the server.
+        job: its unique name.
+
+    Attributes:
+        server: as given.
+    """
+
+    def __init__(self, options: Options, tasks: Sequence[Task], server: int, job: str) -> None:
+        self._options = options
+        self._tasks = tasks
+        self.server = server
+        self._job = job
+        self._servers = [one.address for one in tasks if one.job == "ps"]
+        self._keeps_snapshots = False
+        folders = options.snapshots[0].glob("*/") if options.snapshots else ()
+        self._found = sorted(path.name for path in folders if not path.name.startswith(PREFIX))
+
+    def leading(self) -> Shards:
+        """The state of a server that leads: it keeps snapshots, and goes on from them."""
+        self._keeps_snapshots = self._options.snapshots is not None
+        made = self.following()
+        if made.deals is not None and self._options.snapshots is not None:
+            made.deals.restore(Snapshots.newest_deals(self._options.snapshots[0]))
+        return made
+
+    def following(self) -> Shards:
+        """The state of one that follows: its leader keeps the snapshots."""
+        deals = Deals(job=self._job) if self.server == 0 else None  # one server deals batches for the whole job
+        return Shards(
+            *(self._shard, Tables(self._of_table), deals),
+            *([str(one) for one in self._tasks], self._servers),
+        )
+
+    def take_over(self, shards: Shards) -> None:
+        """One that has followed leads from now on.
+
+        Args:
+            shards: its state.
+        """
+        if self._options.snapshots is not None:
+            self._keeps_snapshots = True
+            shards.keep_snapshots(self._of_model)
+            shards.tables.keep_snapshots()
+
+    def _shard(self, model: str, occurrence: int) -> Shard:
+        kept = self._of_model(model, occurrence) if self._keeps_snapshots else None
+        awaited = {number for number, one in enumerate(self._tasks) if one.job in ("chief", "worker")}
+        ledger = Ledger(self._options.synchronization, self._options.policy, awaited=awaited)
+        return Shard(ledger, kept, self._options.compression)
+
+    def _of_model(self, model: str, occurrence: int) -> Snapshots:
+        assert self._options.snapshots is not None
+        folder, seconds = self._options.snapshots
+        name = f"{model}-{occurrence}" if occurrence else model
+        if self._found and name not in self._found:
+            log.warning(
+                "tfdist: %s has snapshots of other models (%s): this one, %s, begins anew.",
+                *(folder, ", ".join(self._found[:3]), name),
+            )
+        return Snapshots(folder / name, self.server, len(self._servers), seconds)
+
+    def _of_table(self, table: str) -> TableSnapshots | None:
+        if not self._keeps_snapshots:
+            return None
+        assert self._options.snapshots is not None
+        folder, seconds = self._options.snapshots
+        return TableSnapshots(folder, table, self.server, len(self._servers), seconds)
