@@ -26,7 +26,7 @@ def bind(bound: zmq.Socket[bytes], address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no name can be
         raise TfdistError(f"the parameter server's own address {address} cannot be resolved ({error})") from None
     numeric = f"[{target[0]}]" if family == socket.AF_INET6 else target[0]
     bound.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))

@@ -1,0 +1,113 @@
+"""A leader's log, with a follower that the test plays, over a real socket."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import zmq
+
+from tfdist.parameter_server.listening import bind
+from tfdist.parameter_server.replication import log as logs
+from tfdist.parameter_server.replication.log import Log
+from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted, Superseded
+
+DEADLINE = 20_000
+
+
+class Other:
+    """A follower: takes entries when it is told to."""
+
+    def __init__(self, made):
+        self.socket = made
+        self.address = bind(made, "127.0.0.1:0")
+        self.peer = None
+
+    def take(self):
+        assert self.socket.poll(DEADLINE)
+        self.peer, *frames = self.socket.recv_multipart()
+        return FROM_LEADER.decode(frames)
+
+    def say(self, message):
+        self.socket.send_multipart([self.peer, *FROM_FOLLOWER.encode(message)])
+
+
+@pytest.fixture
+def pair():
+    """A log that has begun, its follower, and the first entry."""
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        other = Other(stack.enter_context(context.socket(zmq.ROUTER)))
+        other.socket.setsockopt(zmq.LINGER, 0)
+        log = Log()
+        stack.callback(log.close)
+        log.begin(other.address)
+        yield log, other, other.take()[0]
+
+
+def noted(log, other, stream, number):
+    other.say(Noted(stream, number))
+    assert log.socket.poll(DEADLINE)
+    log.attend()
+
+
+def test_without_a_follower_answers_go_out_at_once():
+    log, sent = Log(), []
+    log.hold(lambda: sent.append(1))
+    log.append(Lost, 1)
+    assert sent == [1]
+    assert log.seconds_left is None
+    log.close()
+
+
+def test_answers_wait_until_the_follower_has_what_they_are_about(pair):
+    log, other, begin = pair
+    assert (begin.number, log.is_begun) == (0, False)
+    sent = []
+    for number in (1, 2):
+        log.hold(lambda number=number: sent.append(number))
+        log.append(Lost, number, arrays=[np.full(2, number)])
+    assert sent == []
+    for number in (1, 2):
+        entry, (array,) = other.take()
+        assert entry == Lost(begin.stream, number, number)
+        assert array.tolist() == [number] * 2
+    noted(log, other, begin.stream, 1)
+    assert (sent, log.is_begun) == ([1], True)
+    noted(log, other, begin.stream, 2)
+    assert sent == [1, 2]
+    assert log.seconds_left is None
+
+
+def test_what_is_not_noted_is_sent_again(pair, monkeypatch):
+    log, other, begin = pair
+    monkeypatch.setattr(logs, "_AGAIN_SECONDS", 0.0)
+    noted(log, other, begin.stream, 0)
+    log.append(Came, 1)
+    log.attend()
+    first, again = other.take(), other.take()
+    assert first == again == (Came(begin.stream, 1, 1), [])
+
+
+def test_an_answer_to_another_stream_says_nothing(pair):
+    log, other, begin = pair
+    noted(log, other, begin.stream + 1, 0)
+    assert not log.is_begun
+
+
+def test_a_lost_follower_keeps_nobody_waiting(pair):
+    log, _, _ = pair
+    sent = []
+    log.hold(lambda: sent.append(1))
+    log.append(Lost, 1)
+    log.hold(lambda: sent.append(2))
+    log.end()
+    assert sent == [1, 2]
+    assert log.socket is None
+
+
+def test_a_follower_that_leads_says_so(pair):
+    log, other, begin = pair
+    other.say(Superseded(begin.stream))
+    assert log.socket.poll(DEADLINE)
+    log.attend()
+    assert log.is_superseded

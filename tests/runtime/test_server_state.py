@@ -1,0 +1,82 @@
+"""What a server begins with."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.runtime.jobs import cluster_of
+from tfdist.parameter_server.messages import Attach, Create, Push
+from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.state import Held
+from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.messages import AttachTable
+from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.runtime.server_state import Options, Template
+
+HELD = (Held("w", 0, 2, 2),)
+SGD = keras.optimizers.SGD(1.0)
+KEY = "SGD-1", 0
+
+
+def template(server=0, folder=None, ps=2):
+    cluster = cluster_of("ps", chief=1, worker=1, ps=ps)
+    snapshots = None if folder is None else (folder, 60.0)
+    return Template(Options(BoundedStaleness(3), AsItIs(), snapshots), cluster.tasks, server, "job")
+
+
+def train(shards, pushes):
+    def say(kind, *fields, arrays=()):
+        shards.heard(b"0", kind(1, 0, 1, *fields), list(arrays), lambda message, arrays: None)
+
+    say(Attach, KEY[0])
+    config = keras.saving.serialize_keras_object(SGD)
+    say(Create, KEY[0], HELD, config, True, ((),), arrays=[np.zeros(2, np.float32)])
+    say(AttachTable, "users", 2, "float32", InitialRows(), RowPolicy(), keras.optimizers.serialize(SGD))
+    version = shards[KEY].ledger.version
+    for sequence in range(version, version + pushes):
+        say(Push, sequence, sequence, sequence, 1.0, arrays=[np.ones(2, np.float32)])
+    return shards[KEY].store.vectors()[0].tolist()
+
+
+def test_shards_know_the_job():
+    shards = template().leading()
+    train(shards, 1)
+    ledger = shards[KEY].ledger
+    assert ledger.awaited == {1}
+    assert ledger.synchronization == BoundedStaleness(3)
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_the_first_server_deals_batches(server):
+    assert (template(server).following().deals is not None) == (server == 0)
+
+
+def test_one_that_leads_keeps_snapshots_and_goes_on_from_them(tmp_path):
+    first = template(folder=tmp_path).leading()
+    assert train(first, 3) == [-3, -3]
+    first.close()
+    again = template(folder=tmp_path).leading()
+    assert train(again, 1) == [-4, -4]
+    assert again[KEY].is_restored
+    assert again.tables.served("users").is_restored
+
+
+def test_one_that_follows_keeps_snapshots_only_when_it_takes_over(tmp_path):
+    made = template(folder=tmp_path)
+    shards = made.following()
+    train(shards, 2)
+    shards.close()
+    assert not list(tmp_path.iterdir())
+    made.take_over(shards)
+    train(shards, 1)
+    shards.close()
+    again = template(folder=tmp_path).leading()
+    assert train(again, 0) == [-3, -3]
+    assert again.tables.served("users").is_restored
+
+
+def test_another_models_snapshots_are_named(tmp_path, caplog):
+    (tmp_path / "Adam-2").mkdir()
+    train(template(folder=tmp_path).leading(), 1)
+    assert f"{tmp_path} has snapshots of other models (Adam-2): this one, SGD-1, begins anew" in caplog.text
