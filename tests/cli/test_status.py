@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import json
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from rich.console import Console
@@ -11,6 +14,8 @@ from rich.console import Console
 from tests.multiprocess import harness
 from tests.parameter_server.serving import SIZE, attach, connected, create, push, serving
 from tfdist.cli import status
+from tfdist.cluster import rendezvous
+from tfdist.cluster.settings import Timeouts
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import Inspect
 
@@ -73,9 +78,55 @@ def test_nothing_is_trained_yet():
         assert "No worker has begun a model yet" in command(server.address, "--once").stdout
 
 
-def test_a_server_that_does_not_answer(monkeypatch, capsys):
-    monkeypatch.setattr(status, "_TIMEOUT", 0.3)
+def told(capsys, address, monkeypatch, seconds=1.0):
+    """What an address that is wrong is answered with."""
+    monkeypatch.setattr(status, "_TIMEOUT", seconds)
+    assert status._execute(status.argparse.Namespace(address=address, once=True, seconds=1.0)) == 1
+    return capsys.readouterr().err
+
+
+def test_nothing_listens(capsys, monkeypatch):
+    """As when the job has ended, or at a worker's address."""
     (port,) = harness.free_ports(1)
-    options = status.argparse.Namespace(address=f"127.0.0.1:{port}", once=True, seconds=1.0)
-    assert status._execute(options) == 1
-    assert f"127.0.0.1:{port} has not answered for 0.3 s" in capsys.readouterr().err
+    text = told(capsys, f"127.0.0.1:{port}", monkeypatch)
+    assert f"nothing listens at 127.0.0.1:{port}: the job has ended" in text
+    assert 'those of the job "ps" in TF_CONFIG' in text
+
+
+def test_the_chiefs_address(capsys, monkeypatch):
+    with rendezvous.listen("127.0.0.1:0") as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = rendezvous.ServerProcess(listener, ["chief 0", "ps 0"], 1, "", b"", Timeouts(), is_elastic=True)
+        try:
+            assert f"{address} is the address of the job's chief" in told(capsys, address, monkeypatch, 30.0)
+        finally:
+            server.close(0.1)
+
+
+def test_another_programs_address(capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1"), daemon=True)
+        thread.start()
+        assert f"what listens at {address} is no parameter server" in told(capsys, address, monkeypatch)
+        thread.join(10)
+
+
+def test_another_secret(capsys, monkeypatch):
+    """CURVE does not tell it from a server that is gone."""
+    with serving(keys=Keys.of_secret(b"a secret")) as server:
+        assert "it has another secret (TFDIST_SECRET)" in told(capsys, server.address, monkeypatch, 0.3)
+
+
+@pytest.mark.parametrize("address", ["host", ":2222", "host:port"])
+def test_what_is_no_address(capsys, monkeypatch, address):
+    assert f"expected host:port of a parameter server; got {address!r}" in told(capsys, address, monkeypatch)
+
+
+def test_the_address_may_come_from_tf_config(capsys, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert "or TF_CONFIG with one" in told(capsys, None, monkeypatch)
+    with serving() as server:
+        cluster = {"worker": ["127.0.0.1:1"], "ps": [server.address]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+        assert status._execute(status.argparse.Namespace(address=None, once=True, seconds=1.0)) == 0

@@ -335,6 +335,23 @@ def test_what_cannot_be_used_is_told():
             fit(model, epochs=1)
 
 
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_model_without_an_input_takes_keys_as_they_are(is_served, tmp_path):
+    """Floats would make one key of several."""
+    with contextlib.ExitStack() as stack:
+        if is_served:
+            stack.enter_context(stack.enter_context(served())[0].scope())
+        model = keras.Sequential([DynamicEmbedding(DIM, initial=INITIAL), keras.layers.Flatten()])
+        model.compile("sgd", "mse")
+        keys = NAMES[:24].reshape(8, 3)
+        model.fit(keys, np.zeros((8, 3 * DIM)), verbose=0)
+        np.testing.assert_array_equal(model.layers[0].export()[0], NAMES[:24])
+        model.save(tmp_path / "model.keras")
+        expected = model.predict(keys, verbose=0)
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.predict(keys, verbose=0), expected, rtol=1e-6)
+
+
 def test_several_replicas_are_refused(ranks):
     def build(strategy):
         with strategy.scope():

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.cli import resources
+from tfdist.cli import resources, status_hint
 from tfdist.cli.blame import Blame
 from tfdist.cli.outputs import Outputs
 from tfdist.cli.process import Process
@@ -101,10 +101,11 @@ class Job:
         signal.signal(signal.SIGTSTP, self._stop)
         tasks, secret = self._roles.tasks(), secrets.token_hex(16)
         try:
-            for task in tasks:
-                self._processes.append(self._start(task, tasks, secret))
-            self._outputs.start()
-            blamed = self._wait()
+            with status_hint.told(tasks, secret):
+                for task in tasks:
+                    self._processes.append(self._start(task, tasks, secret))
+                self._outputs.start()
+                blamed = self._wait()
         finally:
             for process in self._processes:
                 process.signal(signal.SIGKILL)  # also processes that a script has left in its group

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tfdist.cluster import spec
 from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection
@@ -22,6 +25,9 @@ from tfdist.parameter_server.messages import Inspect, Report
 from tfdist.parameter_server.report import ModelReport, together
 
 _TIMEOUT = 10.0
+_ZMTP = b"\xff"
+"""The first byte of ZeroMQ's greeting."""
+_WHERE = 'The addresses of parameter servers are those of the job "ps" in TF_CONFIG; `tfdist run --ps` shows one.'
 
 
 def add_parser(commands: Any) -> None:
@@ -32,7 +38,12 @@ def add_parser(commands: Any) -> None:
         description="Asks a parameter server, and by it all others of its job, and shows a table of the workers of "
         "each model until Ctrl-C. It needs the job's TFDIST_SECRET, if there is one.",
     )
-    parser.add_argument("address", help="host:port of a parameter server, as in TF_CONFIG")
+    parser.add_argument(
+        "address",
+        nargs="?",
+        help='host:port of a parameter server, as in TF_CONFIG (job "ps"); by default the first one of this '
+        "environment's TF_CONFIG. `tfdist run` shows it when it starts",
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="show one table and end")
     parser.set_defaults(execute=_execute)
@@ -41,10 +52,12 @@ def add_parser(commands: Any) -> None:
 def _execute(options: argparse.Namespace) -> int:
     console = Console()
     try:
+        address = options.address or _address_in_environment()
         with contextlib.ExitStack() as stack:
-            connections = [_connected(stack, options.address)]
+            _check(address)
+            connections = [_connected(stack, address)]
             first = _report(connections[0])
-            connections += [_connected(stack, address) for address in first.servers if address != options.address]
+            connections += [_connected(stack, other) for other in first.servers if other != address]
             before, then = _asked(connections), time.monotonic()
             if options.once:
                 console.print(rendered(before, None, 0.0))
@@ -60,6 +73,45 @@ def _execute(options: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def _address_in_environment() -> str:
+    """The first parameter server's address in TF_CONFIG.
+
+    Raises:
+        TfdistError: there is none.
+    """
+    cluster = spec.from_tf_config(os.environ.get("TF_CONFIG", ""))
+    found = [task.address for task in cluster.tasks if task.job == "ps"] if cluster is not None else []
+    if not found:
+        raise TfdistError(f"expected host:port of a parameter server, or TF_CONFIG with one. {_WHERE}")
+    return found[0]
+
+
+def _check(address: str) -> None:
+    """Finds out in which way an address is wrong; a parameter server would not answer there until the deadline.
+
+    Raises:
+        TfdistError: no parameter server listens there.
+    """
+    host, separator, port = address.rpartition(":")
+    if not (host and separator and port.isdecimal()):
+        raise TfdistError(f"expected host:port of a parameter server; got {address!r}. {_WHERE}")
+    try:
+        with socket.create_connection(spec.split_address(address), _TIMEOUT) as connection:
+            connection.settimeout(_TIMEOUT)
+            first = connection.recv(1)
+    except ConnectionRefusedError:
+        raise TfdistError(
+            f"nothing listens at {address}: the job has ended, or has not begun yet, or this is the address of a "
+            f"worker or an evaluator, which do not listen. {_WHERE}"
+        ) from None
+    except OSError as error:
+        raise TfdistError(f"{address} cannot be reached: {error}. {_WHERE}") from None
+    if first == b"{":
+        raise TfdistError(f"{address} is the address of the job's chief. {_WHERE}")
+    if first != _ZMTP:
+        raise TfdistError(f"what listens at {address} is no parameter server of tfdist. {_WHERE}")
 
 
 def _connected(stack: contextlib.ExitStack, address: str) -> Connection:

@@ -239,6 +239,31 @@ class LeaveEpoch(Message, frozen=True):
     incarnation: int
 
 
+class GiveState(Message, frozen=True):
+    """Compares a model's weights that no server updates with the chief's. The chief gives its own.
+
+    Attributes:
+        worker: its task's number.
+        incarnation: as of `Attach`.
+        model: a digest of the variables.
+        occurrence: as of `Attach`.
+        place: how many sets of such weights this worker has compared before.
+        variables: described for messages.
+        digests: of the values.
+        given: the places of the arrays that follow, which the chief's server has asked for.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
+    model: str
+    occurrence: int
+    place: int
+    variables: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    given: tuple[int, ...] = ()
+
+
 class Share(Message, frozen=True):
     """Arrays may be in a segment (`tfdist.parameter_server.shared_memory`) from now on, over this connection.
 
@@ -349,6 +374,18 @@ class NoBatch(Message, frozen=True):
     is_over: bool
 
 
+class StateDiffers(Message, frozen=True):
+    """Answers `GiveState`.
+
+    Attributes:
+        places: to the chief, of the arrays that the server lacks; to others, of those that differ from the chief's,
+            which follow.
+    """
+
+    id: int
+    places: tuple[int, ...]
+
+
 class Waiting(Message, frozen=True):
     """The answer comes when other workers have pushed, or the chief has given values: a sign of life meanwhile.
 
@@ -395,7 +432,6 @@ _OfModels = Attach | Create | Push | Pull | Put | Suspend | Leave
 _OfEpochs = BeginEpoch | Take | Skip | LeaveEpoch
 _OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
 
-FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | Share | Inspect)
-FROM_SERVER = Codec(
-    Attached | Done | Values | Planned | Dealt | NoBatch | Waiting | Refused | TableAttached | Rows | Report
-)
+FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | GiveState | Share | Inspect)
+_Answers = Attached | Done | Values | Planned | Dealt | NoBatch | StateDiffers | Waiting | Refused
+FROM_SERVER = Codec(_Answers | TableAttached | Rows | Report)

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from tfdist.parameter_server.dealing.deals import Answer, Deals, OfDealer
-from tfdist.parameter_server.messages import Attach, Inspect, Leave, Refused, Report
+from tfdist.parameter_server.layer_states import LayerStates
+from tfdist.parameter_server.messages import Attach, GiveState, Inspect, Leave, Refused, Report
+from tfdist.parameter_server.programs import CHIEF, Programs
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.tables.messages import TableMessage
 from tfdist.parameter_server.tables.tables import Tables
 
-_CHIEF = 0
-
 Key = tuple[str, int]
 """The name of a model, and how many of this name came before it."""
-
-
-@dataclass
-class Program:
-    """The models that a worker has begun.
-
-    Attributes:
-        incarnation: of its process.
-        is_first: whether no other process of this task has been here: one that comes again may leave models out.
-        models: by place, each one's first message.
-    """
-
-    incarnation: int
-    is_first: bool
-    models: dict[int, Attach] = field(default_factory=dict)
 
 
 class Shards:
@@ -51,7 +34,8 @@ class Shards:
         deals: as given.
         tables: as given.
         peers: by connection, the worker and the model that it is of.
-        programs: by worker.
+        programs: what the workers have begun.
+        states: the chief's weights that no server updates.
         gone_on: by model, the workers that have gone on to other optimizers for its variables.
         over: models that all have gone on from.
         absent: tasks that have ended or are lost.
@@ -74,10 +58,11 @@ class Shards:
             deals.when_left = self._absent
         self._shards: dict[Key, Shard] = {}
         self.peers: dict[bytes, tuple[int, Key]] = {}
-        self.programs: dict[int, Program] = {}
+        self.programs = Programs()
         self.gone_on: dict[Key, set[int]] = {}
         self.over: set[Key] = set()
         self.absent: set[int] = set()
+        self.states = LayerStates()
         self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
@@ -115,6 +100,8 @@ class Shards:
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
             answer(Report(message.id, models, self._tasks, self._servers), ())
+        elif isinstance(message, GiveState):
+            self.states.heard(message, arrays, answer)
         elif isinstance(message, TableMessage):
             self.tables.heard(message, arrays, answer)
         elif isinstance(message, OfDealer):
@@ -146,6 +133,7 @@ class Shards:
         for key, shard in list(self._shards.items()):
             shard.lost(worker)
             self._drop_if_over(key)
+        self.states.lost(worker)
         if self.deals is not None:
             self.deals.lost(worker)
 
@@ -205,43 +193,18 @@ class Shards:
 
     def _differs(self, message: Attach) -> str | None:
         """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
-        program = self.programs.get(message.worker)
-        if program is None or program.incarnation != message.incarnation:
-            program = self.programs[message.worker] = Program(message.incarnation, program is None)
-        program.models[message.place] = message
-        chief = self.programs.get(_CHIEF)
-        if message.worker == _CHIEF:
-            for worker, other in self.programs.items():
-                begun = other.models.get(message.place)
-                if begun is not None and (why := _difference(program, other, message.place)) is not None:
-                    self._shards[begun.model, begun.occurrence].refuse(worker, why)
-            return None
-        return None if chief is None else _difference(chief, program, message.place)
+        self.programs.note(message)
+        differences = self.programs.differences(message)
+        if message.worker != CHIEF:
+            return differences[0][1] if differences else None
+        for begun, why in differences:
+            self._shards[begun.model, begun.occurrence].refuse(begun.worker, why)
+        return None
 
     def _drop_if_over(self, key: Key) -> None:
         """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
         ledger = self._shards[key].ledger
-        if _CHIEF in self.gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
+        if CHIEF in self.gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
             self._shards.pop(key).close()
             self.over.add(key)
             del self.gone_on[key]
-
-
-def _difference(chief: Program, program: Program, place: int) -> str | None:
-    """How a model differs from the chief's at the same place; None if it does not, or if that cannot be told."""
-    expected, own = chief.models.get(place), program.models[place]
-    if expected is None or expected.model == own.model or not (chief.is_first and program.is_first):
-        return None
-    rest = (
-        "Every task must build the same models with the same optimizers, and train them in the same order, with the "
-        "same number of parameter servers."
-    )
-    for number, (of_chief, one) in enumerate(zip_longest(expected.variables, own.variables, fillvalue="none"), 1):
-        if of_chief != one:
-            return f"another model: variable {number} is {_quoted(one)}, the chief's is {_quoted(of_chief)}. {rest}"
-    return f"the model {_quoted(own.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
-
-
-def _quoted(text: Sequence[str]) -> str:
-    """A peer's text, cut."""
-    return str(text)[:200]

@@ -135,7 +135,7 @@ class UpdatesOnServers(Ability, abc.ABC):
         shares_data: whether the batches of `fit` are dealt out to all workers.
         is_sharing: whether a call of `fit` reads batches that are dealt.
         workers_wait: whether workers wait for each other.
-        reported: why data were not shared, as far as it has been logged.
+        reported: what has been logged, and is not again: why data were not shared, which methods write nothing.
     """
 
     shares_data = False
@@ -182,6 +182,14 @@ class UpdatesOnServers(Ability, abc.ABC):
             plan: as of `SharedEpochs`.
             within_batches: as of `SharedEpochs`.
             when_idle: as of `SharedEpochs`.
+        """
+
+    @abc.abstractmethod
+    def begin_epoch(self, model: Any) -> None:
+        """Makes this worker's non-trainable weights the chief's before the first epoch; the chief gives its own.
+
+        Args:
+            model: a Keras model.
         """
 
     @abc.abstractmethod

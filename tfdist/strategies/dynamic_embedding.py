@@ -56,7 +56,12 @@ class DynamicEmbedding(keras.layers.Layer):
 
     Raises:
         ValueError: ``dim`` is below 1, or there are several replicas.
+
+    Attributes:
+        dtype_of_keys: of the input of a `keras.Sequential` that begins with this layer.
     """
+
+    dtype_of_keys = "int64"
 
     def __init__(
         self,

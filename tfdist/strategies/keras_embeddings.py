@@ -20,6 +20,7 @@ def install(replace: Callable[..., None]) -> None:
     """
     replace(base_optimizer.BaseOptimizer, "apply", _without_rows)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _of_values)
+    replace(keras.Sequential, "build", _with_integer_keys)
 
 
 def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,3 +54,16 @@ def _of_values(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
 
     return check_finite
+
+
+def _with_integer_keys(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A model without an `Input` takes keys as they are; Keras would cast them to the floats of the first layer."""
+
+    def build(self: Any, input_shape: Any = None) -> None:
+        dtype = getattr(self._layers[0], "dtype_of_keys", None) if self._layers else None
+        is_one = isinstance(input_shape, (tuple, list)) and all(isinstance(one, int | None) for one in input_shape)
+        if dtype is not None and is_one:
+            self._layers = [keras.layers.InputLayer(batch_shape=tuple(input_shape), dtype=dtype), *self._layers]
+        original(self, input_shape)
+
+    return build

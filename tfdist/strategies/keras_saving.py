@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import Ability, LoadsForAll, ReducesGradients, WritesOnce
+from tfdist.strategies.abilities import Ability, LoadsForAll, ReducesGradients, UpdatesOnServers, WritesOnce
 from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 
@@ -59,6 +59,8 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
         if whole and compressor is not None:
             compressor.save(filepath)
         if not extended.is_writer:
+            if isinstance(extended, UpdatesOnServers):
+                _say_that_the_chief_writes(extended, original.__name__)
             return None
         with extended.local_only():
             if not whole or not _is_one_new_file(filepath, args, kwargs):
@@ -74,6 +76,17 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             return result
 
     return method
+
+
+def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
+    """Warns once. Ranks with collectives are expected to call it together; workers of servers need not."""
+    if name not in extended.reported:
+        extended.reported.add(name)
+        log.warning(
+            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script calls it. Call it on "
+            "the chief, or on all workers to no effect on the others.",
+            name,
+        )
 
 
 def partial_name(path: Path) -> Path:

@@ -23,7 +23,9 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
 | `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
+| `compile`, ``fit``, ``train_on_batch`` on parameter servers | say what was made outside the scope |
 | `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
+| `Sequential.build` | an integer key would become a float where an `Input` is missing |
 | ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `jit_compile` | XLA rejects host calls |
 """
@@ -47,6 +49,7 @@ from tfdist.strategies import (
     keras_metrics,
     keras_optimizers,
     keras_saving,
+    keras_scope,
     keras_servers,
     keras_shared_data,
     keras_steps,
@@ -88,6 +91,7 @@ def install() -> None:
     keras_servers.install(_replace)
     keras_embeddings.install(_replace)  # after `keras_servers`, whose `apply` gets what is left
     keras_shared_data.install(_replace)
+    keras_scope.install(_replace)
 
 
 def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

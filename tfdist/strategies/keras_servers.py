@@ -122,12 +122,6 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
         if at_work.of_model(self, UpdatesOnServers) is None:
             return original(self, step_function)
-        optimizer = getattr(self, "optimizer", None)
-        if optimizer is not None and at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers) is None:
-            raise ValueError(
-                f"created outside of strategy.scope(): the optimizer {optimizer.name}. Create the model, and the "
-                "optimizer passed to `compile`, inside `with strategy.scope():`."
-            )
         self.jit_compile = False
 
         def step(data: Any) -> Any:
@@ -209,6 +203,7 @@ class Pauses(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reads the newest values, and takes part in the epoch if its batches are dealt."""
+        self._extended.begin_epoch(self.model)
         for link in self._extended.links(self.model):
             link.refresh()
         if (shared := keras_shared_data.of(self.model)) is not None:

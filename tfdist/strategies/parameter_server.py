@@ -40,10 +40,11 @@ from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.runtime.server_host import address_of  # noqa: E402
 from tfdist.runtime.server_state import Options  # noqa: E402
-from tfdist.strategies import keras_seams  # noqa: E402
+from tfdist.strategies import keras_scope, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
 from tfdist.strategies.embedded_rows import rows_of  # noqa: E402
+from tfdist.strategies.layer_states import LayerStates  # noqa: E402
 from tfdist.strategies.local_link import ElasticLink, LocalLink  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
 from tfdist.tensors import unnumbered  # noqa: E402
@@ -106,7 +107,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if data not in ("own", "shared"):
             raise ValueError(f'data must be "own" or "shared"; got {data!r}')
         if data == "shared" and pushes is not None:
-            raise ValueError(f'data="shared" counts the batches of each push of gradients; got {pushes}')
+            raise ValueError(
+                f'data="shared" counts the batches of each push of gradients, and {pushes} pushes what several steps '
+                'have changed. Leave pushes= out; or use data="own", and give each worker its part of the data, for '
+                "example dataset.shard(count, index)."
+            )
         _check_pushes(pushes, synchronization, staleness_policy)
         chosen = None if compression is None else policy.as_policy(compression)
         cluster = discovery.discover(cluster_resolver)
@@ -202,6 +207,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._begun: list[str] = []
         self._epochs: SharedEpochs | None = None
         self._fits = itertools.count()
+        self._states = LayerStates(lambda: self._connection(0), member.control.task)
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
         self._line: Line | None = None
         self._tables: collections.Counter[str] = collections.Counter()
@@ -232,6 +238,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         with tf.init_scope(), self._lock:
             if not optimizer.built:
+                keras_scope.check(optimizer, variables, self._container_strategy())
                 optimizer.build(variables)
             if id(optimizer) not in self._links and optimizer not in self._alone:
                 self._connect(optimizer)
@@ -256,6 +263,10 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         finally:
             self.is_sharing = False
             epochs.close()
+
+    def begin_epoch(self, model: Any) -> None:
+        """Makes non-trainable weights the chief's; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        self._states.begin(model, {one for link in list(self._links.values()) for one in link.ids})
 
     def link_of(self, optimizer: Any) -> Link | None:
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.layer_states import digest
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     FROM_WORKER,
@@ -14,10 +15,12 @@ from tfdist.parameter_server.messages import (
     Create,
     Dealt,
     Done,
+    GiveState,
     Leave,
     Pull,
     Push,
     Refused,
+    StateDiffers,
     Suspend,
     Take,
     Values,
@@ -111,7 +114,7 @@ class Pair:
         for name in ("incarnations", "sequences", "applied", "decisions"):
             assert getattr(replica, name) == getattr(leader, name), name
         assert len(replica.pushed) == len(leader.pushed)
-        assert self.replica.shards.programs == self.leader.programs
+        assert self.replica.shards.programs.of == self.leader.programs.of != {}
 
 
 def train(pair, steps, seed):
@@ -217,6 +220,19 @@ def test_batches_that_are_out_are_dealt_again_by_both():
     assert pair.leader.deals.state(()) == pair.replica.shards.deals.state(())
     (key,) = pair.leader.models()
     assert pair.leader[key].ledger.version == 3
+
+
+def test_the_chiefs_weights_go_on():
+    pair, given = Pair(Asynchronous()), ("digest", 0, 0, ("a",), (digest(np.ones(3)),))
+    pair.say(0, GiveState, *given)
+    pair.say(0, GiveState, *given, (0,), arrays=[np.ones(3)])
+    pair.begin()
+    found = []
+    asked = GiveState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
+    pair.replica.shards.heard(b"1", asked, [], lambda *answer: found.append(answer))
+    ((answer, (array,)),) = found
+    assert answer == StateDiffers(9, (0,))
+    np.testing.assert_array_equal(array, np.ones(3))
 
 
 def test_tables_go_on():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.ledger import Gradient, Worker
-from tfdist.parameter_server.messages import Attach, Decision
+from tfdist.parameter_server.messages import Attach, Decision, GiveState
+from tfdist.parameter_server.programs import Program
 from tfdist.parameter_server.replication import messages as m
-from tfdist.parameter_server.shards import Program
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.messages import AttachTable
@@ -19,6 +19,7 @@ WORKERS = {0: Worker(4, (1, 2), 7, True)}
 BOOKS = m.Books(9, (1,), (2,), WORKERS, (1, 2), ((1, 1),), {0: 8}, {0: 1}, {0: 8})
 WAITING = m.Waiting(Gradient(0, 7, (1, 2), 32.0, 1, 1.0, (0, 1)), 5, 8, None, ("dense", "sparse", "none"))
 HELD = (Held("w", 0, 3, 3, True, {"class_name": "NonNeg"}),)
+GIVEN = GiveState(1, 0, 5, "digest", 0, 0, ("a",), (b"a",), (0,))
 TABLE = AttachTable(1, 0, 5, "users", 2, "float32", InitialRows(), RowPolicy(), {"class_name": "SGD", "config": {}})
 ENTRIES = [
     m.Begin(*OF),
@@ -34,6 +35,7 @@ ENTRIES = [
         *(*OF, ((b"\0peer", 0, KEY),), {0: Program(5, True, {0: Attach(1, 0, 5, "Adam-1")})}, ((KEY, (1,)),)),
         *((KEY,), (2,)),
     ),
+    m.StatesCopy(*OF, {0: Program(5, False, {0: GIVEN})}, ((KEY, (b"a",)),), (b"a",)),
     m.TableCopy(*OF, TABLE, None, ("keys",), ((0, 5, 1, 2),), ((0, 5, 2),)),
     m.DealsCopy(*OF, {"job": "a", "dealer": {"epochs": [], "newest": None, "committed": []}}, 2**60),
 ]

@@ -9,12 +9,14 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.gradients import Gradients
+from tfdist.parameter_server.layer_states import LayerStates
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.replication.messages import (
     Books,
     DealsCopy,
     ProgramsCopy,
     ShardCopy,
+    StatesCopy,
     TableCopy,
     Waiting,
 )
@@ -36,6 +38,7 @@ def append_all(append: Append, shards: Shards) -> None:
         shards: of the leader.
     """
     append_programs(append, shards)
+    append_states(append, shards.states)
     if shards.deals is not None:
         append_deals(append, shards.deals)
     for key in shards.models():
@@ -117,7 +120,7 @@ def append_programs(append: Append, shards: Shards) -> None:
     """
     peers = tuple((peer, worker, key) for peer, (worker, key) in shards.peers.items())
     gone_on = tuple((key, tuple(workers)) for key, workers in shards.gone_on.items())
-    append(ProgramsCopy, peers, dict(shards.programs), gone_on, tuple(shards.over), tuple(shards.absent))
+    append(ProgramsCopy, peers, dict(shards.programs.of), gone_on, tuple(shards.over), tuple(shards.absent))
 
 
 def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], bytes]) -> None:
@@ -129,9 +132,27 @@ def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], by
         named: the follower's name of a connection of the leader.
     """
     shards.peers = {named(peer): (worker, key) for peer, worker, key in copy.peers}
-    shards.programs = copy.programs
+    shards.programs.of = copy.programs
     shards.gone_on = {key: set(workers) for key, workers in copy.gone_on}
     shards.over, shards.absent = set(copy.over), set(copy.absent)
+
+
+def append_states(append: Append, states: LayerStates) -> None:
+    """Appends the chief's weights that no server updates.
+
+    Args:
+        append: to the log.
+        states: the leader's.
+    """
+    digests = tuple(states.digests.items())
+    append(StatesCopy, dict(states.programs.of), digests, tuple(states.arrays), arrays=list(states.arrays.values()))
+
+
+def put_states(shards: Shards, copy: StatesCopy, arrays: list[np.ndarray]) -> None:
+    """Takes over the chief's weights; see `put_shard`."""
+    shards.states.programs.of = copy.programs
+    shards.states.digests = dict(copy.digests)
+    shards.states.arrays = dict(zip(copy.arrays, arrays, strict=True))
 
 
 def append_table(append: Append, served: Served) -> None:

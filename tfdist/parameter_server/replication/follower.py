@@ -28,6 +28,7 @@ from tfdist.parameter_server.replication.messages import (
     Noted,
     ProgramsCopy,
     ShardCopy,
+    StatesCopy,
     Superseded,
     TableCopy,
     Whole,
@@ -95,6 +96,8 @@ class Replica:
                 self.shards.came(entry.worker)
             case ProgramsCopy():
                 copies.put_programs(self.shards, entry, _named)
+            case StatesCopy():
+                copies.put_states(self.shards, entry, arrays)
             case ShardCopy():
                 copies.put_shard(self.shards, entry, arrays)
             case TableCopy():

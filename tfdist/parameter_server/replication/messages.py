@@ -13,7 +13,8 @@ import msgspec
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.ledger import Gradient, Worker
 from tfdist.parameter_server.messages import Decision
-from tfdist.parameter_server.shards import Key, Program
+from tfdist.parameter_server.programs import Program
+from tfdist.parameter_server.shards import Key
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.tables.messages import AttachTable
 from tfdist.parameter_server.wire import Codec, Message
@@ -143,6 +144,20 @@ class ProgramsCopy(Entry, frozen=True):
     absent: tuple[int, ...]
 
 
+class StatesCopy(Entry, frozen=True):
+    """The chief's weights that no server updates, which follow in the order of their digests.
+
+    Attributes:
+        programs: as of `tfdist.parameter_server.layer_states.LayerStates`.
+        digests: by model, those of its weights.
+        arrays: the digests of those that follow.
+    """
+
+    programs: dict[int, Program]
+    digests: tuple[tuple[Key, tuple[bytes, ...]], ...]
+    arrays: tuple[bytes, ...]
+
+
 class TableCopy(Entry, frozen=True):
     """A table, followed by the arrays of `Table.state`: the follower puts it in the place of its own.
 
@@ -195,5 +210,5 @@ class Superseded(Message, frozen=True):
     stream: int
 
 
-FROM_LEADER = Codec(Begin | Whole | Heard | Lost | Came | ProgramsCopy | ShardCopy | TableCopy | DealsCopy)
+FROM_LEADER = Codec(Begin | Whole | Heard | Lost | Came | ProgramsCopy | StatesCopy | ShardCopy | TableCopy | DealsCopy)
 FROM_FOLLOWER = Codec(Noted | Superseded)

@@ -1,0 +1,43 @@
+import os
+import shlex
+
+import pytest
+
+from tfdist.cli import status_hint
+from tfdist.cluster.settings import read_secret
+from tfdist.cluster.spec import Task
+
+TASKS = [Task("worker", 0, "127.0.0.1:1"), Task("ps", 0, "127.0.0.1:2"), Task("ps", 1, "127.0.0.1:3")]
+
+
+def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch):
+    """Which nobody else may read, and which goes with the job."""
+    monkeypatch.delenv("TFDIST_SECRET", raising=False)
+    with status_hint.told(TASKS, "the secret"):
+        said = capsys.readouterr().err
+        setting, *command = shlex.split(said.split("`")[1])
+        name, _, path = setting.partition("=")
+        assert command == ["tfdist", "status", "127.0.0.1:2"]
+        monkeypatch.setenv(name, path)
+        assert read_secret() == b"the secret"
+        assert os.stat(path).st_mode & 0o077 == 0
+    assert "the secret" not in said
+    assert not os.path.exists(path)
+
+
+def test_the_file_goes_with_a_job_that_fails(capsys):
+    paths = []
+
+    def interrupted():
+        with status_hint.told(TASKS, "the secret"):
+            paths.append(shlex.split(capsys.readouterr().err.split("`")[1])[0].partition("=")[2])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not os.path.exists(paths[0])
+
+
+def test_a_job_without_servers_says_nothing(capsys):
+    with status_hint.told(TASKS[:1], "the secret"):
+        assert capsys.readouterr().err == ""

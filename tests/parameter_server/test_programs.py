@@ -1,0 +1,39 @@
+from tfdist.parameter_server.messages import Attach
+from tfdist.parameter_server.programs import Programs
+
+
+def begun(worker, model="a", place=0, incarnation=1, variables=("x",)):
+    return Attach(0, worker, incarnation, model, 0, place, variables)
+
+
+def noted(*messages):
+    programs = Programs()
+    for message in messages:
+        program = programs.note(message)
+    return programs.differences(messages[-1]), program
+
+
+def test_the_same_models_do_not_differ():
+    assert noted(begun(0), begun(1), begun(1, "b", 1), begun(0, "b", 1))[0] == []
+
+
+def test_a_workers_model_is_compared_with_the_chiefs():
+    ((message, why),), _ = noted(begun(0), begun(1, "b", variables=("y",)))
+    assert message.worker == 1
+    assert why.startswith("another model: variable 1 is y, the chief's is x.")
+
+
+def test_the_chiefs_is_compared_with_those_of_all():
+    found, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
+    assert [message.worker for message, _ in found] == [1, 3]
+    assert found[0][1].startswith("the model b, but the chief trains a.")
+
+
+def test_without_the_chief_nothing_differs():
+    assert noted(begun(1), begun(2, "b"))[0] == []
+
+
+def test_a_process_that_comes_again_may_leave_models_out():
+    differences, program = noted(begun(0), begun(1), begun(1, "b", incarnation=2))
+    assert differences == []
+    assert not program.is_first

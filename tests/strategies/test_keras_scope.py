@@ -1,0 +1,119 @@
+"""Models and optimizers made outside the scope, and parameter servers, which are threads of this process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.served import served
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def model(*layers):
+    return keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
+
+
+def optimizer(strategy):
+    made = keras.optimizers.Adam()
+    with strategy.scope():
+        model().compile(made, "mse")
+
+
+def built_optimizer(strategy):
+    made = keras.optimizers.Adam()
+    made.build(model().trainable_variables)
+    with strategy.scope():
+        model().compile(made, "mse")
+
+
+def inner_optimizer(strategy):
+    made = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    with strategy.scope():
+        model().compile(made, "mse")
+
+
+def compile_outside(strategy):
+    with strategy.scope():
+        own = model()
+    own.compile(keras.optimizers.Adam(), "mse")
+
+
+def own_loop(strategy):
+    made = keras.optimizers.Adam()
+    with strategy.scope():
+        own = model()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(own(X) ** 2)
+        made.apply(tape.gradient(loss, own.trainable_variables), own.trainable_variables)
+
+
+def whole_model(strategy):
+    own = model()
+    with strategy.scope():
+        own.compile("adam", "mse")
+
+
+def model_and_compile(strategy):
+    own = model()
+    own.compile("adam", "mse")
+    with strategy.scope():
+        own.fit(X, Y, verbose=0)
+
+
+def layer(strategy):
+    own = keras.layers.Dense(3)
+    own.build((None, 4))
+    with strategy.scope():
+        model(own).compile("adam", "mse")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (optimizer, "the optimizer adam"),
+        (built_optimizer, "the optimizer adam"),
+        (inner_optimizer, "the optimizer loss_scale_optimizer"),
+        (compile_outside, "the optimizer adam"),
+        (own_loop, "the optimizer adam"),
+        (whole_model, "the model sequential"),
+        (model_and_compile, "the model sequential"),
+        (layer, "the variable dense"),
+    ],
+)
+def test_what_was_made_outside_is_told(wrong, what):
+    with served(servers=1) as (strategy,):
+        with pytest.raises(ValueError, match=rf"created outside of strategy.scope\(\): {what}") as told:
+            wrong(strategy)
+        assert "inside `with strategy.scope():`" in str(told.value)
+
+
+def test_an_optimizer_that_is_set_later_is_told():
+    with served(servers=1) as (strategy,):
+        with strategy.scope():
+            own = model()
+            own.compile("adam", "mse")
+        own.optimizer = keras.optimizers.Adam()
+        with pytest.raises(ValueError, match="the optimizer adam"):
+            own.fit(X, Y, verbose=0)
+
+
+def test_frozen_layers_may_come_from_outside():
+    """No server updates them."""
+    base = keras.layers.Dense(3, trainable=False)
+    base.build((None, 4))
+    with served(servers=1) as (strategy,):
+        with strategy.scope():
+            own = model(base)
+            own.compile("sgd", "mse")
+        own.fit(X, Y, verbose=0)
+        assert len(strategy.extended.links(own)) == 1
+
+
+def test_models_without_the_strategy_are_left_alone():
+    with served(servers=1) as (strategy,):
+        own = model()
+        own.compile(keras.optimizers.Adam(), "mse")
+        own.fit(X, Y, verbose=0)
+        assert strategy.extended.links(own) == []

@@ -1,0 +1,102 @@
+"""Non-trainable weights of workers whose parameter servers are threads of this process."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.served import served
+
+X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+Y = X[:, :2] ** 2
+
+
+def model_in(strategy, seed, **options):
+    """A normalization, a frozen layer, moving statistics, and a seed generator; all of them by the seed."""
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        normalization = keras.layers.Normalization()
+        normalization.adapt(X * (seed + 1))
+        layers = [normalization, keras.layers.Dense(3, trainable=False), keras.layers.BatchNormalization()]
+        last = [keras.layers.Dropout(0.1, seed=seed), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.layers.Input((4,)), *layers, *last])
+        model.compile("sgd", "mse", **options)
+    return model
+
+
+def fit(model, *callbacks, scale=1.0):
+    model.fit(scale * X, Y, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+
+def values(model):
+    return [variable.numpy() for variable in model.non_trainable_weights]
+
+
+def assert_equal(one, other):
+    for mine, its in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+class Before(keras.callbacks.Callback):
+    """Keeps the non-trainable weights before the first batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 0:
+            self.values = values(self.model)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_worker_begins_with_the_chiefs(eager, caplog):
+    """Also with what Keras has made constants of in a graph."""
+    caplog.set_level(logging.INFO, "tfdist")
+    with served(workers=2) as strategies:
+        chief, worker = (model_in(one, seed, run_eagerly=eager) for seed, one in enumerate(strategies))
+        chief.layers[2].moving_mean.assign([1.0, 2.0, 3.0])
+        expected, before = values(chief), Before()
+        worker.predict(X, verbose=0)
+        fit(chief)
+        fit(worker, before)
+        assert_equal(before.values, expected)
+        one, other = (keras.Sequential(model.layers[:2]).predict(X, verbose=0) for model in (chief, worker))
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(worker.predict(X, verbose=0), worker(X), rtol=1e-5)
+        seeds = [int(model.layers[3].seed_generator.state.numpy()[0]) for model in (chief, worker)]
+        assert seeds == [0, 1], "they would drop the same units"
+    assert "differed from the chief's: this worker begins with the chief's" in caplog.text
+
+
+def test_they_are_the_workers_own_from_then_on():
+    with served(workers=2) as strategies:
+        chief, worker = (model_in(one, 0) for one in strategies)
+        fit(chief)
+        fit(worker, scale=2.0)
+        own, before = values(worker), Before()
+        assert not np.array_equal(own[-1], values(chief)[-1]), "moving statistics of other data"
+        fit(worker, before)
+        assert_equal(before.values, own)
+
+
+def test_a_worker_that_comes_late_gets_them_as_they_are_in_the_chiefs_last_epoch():
+    with served(workers=2) as strategies:
+        chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
+        fit(chief)
+        expected, before = values(chief), Before()
+        fit(chief)
+        fit(worker, before)
+        assert_equal(before.values, expected)
+
+
+def test_what_servers_update_is_left_to_them():
+    """A layer that is frozen after it was trained has the newest values."""
+    with served(workers=2) as strategies:
+        models = [model_in(one, 0) for one in strategies]
+        for model in models:
+            fit(model)
+        for model in models:
+            model.layers[-1].trainable = False
+            model.layers[1].trainable = True
+            model.compile("adam", "mse")
+        fit(models[0])
+        fit(models[1])
+        assert_equal(*(model.layers[-1].get_weights() for model in models))
