@@ -116,6 +116,7 @@ class Shards:
             self._drop_if_over(key)
         if self._deals is not None:
             self._deals.lost(worker)
+        self.tables.lost(worker)
 
     def close(self) -> None:
         """Writes last snapshots."""
