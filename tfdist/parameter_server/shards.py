@@ -136,6 +136,7 @@ class Shards:
         self.states.lost(worker)
         if self.deals is not None:
             self.deals.lost(worker)
+        self.tables.lost(worker)
 
     def came(self, task: int) -> None:
         """A task is there, for the first time or again. A worker attaches by itself.

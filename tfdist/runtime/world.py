@@ -102,7 +102,7 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> World:
 
 
 def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    """Enters the job to train with collectives. An evaluator, and a chief without workers, are alone.
+    """Enters the job to train with collectives. An evaluator, and a chief without other tasks to train with, are alone.
 
     Args:
         cluster: as of `enter`.
@@ -119,7 +119,8 @@ def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
             f"{'a parameter server' if cluster.task.job == 'ps' else 'which the cluster does not list'}. Start the "
             "script without this task."
         )
-    return _world_of_one() if cluster.rank is None or cluster.size == 1 else enter(cluster, timeouts)
+    is_alone = cluster.rank is None or (cluster.size == 1 and not cluster.is_elastic)
+    return _world_of_one() if is_alone else enter(cluster, timeouts)
 
 
 def current() -> World:

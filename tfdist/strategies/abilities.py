@@ -12,6 +12,7 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `AveragesState` | layers' state (moving statistics, counts), after each step and before `evaluate` |
 | `WritesOnce` | saving, callbacks that write, the progress bar |
 | `LoadsForAll` | ``load_weights``, `load_model`, `BackupAndRestore` |
+| `KeepsTables` | `DynamicEmbedding`, whose rows are then in tables on parameter servers |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
 | any | `compile` in the model's scope, and errors as they were before a graph wrapped them |
@@ -200,13 +201,21 @@ class UpdatesOnServers(Ability, abc.ABC):
             optimizer: a Keras optimizer.
         """
 
+
+class KeepsTables(Ability, abc.ABC):
+    """Rows of embeddings are in tables on parameter servers, if the job has some."""
+
     @abc.abstractmethod
-    def table(self, name: str, form: Form) -> TableClient:
-        """A new table on the servers, which other workers get by the same calls.
+    def table(self, name: str, form: Form) -> TableClient | None:
+        """A new table on the servers, which other workers get by the same calls. None in a job without servers.
 
         Args:
             name: of a layer.
             form: of the table.
+
+        Raises:
+            ValueError: this strategy cannot train rows.
+            TfdistError: a server cannot be reached.
         """
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 from collections.abc import Sequence
 
 from tfdist.strategies import require_tensorflow
@@ -18,10 +20,14 @@ from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.engine import calibration  # noqa: E402
-from tfdist.runtime import world  # noqa: E402
+from tfdist.parameter_server.staleness import AsItIs  # noqa: E402
+from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
+from tfdist.runtime import job, serving, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.runtime.server_state import Options  # noqa: E402
 from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
+from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -39,6 +45,10 @@ class AllReduceStrategy(tf.distribute.Strategy):
     3. Do not change ``batch_size`` or the data: a batch is the *global* batch, and every process takes its share.
     4. Call ``fit``, ``evaluate``, ``predict`` and ``save`` on every process, as before.
     5. Start it: ``tfdist run -n 4 train.py``; or on every machine with TF_CONFIG; or under ``mpiexec``/``srun``.
+
+    In a job with parameter servers (``tfdist run -n 4 --ps 2``) the rows of each `tfdist.layers.DynamicEmbedding` are
+    on them; all other variables are trained by all-reduce. On a ``ps`` task this serves until the job is over, and then
+    ends the process.
 
     Example:
         >>> strategy = tfdist.AllReduceStrategy()
@@ -99,7 +109,11 @@ class AllReduceStrategy(tf.distribute.Strategy):
         algorithms.check(algorithm)
         policy.as_policy(compression)  # raises its errors before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
-        entered = world.train(cluster, timeouts or Timeouts.from_environment())
+        timeouts = timeouts or Timeouts.from_environment()
+        if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
+            serving.serve(job.enter(cluster, timeouts), Options(Asynchronous(), AsItIs()), 1, timeouts)
+            sys.exit()
+        entered = world.train(cluster, timeouts)
         chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
         if not chosen:
             raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
@@ -109,7 +123,13 @@ class AllReduceStrategy(tf.distribute.Strategy):
         own = entered.group if group is None else entered.group.subgroup(group.members())
         own = own.using(algorithm, calibration.agreed(own, algorithm))
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
-        super().__init__(AllReduceExtended(self, own, chosen, compressor, check_weights, not sum_sparse_rows))
+        tables = None
+        if cluster is not None and cluster.is_elastic and cluster.rank is not None:
+            number = own.number("tables")
+            servers = Servers(job.enter(cluster, timeouts), timeouts)
+            tables = ServerTables(servers, workers=own.size, prefix=f"strategy {number} " if number else "")
+            atexit.register(tables.close)
+        super().__init__(AllReduceExtended(self, own, chosen, compressor, check_weights, not sum_sparse_rows, tables))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

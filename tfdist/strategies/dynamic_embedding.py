@@ -14,7 +14,7 @@ from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableCl
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies import at_work, keras_seams
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.abilities import KeepsTables
 from tfdist.strategies.embedded_rows import EmbeddedRows
 
 
@@ -38,10 +38,13 @@ class DynamicEmbedding(keras.layers.Layer):
     A row is made when its key is first seen in training. `evaluate` and `predict` make none: there, and before the
     policy admits a key, its row is the initial value, which depends on the seed and the key only.
 
-    Under `tfdist.ParameterServerStrategy` rows are on the servers, dealt by a hash of the key, with the optimizer's
-    slots beside them; a worker holds those of its batch. Without parameter servers they are in this process. Each
-    gradient is an update, made when it comes, in every mode of synchronization. Updates touch the rows of the batch
-    only: slots of other rows, such as Adam's, do not decay.
+    In a job with parameter servers rows are on them, dealt by a hash of the key, with the optimizer's slots beside
+    them; a worker holds those of its batch. Without parameter servers they are in this process. Updates touch the rows
+    of the batch only: slots of other rows, such as Adam's, do not decay.
+
+    Under `tfdist.ParameterServerStrategy` each gradient is an update, made when it comes, in every mode of
+    synchronization. Under `tfdist.AllReduceStrategy` the workers' gradients of a step are one update: that of one
+    process for the global batch.
 
     `model.save` and `save_weights` save keys and values, but not the rows' slots. Other weights' methods
     (`get_weights`, ``restore_best_weights``) leave rows out.
@@ -55,7 +58,7 @@ class DynamicEmbedding(keras.layers.Layer):
         **options: of `keras.layers.Layer`.
 
     Raises:
-        ValueError: ``dim`` is below 1, or there are several replicas.
+        ValueError: ``dim`` is below 1; or there are several replicas and no parameter server.
 
     Attributes:
         dtype_of_keys: of the input of a `keras.Sequential` that begins with this layer.
@@ -83,17 +86,18 @@ class DynamicEmbedding(keras.layers.Layer):
         self.supports_jit = False
 
     def build(self, input_shape: Any) -> None:
-        """Makes the table, on the servers under `ParameterServerStrategy`."""
+        """Makes the table, on the parameter servers of the job if it has some."""
         form = self._settings.form
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise ValueError(
-                f"the layer {self.name} keeps its rows in one place, which replicas would update apart. Use "
-                "tfdist.ParameterServerStrategy, or keras.layers.Embedding with a fixed size."
-            )
-        extended = at_work.current(UpdatesOnServers)
-        table = (
-            TableClient(Line([InProcess()]), self.name, form) if extended is None else extended.table(self.name, form)
-        )
+        extended = at_work.current(KeepsTables)
+        table = None if extended is None else extended.table(self.name, form)
+        if table is None:
+            if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+                raise ValueError(
+                    f"the layer {self.name} keeps its rows in one place, which replicas would update apart. Give the "
+                    'job parameter servers (`tfdist run --ps 1`, or a job "ps" in TF_CONFIG), or use '
+                    "keras.layers.Embedding with a fixed size."
+                )
+            table = TableClient(Line([InProcess()]), self.name, form)
         self._rows = EmbeddedRows(table, self._settings.optimizer)
         self._anchor = self.add_weight(
             name="anchor", shape=(0, form.dim), initializer="zeros", dtype=form.dtype, autocast=False
@@ -121,6 +125,9 @@ class DynamicEmbedding(keras.layers.Layer):
                 'dtype="int64", and hash strings (`keras.layers.Hashing`).'
             )
         create = tf.cast(training or False, tf.bool) if self.trainable else tf.constant(False)
+        sharing = at_work.sharing()
+        if sharing is not None:  # a stand-in row is no use of its keys
+            create = tf.logical_and(create, tf.logical_not(sharing.shares.is_empty()))
         found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
         return tf.cast(found, self.compute_dtype)
 

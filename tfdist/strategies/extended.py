@@ -13,17 +13,20 @@ from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
+from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     AveragesState,
     EndsEpochsTogether,
+    KeepsTables,
     LoadsForAll,
     MergesMetrics,
     ReducesGradients,
     SharesBatches,
 )
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
+from tfdist.strategies.server_tables import ServerTables
 from tfdist.strategies.shares import Shares, batch_size
 from tfdist.tensors import unnumbered
 
@@ -36,6 +39,7 @@ class AllReduceExtended(
     AveragesState,
     LoadsForAll,
     EndsEpochsTogether,
+    KeepsTables,
 ):
     """`MirroredExtended` over the devices of this process and the processes of a group.
 
@@ -46,6 +50,7 @@ class AllReduceExtended(
         compressor: compresses gradients; None for no compression.
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
+        tables: on the parameter servers of the job; None if it has none.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -59,6 +64,7 @@ class AllReduceExtended(
         compressor: Compressor | None = None,
         checks_weights: bool = True,
         keep_rows: bool = True,
+        tables: ServerTables | None = None,
     ) -> None:
         with without_mirrored():
             super().__init__(strategy, devices=devices)
@@ -68,6 +74,7 @@ class AllReduceExtended(
         self._task_type, self._task_id = "worker", group.rank
         self.shares = Shares(len(devices))
         self.compressor = compressor
+        self._tables = tables
         self.exchange = Exchange(group)
         settings = f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}"
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
@@ -272,8 +279,20 @@ class AllReduceExtended(
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended the group's communication, or None."""
-        return self.group.failure
+        """The error that ended the group's communication, or that with parameter servers; else None."""
+        return self.group.failure or (None if self._tables is None else self._tables.failure)
+
+    def table(self, name: str, form: Form) -> TableClient | None:
+        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        if self._tables is None:
+            return None
+        if len(self.worker_devices) > 1 or not self.group.is_world:
+            raise ValueError(
+                f"rows of the layer {name} on parameter servers are trained by all processes of a job, each with one "
+                f"device; got {len(self.worker_devices)} devices in {self.group}. Use one process for each device, and "
+                "no group=."
+            )
+        return self._tables.table(name, form)
 
     @property
     def is_writer(self) -> bool:

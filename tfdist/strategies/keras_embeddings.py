@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies import at_work
 from tfdist.strategies.embedded_rows import rows_of
 from tfdist.strategies.keras_private import base_optimizer
+from tfdist.strategies.shares import Shares, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -41,10 +43,20 @@ def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         for gradient, variable in zip(grads, variables, strict=True):
             rows = rows_of(variable)
             if rows is not None and gradient is not None:
-                rows.update(self, gradient)
+                weighing = at_work.weighing()
+                rows.update(self, gradient if weighing is None else _part_of_mean(gradient, weighing.shares))
         return None
 
     return apply
+
+
+def _part_of_mean(gradient: Any, shares: Shares) -> Any:
+    """A replica's part of the gradient of all samples' mean: the parts' sum. It has no keys of a stand-in row."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    keys = tf.where(shares.is_empty(), 0, tf.size(gradient.indices))
+    whole = weighed(gradient, shares.weight())
+    return tf.IndexedSlices(whole.values[:keys], whole.indices[:keys], whole.dense_shape)
 
 
 def _of_values(original: Callable[..., Any]) -> Callable[..., Any]:

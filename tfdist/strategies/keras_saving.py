@@ -148,6 +148,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(filepath, *args, **kwargs)
         extended.bridge.all_reduce([tf.constant([1], tf.int32)])
         model = original(filepath, *args, **kwargs)
+        extended.bridge.all_reduce([tf.constant([1], tf.int32)])  # the chief has loaded the rows of embeddings, too
         restore_compression(extended, filepath)
         return model
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -23,31 +21,29 @@ require_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
-from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.cluster.spec import Cluster  # noqa: E402
 from tfdist.compression import policy  # noqa: E402
 from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
-from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
-from tfdist.parameter_server.curve import Keys  # noqa: E402
+from tfdist.parameter_server.client import RefusedError  # noqa: E402
 from tfdist.parameter_server.dealing.dealer import Plan  # noqa: E402
 from tfdist.parameter_server.dealing.epochs import SharedEpochs  # noqa: E402
 from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
-from tfdist.parameter_server.tables.client import Form, Line, TableClient  # noqa: E402
+from tfdist.parameter_server.tables.client import Form, TableClient  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
-from tfdist.runtime.server_host import address_of  # noqa: E402
 from tfdist.runtime.server_state import Options  # noqa: E402
 from tfdist.strategies import keras_scope, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
-from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce  # noqa: E402
+from tfdist.strategies.abilities import KeepsTables, UpdatesOnServers, WritesOnce  # noqa: E402
 from tfdist.strategies.embedded_rows import rows_of  # noqa: E402
 from tfdist.strategies.layer_states import LayerStates  # noqa: E402
 from tfdist.strategies.local_link import ElasticLink, LocalLink  # noqa: E402
 from tfdist.strategies.server_link import Link  # noqa: E402
-from tfdist.tensors import unnumbered  # noqa: E402
+from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -162,7 +158,7 @@ class _OneDevice(private.OneDeviceExtended):
         return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
-class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
+class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
     """One device, whose optimizers update on servers.
 
     Args:
@@ -193,24 +189,20 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self.shares_data = shares_data
         self.workers_wait = workers_wait
         self.reported: set[str] = set()
-        assert member.cluster is not None
-        self._member = member
-        self._timeouts = timeouts
+        self._task = member.control.task
+        self._servers = Servers(member, timeouts)
+        self._tables = ServerTables(self._servers)
         self._clips = clips
         self._prefetch = prefetch
         self._pushes = pushes
         self._compression = compression
-        self._tasks = member.cluster.tasks
-        self._servers = [task for task in self._tasks if task.job == "ps"]
-        self._is_chief = member.control.task == 0
+        self._is_chief = self._task == 0
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
         self._epochs: SharedEpochs | None = None
         self._fits = itertools.count()
-        self._states = LayerStates(lambda: self._connection(0), member.control.task)
+        self._states = LayerStates(lambda: self._servers.connection(0), member.control.task)
         self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._line: Line | None = None
-        self._tables: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         atexit.register(self._close)
 
@@ -218,7 +210,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     def failure(self) -> BaseException | None:
         """The error that ended this worker's communication with the servers, or None."""
         failures: list[BaseException | None] = [link.failure for link in self._links.values()]
-        failures += [part.failure for part in (self._line, self._epochs) if part is not None]
+        failures += [part.failure for part in (self._tables, self._epochs) if part is not None]
         return next((failure for failure in failures if failure is not None), None)
 
     @property
@@ -255,8 +247,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
     @contextlib.contextmanager
     def shared_epochs(self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]) -> Iterator[SharedEpochs]:
         """See `tfdist.strategies.abilities.UpdatesOnServers`."""
-        of = self._member.control.task, next(self._fits), plan
-        self._epochs = epochs = SharedEpochs(lambda: self._connection(0), *of, within_batches, when_idle)
+        of = self._task, next(self._fits), plan
+        self._epochs = epochs = SharedEpochs(lambda: self._servers.connection(0), *of, within_batches, when_idle)
         self.is_sharing = True
         try:
             yield epochs
@@ -273,16 +265,8 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         return self._links.get(id(optimizer))
 
     def table(self, name: str, form: Form) -> TableClient:
-        """A new table on the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
-        with self._lock:
-            if self._line is None:
-                with contextlib.ExitStack() as stack:
-                    self._line = Line(self._connections(stack), self._member.control.task)
-                    stack.pop_all()
-            base = unnumbered(name)
-            place = self._tables[base]
-            self._tables[base] += 1
-        return TableClient(self._line, f"{base}-{place}", form)
+        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        return self._tables.table(name, form)
 
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes its variables over from others."""
@@ -292,11 +276,10 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
-            connections = self._connections(stack)
-            worker = self._member.control.task
+            connections = self._servers.connections(stack)
             options = self._is_chief, self._clips, self._prefetch, self._compression
             try:
-                link = self._linked((connections, worker, self._begun, optimizer, variables, *options))
+                link = self._linked((connections, self._task, self._begun, optimizer, variables, *options))
             except RefusedError as error:
                 if not error.refused.is_over:
                     raise
@@ -312,37 +295,14 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         if isinstance(self._pushes, LocalSteps):
             return LocalLink(self._pushes, *arguments)
         if isinstance(self._pushes, ElasticAveraging):
-            workers = sum(task.job in ("chief", "worker") for task in self._tasks)
+            workers = sum(task.job in ("chief", "worker") for task in self._servers.tasks)
             return ElasticLink(self._pushes.rate or 0.9 / workers, self._pushes, *arguments)
         return Link(*arguments)
-
-    def _connections(self, stack: contextlib.ExitStack) -> list[Connection]:
-        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
-        connections = []
-        for server in range(len(self._servers)):
-            connections.append(self._connection(server))
-            stack.callback(connections[-1].close)
-        return connections
-
-    def _connection(self, server: int) -> Connection:
-        key = address_of(self._servers[server].index)
-        address = self._member.control.look_up(key)
-        moved = functools.partial(self._member.control.known, key)
-        options = self._timeouts.heartbeat, Keys.of_secret(read_secret()), self._ended, self._name_of, moved
-        return Connection(address, f"ps {server}", *options)
-
-    def _name_of(self, number: int) -> str:
-        return str(self._tasks[number])
-
-    def _ended(self) -> BaseException | None:
-        return self._member.control.failure
 
     def _close(self) -> None:
         while self._links:
             self._links.popitem()[1].close()
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        self._tables.close()
 
 
 def _check_replicas(replicas: int, cluster: Cluster | None) -> None:

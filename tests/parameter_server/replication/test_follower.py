@@ -84,6 +84,17 @@ class Running:
             assert log.socket.poll(1000 * DEADLINE)
             log.attend()
 
+    def whole(self):
+        """The follower has everything: a worker, and that there is no more."""
+        sent = []
+        self.log.begin(self.follower.address)
+        self.log.append(Heard, b"peer", arrays=attach())
+        self.log.hold(lambda: sent.append(True))
+        self.log.append(Whole)
+        while not sent:
+            assert self.log.socket.poll(1000 * DEADLINE)
+            self.log.attend()
+
     def end(self):
         self.thread.join(DEADLINE)
         assert not self.thread.is_alive()
@@ -100,21 +111,13 @@ def running():
 
 
 def test_it_leads_when_the_leader_is_lost(running):
-    running.log.begin(running.follower.address)
-    sent = []
-    running.log.append(Heard, b"peer", arrays=attach())
-    running.log.hold(lambda: sent.append(True))
-    running.log.append(Whole)
-    while not sent:
-        assert running.log.socket.poll(1000 * DEADLINE)
-        running.log.attend()
+    running.whole()
     running.follower.leader_lost()
     assert running.end().models() == [("Adam-1", 0)]
 
 
 def test_it_leads_when_another_leader_begins(running):
-    running.begin(running.log, lambda log: log.is_begun)
-    running.log.append(Whole)
+    running.whole()
     second = Log()
     try:
         running.begin(second, lambda log: log.is_superseded)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.messages import Done, Refused
+from tfdist.parameter_server.messages import Done, Refused, Waiting
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.messages import (
     AssignRows,
@@ -34,9 +34,17 @@ def ask(tables, kind, *arguments, arrays=(), worker=0, incarnation=1):
     return answer, rows
 
 
-def attach(tables, optimizer=SGD, worker=0, incarnation=1, initial=ZERO, policy=RowPolicy()):  # noqa: B008
+def attach(
+    tables,
+    optimizer=SGD,
+    worker=0,
+    incarnation=1,
+    initial=ZERO,
+    policy=RowPolicy(),  # noqa: B008
+    workers=0,
+):
     form = DIM, "float32", initial, policy
-    return ask(tables, AttachTable, *form, optimizer, worker=worker, incarnation=incarnation)[0]
+    return ask(tables, AttachTable, *form, optimizer, workers, worker=worker, incarnation=incarnation)[0]
 
 
 def update(tables, sequence, rate=None, arrays=(KEYS, ONES), **sender):
@@ -184,3 +192,99 @@ def test_rows_are_assigned():
     assert values(tables) == [3, 3], "which it is not for another optimizer"
     ask(tables, AssignRows, False, arrays=[KEYS, 9 * ONES])
     assert values(tables) == [9, 9]
+
+
+class Together:
+    """A table that two workers update together.
+
+    Attributes:
+        answers: to updates, by worker.
+    """
+
+    def __init__(self, optimizer=SGD):
+        self.tables, self.answers = Tables(), {0: [], 1: []}
+        for worker in self.answers:
+            assert isinstance(attach(self.tables, optimizer, worker=worker, workers=2), TableAttached)
+            lookup(self.tables, worker=worker)
+
+    def update(self, worker, sequence, gradients=ONES, rate=None):
+        """Sends an update; what it is answered is in ``answers``, then or later."""
+        message = UpdateRows(10 * sequence + worker, worker, 1, "users", sequence, rate)
+        self.tables.heard(message, [KEYS, gradients], lambda answer, rows: self.answers[worker].append(answer))
+
+    def values(self):
+        return values(self.tables)
+
+
+def test_workers_that_update_together_make_one_update_of_the_sum():
+    adagrad = keras.optimizers.serialize(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0))
+    both = Together(adagrad)
+    both.update(1, 0)
+    assert both.values() == [0, 0], "it waits"
+    assert both.answers == {0: [], 1: []}
+    both.update(0, 0, gradients=3 * ONES)
+    assert both.answers == {0: [Done(0, 1)], 1: [Done(1, 1)]}
+    np.testing.assert_allclose(both.values(), [-1, -1], rtol=1e-6, err_msg="one update by 4; two would make -1.95")
+
+
+def test_a_part_that_is_repeated_counts_once():
+    both = Together()
+    both.update(1, 0)
+    both.update(1, 0)
+    assert both.answers[1] == [Waiting(1, (0,))], "a sign of life"
+    both.update(0, 0)
+    both.update(0, 0)
+    both.update(1, 0)
+    assert both.values() == [-2, -2]
+    assert [type(one) for one in both.answers[1]] == [Waiting, Done, Done]
+    both.update(1, 1)
+    assert both.values() == [-2, -2], "the next one waits again"
+
+
+def test_the_learning_rate_of_an_update_is_the_chiefs_whoever_comes_first():
+    both = Together()
+    both.update(0, 0, rate=0.5)
+    both.update(1, 0)
+    assert both.values() == [-1, -1]
+
+
+def test_a_worker_that_has_ended_keeps_no_other_waiting():
+    both = Together()
+    both.update(0, 0)
+    both.tables.lost(1)
+    (refused,) = both.answers[0]
+    assert "worker 1 has ended without its part" in refused.why
+    both.update(0, 0)
+    assert "worker 1 has ended without its part" in both.answers[0][1].why, "nor a later one"
+    assert both.values() == [0, 0]
+
+
+def test_a_worker_that_has_given_its_part_may_end():
+    both = Together()
+    both.update(1, 0)
+    both.tables.lost(1)
+    both.update(0, 0)
+    assert both.answers[0] == [Done(0, 1)]
+
+
+def test_a_part_that_cannot_be_used_is_refused_alone():
+    both = Together()
+    both.update(0, 0)
+    both.update(1, 0, gradients=ONES[:1])
+    assert "gradients of shape" in both.answers[1][0].why
+    assert both.answers[0] == []
+    both.update(1, 0)
+    assert both.values() == [-2, -2]
+
+
+def test_workers_agree_on_who_updates_together():
+    tables = attached(workers=2)
+    assert "expected workers 2, as of worker 0; got 3" in attach(tables, worker=1, workers=3).why
+
+
+def test_a_worker_that_came_again_gives_its_part_anew():
+    both = Together()
+    both.update(1, 0)
+    attach(both.tables, worker=1, incarnation=2, workers=2)
+    both.update(0, 0)
+    assert both.answers[0] == [], "the part of its predecessor is forgotten"

@@ -23,6 +23,7 @@ from tfdist.parameter_server.replication.messages import (
 from tfdist.parameter_server.shard import Pushed, Shard
 from tfdist.parameter_server.shards import Key, Shards
 from tfdist.parameter_server.state import State
+from tfdist.parameter_server.tables.round import Round
 from tfdist.parameter_server.tables.table import Table
 from tfdist.parameter_server.tables.tables import Sender, Served, placeholder
 
@@ -135,6 +136,7 @@ def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], by
     shards.programs.of = copy.programs
     shards.gone_on = {key: set(workers) for key, workers in copy.gone_on}
     shards.over, shards.absent = set(copy.over), set(copy.absent)
+    shards.tables.ended = set(copy.absent)
 
 
 def append_states(append: Append, states: LayerStates) -> None:
@@ -177,7 +179,10 @@ def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None
     table = Table(described.dim, optimizer, described.initial, described.policy, described.dtype)
     table.restore([dict(zip(copy.names, arrays, strict=True))])
     senders = {worker: Sender(*sequences) for worker, *sequences in copy.senders}
-    shards.tables.put(Served(described, table, copy.optimizer, senders=senders, sequences=_by_source(copy.sequences)))
+    together = Round(range(described.workers)) if described.workers else None  # parts that wait are sent again
+    shards.tables.put(
+        Served(described, table, copy.optimizer, None, senders, _by_source(copy.sequences), round=together)
+    )
 
 
 def append_deals(append: Append, deals: Deals) -> None:

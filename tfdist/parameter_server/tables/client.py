@@ -113,12 +113,15 @@ class Form:
         initial: the first values of rows.
         policy: which keys get a row.
         dtype: of the rows, float32 or float64.
+        workers: how many workers update it together, once in each step, by the sum of their gradients; 0 if each
+            gradient is an update.
     """
 
     dim: int
     initial: InitialRows
     policy: RowPolicy
     dtype: str = "float32"
+    workers: int = 0
 
 
 class TableClient:
@@ -193,7 +196,7 @@ class TableClient:
         return rows
 
     def update(self, keys: np.ndarray, gradients: np.ndarray, rate: float | None = None, create: bool = False) -> None:
-        """Makes one step of the optimizer, on all servers.
+        """Makes one step of the optimizer, on all servers; where workers update together, when all have called this.
 
         Args:
             keys: int64 [n]; the gradients of keys that repeat are summed.
@@ -265,6 +268,7 @@ class TableClient:
             initial=form.initial,
             policy=form.policy,
             optimizer=self._optimizer,
+            workers=form.workers,
         )
         request = connection.send(lambda id: describe(id, self._line.worker, self._incarnation, self._name))
         answer, _ = connection.receive(request)

@@ -38,6 +38,8 @@ class AttachTable(TableMessage, frozen=True):
         policy: which keys get a row.
         optimizer: as `keras.optimizers.serialize` describes it; None if the worker does not know it yet. The first one
             counts; later the chief's, if it is another one.
+        workers: how many workers update it together, numbered from 0: once in each step, by the sum of their
+            gradients; 0 if each gradient is an update.
     """
 
     dim: int
@@ -45,6 +47,7 @@ class AttachTable(TableMessage, frozen=True):
     initial: InitialRows
     policy: RowPolicy
     optimizer: dict[str, Any] | None = None
+    workers: int = 0
 
 
 class Lookup(TableMessage, frozen=True):

@@ -203,9 +203,7 @@ class Table:
             TypeError: the keys are not int64.
             ValueError: keys or gradients have another shape.
         """
-        _check_keys(keys)
-        if gradients.shape != (len(keys), self._dim):
-            raise ValueError(f"gradients of shape {gradients.shape} for {len(keys)} keys of {self._dim} columns")
+        self.check(keys, gradients)
         slots = self._rows.find(keys)
         if create and self._use(keys, slots):
             slots = self._rows.find(keys)
@@ -222,6 +220,21 @@ class Table:
             for rows in (self._rows, self._waiting):
                 self._evict(rows, self._policy.expired(rows["last_used"], now))
         return len(slots)
+
+    def check(self, keys: np.ndarray, gradients: np.ndarray) -> None:
+        """Raises what `update` raises for arguments that cannot be used.
+
+        Args:
+            keys: as of `update`.
+            gradients: as of `update`.
+
+        Raises:
+            TypeError: the keys are not int64.
+            ValueError: keys or gradients have another shape.
+        """
+        _check_keys(keys)
+        if gradients.shape != (len(keys), self._dim):
+            raise ValueError(f"gradients of shape {gradients.shape} for {len(keys)} keys of {self._dim} columns")
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """All rows.

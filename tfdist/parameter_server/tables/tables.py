@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.parameter_server.messages import Done, Refused
+from tfdist.parameter_server.messages import Done, Refused, Waiting
 from tfdist.parameter_server.shard import Answer
 from tfdist.parameter_server.tables.messages import (
     AssignRows,
@@ -23,6 +23,7 @@ from tfdist.parameter_server.tables.messages import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.tables.round import Part, Round
 from tfdist.parameter_server.tables.snapshots import TableSnapshots, TableState
 from tfdist.parameter_server.tables.table import Table
 
@@ -58,6 +59,7 @@ class Served:
         senders: by worker.
         sequences: by worker and incarnation, that of the last update.
         is_restored: whether it was made from a snapshot.
+        round: the next update, if workers make it together.
     """
 
     described: AttachTable
@@ -67,6 +69,7 @@ class Served:
     senders: dict[int, Sender] = field(default_factory=dict)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     is_restored: bool = False
+    round: Round | None = None
 
     def take_snapshot(self) -> None:
         """Has a snapshot written, in the background."""
@@ -85,16 +88,21 @@ class Served:
 class Tables:
     """All tables of a server, for one thread.
 
-    Every gradient is an update of its own, made when it comes; no worker waits for another one. An update repeated, by
-    the worker, incarnation and sequence in the message, counts once.
+    Every gradient is an update of its own, made when it comes, unless the table was described as one that workers
+    update together: then each waits for the others. An update repeated, by the worker, incarnation and sequence in the
+    message, counts once.
 
     Args:
         snapshots: makes the snapshots of the table with a name, or None for none.
+
+    Attributes:
+        ended: workers that are lost or have ended.
     """
 
     def __init__(self, snapshots: Callable[[str], TableSnapshots | None] | None = None) -> None:
         self._snapshots = snapshots
         self._tables: dict[str, Served] = {}
+        self.ended: set[int] = set()
 
     def __iter__(self) -> Iterator[Served]:
         return iter(list(self._tables.values()))
@@ -143,9 +151,55 @@ class Tables:
                 why = f"worker {message.worker} has not described the table {message.table[:200]}"
                 answer(Refused(message.id, why, is_unknown=True), ())
                 return
-            answer(*_answered(served_or_none, sender, message, arrays))
+            if isinstance(message, UpdateRows) and served_or_none.round is not None:
+                self._update_together(served_or_none, served_or_none.round, sender, message, arrays, answer)
+            else:
+                answer(*_answered(served_or_none, sender, message, arrays))
         except Exception as error:  # of Keras or NumPy, for what the worker has sent
             answer(Refused(message.id, f"the table {message.table[:200]}: {error}"), ())
+
+    def lost(self, worker: int) -> None:
+        """Refuses the updates that wait for a worker that is lost or has ended, and later ones that would.
+
+        Args:
+            worker: its task's number.
+        """
+        self.ended.add(worker)
+        for served in self:
+            if served.round is not None and worker in served.round.awaited:
+                self._refuse(served.round.take(), worker)
+
+    def _update_together(
+        self,
+        served: Served,
+        round: Round,
+        sender: Sender,
+        message: UpdateRows,
+        arrays: list[np.ndarray],
+        answer: Answer,
+    ) -> None:
+        """Makes an update when the parts of all workers are there.
+
+        Raises:
+            TypeError: arrays have wrong dtypes.
+            ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
+        """
+        if message.sequence <= sender.updated:
+            answer(Done(message.id, served.table.iterations), ())
+            return
+        keys, gradients = _checked_update(served, arrays)
+        is_again = round.add(Part(message, keys, gradients, answer))
+        if ended := sorted(self.ended.intersection(round.awaited)):
+            self._refuse(round.take(), ended[0])
+        elif not round.awaited:
+            _update(served, round.take())
+        elif is_again:
+            answer(Waiting(message.id, round.awaited), ())
+
+    def _refuse(self, parts: list[Part], ended: int) -> None:
+        for part in parts:
+            why = f"the table {part.message.table[:200]}: worker {ended} has ended without its part of this update"
+            part.answer(Refused(part.message.id, why), ())
 
     def _attach(self, message: AttachTable) -> Served:
         """Finds or makes a table.
@@ -157,7 +211,7 @@ class Tables:
         if served is None:
             served = self._tables[message.table] = self._made(message)
             served.take_snapshot()
-        for name in ("dim", "dtype", "initial", "policy"):
+        for name in ("dim", "dtype", "initial", "policy", "workers"):
             expected, found = getattr(served.described, name), getattr(message, name)
             if expected != found:
                 raise ValueError(
@@ -172,6 +226,9 @@ class Tables:
         if sender is None or sender.incarnation != message.incarnation:
             updated = served.sequences.get((message.worker, message.incarnation), -1)
             served.senders[message.worker] = Sender(message.incarnation, updated=updated)
+            self.ended.discard(message.worker)
+            if served.round is not None:
+                served.round.forget(message.worker)
         return served
 
     def _made(self, message: AttachTable) -> Served:
@@ -181,7 +238,8 @@ class Tables:
         known = message.optimizer if found is None else found.optimizer or None
         optimizer = deepcopy(known or placeholder())  # Keras writes into it
         table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
-        served = Served(message, table, known, snapshots, is_restored=found is not None)
+        together = Round(range(message.workers)) if message.workers else None
+        served = Served(message, table, known, snapshots, is_restored=found is not None, round=together)
         if snapshots is not None and found is not None:
             table.restore(found.states, snapshots.server, snapshots.servers)
             served.sequences.update(found.sequences)
@@ -217,12 +275,10 @@ def _answered(
             return Rows(message.id, table.iterations), [rows]
         case UpdateRows():
             if message.sequence > sender.updated:
-                _check_values(served, arrays[1])
-                if served.optimizer is None:
-                    raise ValueError("no worker has said by which optimizer it is updated")
+                keys, gradients = _checked_update(served, arrays)
                 if message.learning_rate is not None:
                     table.set_learning_rate(message.learning_rate)
-                table.update(arrays[0], arrays[1], message.create)
+                table.update(keys, gradients, message.create)
                 sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
         case AssignRows():
             _check_values(served, arrays[1])
@@ -231,6 +287,42 @@ def _answered(
         case ExportTable():
             return Rows(message.id, table.iterations), list(table.export())
     return Done(message.id, table.iterations), []
+
+
+def _update(served: Served, parts: list[Part]) -> None:
+    """Makes one update of the parts of all workers, and answers them."""
+    try:
+        for part in parts:
+            if part.message.learning_rate is not None:
+                served.table.set_learning_rate(part.message.learning_rate)
+        keys = np.concatenate([part.keys for part in parts])
+        gradients = np.concatenate([part.gradients for part in parts])
+        served.table.update(keys, gradients, any(part.message.create for part in parts))
+    except Exception as error:  # of Keras or NumPy
+        for part in parts:
+            part.answer(Refused(part.message.id, f"the table {part.message.table[:200]}: {error}"), ())
+        return
+    for part in parts:
+        worker, incarnation, sequence = part.message.worker, part.message.incarnation, part.message.sequence
+        served.senders[worker].updated = served.sequences[worker, incarnation] = sequence
+        part.answer(Done(part.message.id, served.table.iterations), ())
+
+
+def _checked_update(served: Served, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The keys and gradients of an update.
+
+    Raises:
+        TypeError: they have wrong dtypes.
+        ValueError: they have wrong shapes, or their number is wrong; or there is no optimizer yet.
+    """
+    if len(arrays) != 2:
+        raise ValueError(f"{len(arrays)} arrays; expected 2")
+    keys, gradients = arrays
+    _check_values(served, gradients)
+    served.table.check(keys, gradients)
+    if served.optimizer is None:
+        raise ValueError("no worker has said by which optimizer it is updated")
+    return keys, gradients
 
 
 def _check_values(served: Served, values: np.ndarray) -> None:

@@ -1,0 +1,62 @@
+"""`AllReduceStrategy` in a job with parameter servers, with real processes."""
+
+import json
+import signal
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "embeddings_beside_all_reduce.py")
+
+
+def configs(servers):
+    tasks = [("worker", 0), ("worker", 1), *(("ps", index) for index in range(servers))]
+    ports = iter(harness.free_ports(len(tasks)))
+    cluster = {}
+    for job, _ in tasks:
+        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
+    ]
+
+
+def assert_as_one_process(results):
+    assert [result["ranks"] for result in results] == [0.0, 0.0], "dense weights are equal to the last bit"
+    found = dict(results[0])
+    assert found.pop("keys"), results
+    assert found.pop("ranks") == 0
+    assert max(found.values()) < 1e-5, results
+
+
+def test_it_trains_as_one_process_does(tmp_path):
+    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, str(tmp_path), "compare")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = sorted(line for line in ended.stdout.splitlines() if "RESULT " in line)
+    assert_as_one_process([json.loads(line.partition("RESULT ")[2]) for line in lines])
+    harness.assert_nothing_left()
+
+
+@pytest.mark.parametrize("killed", ["ps 0", "worker 1"])
+def test_a_task_that_is_killed_ends_the_job(tmp_path, killed):
+    what = ["compare", "train"] if killed == "ps 0" else ["train"]
+    with harness.started([PROGRAM, str(tmp_path), *what], 3, per_rank=configs(servers=1)) as processes:
+        for rank in (0, 1):
+            processes.await_output(rank, "READY")
+        processes.signal(2 if killed == "ps 0" else 1, signal.SIGKILL)
+        ended = processes.wait(60)
+        outputs = processes.outputs()
+    if killed == "ps 0":
+        assert_as_one_process(harness.results(ended[:2]))
+    survivors = ended[:2] if killed == "ps 0" else ended[:1]
+    for end in survivors:
+        assert end.code == 1, outputs
+        assert "ERROR PeerLostError" in end.output, outputs
+        error = end.output.partition("ERROR PeerLostError ")[2]
+        assert killed in error, outputs
+        assert ("Rows of embeddings were on it" in error) == (killed == "ps 0"), outputs
+    if killed == "worker 1":
+        assert ended[2].code == 0, outputs
+    harness.assert_nothing_left()

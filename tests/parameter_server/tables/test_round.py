@@ -1,0 +1,33 @@
+"""The parts of one update."""
+
+import numpy as np
+
+from tfdist.parameter_server.tables.messages import UpdateRows
+from tfdist.parameter_server.tables.round import Part, Round
+
+
+def part(worker, id=0):
+    keys, gradients = np.array([worker], np.int64), np.ones((1, 2), np.float32)
+    return Part(UpdateRows(id, worker, 1, "users", 0), keys, gradients, lambda answer, arrays: None)
+
+
+def test_parts_wait_for_each_other_and_come_in_the_order_of_workers():
+    update = Round(range(3))
+    assert update.awaited == (0, 1, 2)
+    assert not update.add(part(2))
+    assert not update.add(part(0))
+    assert update.awaited == (1,)
+    assert update.add(part(2, id=5)), "again"
+    update.add(part(1))
+    assert update.awaited == ()
+    assert [(one.message.worker, one.message.id) for one in update.take()] == [(0, 0), (1, 0), (2, 5)]
+    assert update.awaited == (0, 1, 2), "the next update begins"
+
+
+def test_a_part_can_be_forgotten():
+    update = Round(range(2))
+    update.add(part(1))
+    update.forget(1)
+    update.forget(0)
+    assert update.awaited == (0, 1)
+    assert update.take() == []

@@ -1,0 +1,140 @@
+"""The parameter servers of a job, as its workers reach them, and the tables of embeddings on them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import threading
+
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.errors import PeerLostError, TfdistError
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.tables.client import Form, Line, TableClient
+from tfdist.runtime.membership import Membership
+from tfdist.runtime.server_host import address_of
+from tfdist.tensors import unnumbered
+
+log = logging.getLogger("tfdist")
+
+
+class Servers:
+    """The parameter servers of a task's job.
+
+    Args:
+        member: the task's membership.
+        timeouts: how long to wait for servers.
+
+    Attributes:
+        member: as given.
+        tasks: of the job.
+        numbers: of the servers' tasks, in the order of the servers.
+    """
+
+    def __init__(self, member: Membership, timeouts: Timeouts) -> None:
+        assert member.cluster is not None
+        self.member = member
+        self.tasks = member.cluster.tasks
+        self.numbers = [number for number, task in enumerate(self.tasks) if task.job == "ps"]
+        self._timeouts = timeouts
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def connection(self, server: int) -> Connection:
+        """A new connection to a server, when it has published its address.
+
+        Args:
+            server: its place among the servers.
+
+        Raises:
+            RequestTimeoutError: it did not come in time.
+        """
+        control, key = self.member.control, address_of(self.tasks[self.numbers[server]].index)
+        return Connection(
+            *(control.look_up(key), f"ps {server}", self._timeouts.heartbeat, Keys.of_secret(read_secret())),
+            failure=lambda: control.failure,
+            name_of=lambda number: str(self.tasks[number]),
+            moved=lambda: control.known(key),
+        )
+
+    def connections(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
+        made = []
+        for server in range(len(self)):
+            made.append(self.connection(server))
+            stack.callback(made[-1].close)
+        return made
+
+
+class ServerTables:
+    """Tables on all servers of a job.
+
+    Args:
+        servers: of the job.
+        workers: how many workers update each table together, once in each step; 0 if each gradient is an update. Where
+            workers wait for each other, a server that is lost ends the job: its rows are gone, and the weights of all
+            workers belong to them.
+        prefix: of the tables' names, different for each object of this class in a process, the same on all workers.
+    """
+
+    def __init__(self, servers: Servers, workers: int = 0, prefix: str = "") -> None:
+        self._servers = servers
+        self._workers = workers
+        self._prefix = prefix
+        self._line: Line | None = None
+        self._numbers: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+        if workers:
+            servers.member.control.watch(self)
+
+    @property
+    def failure(self) -> TfdistError | None:
+        """The error that ended the communication about tables, or None."""
+        return None if self._line is None else self._line.failure
+
+    def table(self, name: str, form: Form) -> TableClient:
+        """A new table, which other workers get by the same calls.
+
+        Args:
+            name: of a layer.
+            form: of the table.
+
+        Raises:
+            TfdistError: a server cannot be reached.
+        """
+        with self._lock:
+            if self._line is None:
+                with contextlib.ExitStack() as stack:
+                    self._line = Line(self._servers.connections(stack), self._servers.member.control.task)
+                    stack.pop_all()
+            base = self._prefix + unnumbered(name)
+            place = self._numbers[base]
+            self._numbers[base] += 1
+        return TableClient(self._line, f"{base}-{place}", dataclasses.replace(form, workers=self._workers))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._line is not None:
+                self._line.close()
+                self._line = None
+
+    # As a `tfdist.cluster.control.Watcher`.
+
+    def lost(self, task: int, error: TfdistError) -> None:
+        """Ends this process's part of the job if a server is lost that has tables."""
+        if task in self._servers.numbers and self._line is not None:
+            why = f"{error} Rows of embeddings were on it. Start the job again, from a backup or a saved model."
+            self._servers.member.control.fail(PeerLostError(why))
+
+    def came(self, task: int) -> None:
+        """Means nothing: a server that comes again after its loss comes too late."""
+
+    def left(self, task: int) -> None:
+        """Means nothing: servers leave after the workers."""
+
+    def over(self) -> None:
+        """Means nothing to a worker."""
