@@ -316,23 +316,75 @@ def test_the_last_round_of_an_epoch_does_not_wait_for_the_next_epoch(servers):
         np.testing.assert_array_equal(models[0].get_weights()[0], models[1].get_weights()[0])
 
 
-def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_no_numbers_in_its_logs(caplog):
-    """0 would be the best loss of all."""
+class Largest(keras.metrics.Metric):
+    """The largest label so far."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_true)))
+
+    def result(self):
+        return self.value.value
+
+
+def test_logs_of_an_epoch_are_of_all_workers():
+    """Also of one that comes late, as here the second one, and gets none of the batches."""
+    y = np.arange(SAMPLES, dtype="float32")[:, None]
+    metrics = lambda: [keras.metrics.MeanAbsoluteError("error"), Largest()]  # noqa: E731
+
+    def make(strategy):
+        return counting_model(strategy, lambda: keras.optimizers.SGD(0.0), metrics=metrics())
+
+    own = {"epochs": 2, "validation_data": (X, y)}
+    alone = fit(make(tf.distribute.get_strategy()), y=y, **own).history
+    assert alone["largest"] == [SAMPLES - 1] * 2
+    with served(workers=2, data="shared") as strategies:
+        models, found = [make(strategy) for strategy in strategies], {}
+        together(*(lambda m=m, n=n: found.update({n: fit(m, y=y, **own).history}) for n, m in enumerate(models)))
+        for history in found.values():
+            for name, values in alone.items():
+                np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
+        assert found[0] == found[1]
+        assert sum(map(sum, [pushes(model) for model in models])) == 2 * BATCHES
+
+
+def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_the_logs_of_the_others():
     with served(workers=2, data="shared") as (first, second):
         chief, late = counting_model(first, metrics=["mae"]), counting_model(second, metrics=["mae"])
         models, found = {"chief": chief, "late": late}, {}
 
         def train(name):
-            found[name] = fit(models[name], batch_size=SAMPLES, epochs=2)
+            found[name] = fit(models[name], batch_size=SAMPLES, epochs=2).history
 
         together(*(lambda name=name: train(name) for name in models))
-        for history in found.values():
-            assert set(history.history) <= {"loss", "mae"}
-            assert len(history.history["loss"]) == 2
-        losses = np.array([found[name].history["loss"] for name in ("chief", "late")])
-        assert (np.isnan(losses).sum(axis=0) == 1).all(), "one of them gets the batch of each epoch"
-        assert "got no batch of the epoch" in caplog.text
+        assert found["chief"] == found["late"]
+        assert set(found["late"]) == {"loss", "mae"}
         np.testing.assert_array_equal(chief.get_weights()[0], late.get_weights()[0])
+
+
+class OwnLogs(keras.Model):
+    """Returns what is no metric's result."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"own": keras.ops.convert_to_tensor(1.0)}
+
+
+def test_a_steps_own_logs_are_no_numbers_where_there_was_no_batch():
+    """0 would be the best of all."""
+    with served(workers=2, data="shared") as strategies:
+        models, found = [counting_model(strategy, model=OwnLogs) for strategy in strategies], {}
+        together(
+            *(
+                lambda m=m, n=n: found.update({n: fit(m, batch_size=SAMPLES, epochs=2).history})
+                for n, m in enumerate(models)
+            )
+        )
+        own = [value for history in found.values() for value in history.get("own", [])]
+        assert [value for value in own if not np.isnan(value)] == [1, 1], "one of them gets the batch of each epoch"
 
 
 def test_a_worker_that_gets_no_batch_ends_its_epochs_all_the_same(recwarn, capsys):
@@ -396,7 +448,7 @@ def test_a_worker_that_had_to_wait_for_its_batch_trains_on_the_newest_values():
 
     with served(workers=2, data="shared") as (first, second):
         chief, waiting = counting_model(first), counting_model(second, model=Noting)
-        deals = first.servers[0]._shards._deals
+        deals = first.servers[0]._shards.deals
 
         class Leaving(keras.callbacks.Callback):
             """Holds one of two batches when the other worker begins, makes an update, and leaves."""

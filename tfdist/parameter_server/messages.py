@@ -264,6 +264,29 @@ class GiveState(Message, frozen=True):
     given: tuple[int, ...] = ()
 
 
+Rule = Literal["sum", "mean", "max", "min", "first"]
+"""How the values of a metric's variable are merged; "first" takes that of the worker with the lowest number."""
+
+
+class MergeMetrics(Message, frozen=True):
+    """Asks for the state of metrics at the end of an epoch, over all workers; the worker's own follows in arrays.
+
+    Attributes:
+        worker: as of `BeginEpoch`.
+        incarnation: as of `BeginEpoch`.
+        fit: as of `BeginEpoch`.
+        epoch: as of `BeginEpoch`.
+        rules: how each array is merged.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
+    fit: int
+    epoch: int
+    rules: tuple[Rule, ...]
+
+
 class Share(Message, frozen=True):
     """Arrays may be in a segment (`tfdist.parameter_server.shared_memory`) from now on, over this connection.
 
@@ -386,6 +409,12 @@ class StateDiffers(Message, frozen=True):
     places: tuple[int, ...]
 
 
+class Merged(Message, frozen=True):
+    """The state of metrics over all workers, in arrays that follow."""
+
+    id: int
+
+
 class Waiting(Message, frozen=True):
     """The answer comes when other workers have pushed, or the chief has given values: a sign of life meanwhile.
 
@@ -429,9 +458,9 @@ class Report(Message, frozen=True):
 
 
 _OfModels = Attach | Create | Push | Pull | Put | Suspend | Leave
-_OfEpochs = BeginEpoch | Take | Skip | LeaveEpoch
+_OfEpochs = BeginEpoch | Take | Skip | LeaveEpoch | MergeMetrics
 _OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
 
 FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | GiveState | Share | Inspect)
-_Answers = Attached | Done | Values | Planned | Dealt | NoBatch | StateDiffers | Waiting | Refused
+_Answers = Attached | Done | Values | Planned | Dealt | NoBatch | Merged | StateDiffers | Waiting | Refused
 FROM_SERVER = Codec(_Answers | TableAttached | Rows | Report)

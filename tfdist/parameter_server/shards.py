@@ -108,7 +108,7 @@ class Shards:
             if self.deals is None:
                 answer(Refused(message.id, "this server deals no batches"), ())
             else:
-                self.deals.heard(message, answer)
+                self.deals.heard(message, arrays, answer)
         elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
             answer(refusal, ())
         elif peer not in self.peers:

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import at_work, keras_shared_data
+from tfdist.strategies import at_work, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer
+from tfdist.strategies.keras_variables import Assigned
 from tfdist.strategies.random_access import Ticketed
 from tfdist.strategies.shares import batch_size
 
@@ -126,8 +127,12 @@ def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def step(data: Any) -> Any:
             ticket, batch = data if isinstance(data, Ticketed) else (None, data)
+            assigned = Assigned()
             with keras_shared_data.up_to_date(self, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
-                outputs = step_function(batch)
+                with assigned.noted():
+                    outputs = step_function(batch)
+                for variable in {id(one): one for metric in self.metrics for one in metric.variables}.values():
+                    keras_metrics.learn(variable, assigned.values.get(id(variable), []))
                 if ticket is not None and not one.always_updates:
                     keras_shared_data.settle(self, ticket)
                 return outputs
@@ -216,11 +221,11 @@ class Pauses(keras.callbacks.Callback):
             link.suspend()
             if shared is not None:
                 link.refresh()  # all have finished the epoch; this worker's last batch was some time ago
-        if shared is not None and logs is not None:
+        if shared is not None and logs is not None and not shared.has_all_logs:
             self._without_batches(shared.epochs.taken, logs)
 
     def _without_batches(self, taken: int, logs: Any) -> None:
-        """Logs of an epoch of which this worker got no batch are not numbers: 0 would be the best loss of all."""
+        """A step's own logs are not numbers if this worker got no batch of the epoch: 0 would be the best loss."""
         names = [name for name in logs if not name.startswith("val_")]
         if taken:
             self._names = names

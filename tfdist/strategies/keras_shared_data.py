@@ -16,26 +16,31 @@ import tensorflow as tf
 
 from tfdist.parameter_server.dealing.dealer import Plan
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
+from tfdist.parameter_server.messages import Rule
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
-from tfdist.strategies.keras_private import array_slicing, tf_trainer, tree
+from tfdist.strategies.keras_private import array_slicing, backend, base_trainer, tf_trainer, tree
+from tfdist.strategies.keras_variables import MERGED_BY
 from tfdist.strategies.random_access import Source, Ticketed, dataset, source_of
+from tfdist.tensors import to_array
 
 log = logging.getLogger("tfdist")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shared:
     """What a call of `fit` shares with those of other workers.
 
     Attributes:
         epochs: deals this worker's batches to it.
         source: of the batches.
+        has_all_logs: whether the logs of the last epoch are of all workers.
     """
 
     epochs: SharedEpochs
     source: Source
+    has_all_logs: bool = False
 
 
 _of_models: dict[int, Shared] = {}
@@ -49,6 +54,8 @@ def install(replace: Callable[..., None]) -> None:
         replace: replaces one function by another.
     """
     replace(tf_trainer.TensorFlowTrainer, "fit", _on_dealt_batches)
+    replace(tf_trainer.TensorFlowTrainer, "evaluate", _on_own_data)
+    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_all_workers)
     replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_first_batch)
     replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _of_any_length)
 
@@ -169,6 +176,44 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
                 del _of_models[id(self)]
 
     return fit
+
+
+def _on_own_data(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Each worker evaluates all of the data it is given, also within `fit`."""
+
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shared = _of_models.pop(id(self), None)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if shared is not None:
+                _of_models[id(self)] = shared
+
+    return evaluate
+
+
+def _of_all_workers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Logs of an epoch are of all workers, where Keras takes them from the metrics and the epoch has ended."""
+
+    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        shared = of(self)
+        if shared is None or self.stop_training:  # others have not ended the epoch
+            return original(self, logs)
+        variables = list({id(one): one for metric in self.metrics for one in metric.variables}.values())
+        rules: list[Rule] = [_rule(variable) for variable in variables]
+        arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
+        values = [tf.convert_to_tensor(array) for array in arrays]
+        with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            results = tree.map_structure(tf.convert_to_tensor, self.get_metrics_result())
+        shared.has_all_logs = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
+        return results if shared.has_all_logs else logs
+
+    return _get_metrics_result_or_logs
+
+
+def _rule(variable: Any) -> Rule:
+    rules: dict[str, Rule] = {"only_first_replica": "first", "mean": "mean", "max": "max", "min": "min"}
+    return rules.get(getattr(variable, MERGED_BY, variable.aggregation), "sum")
 
 
 def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Source | str:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import AveragesState, LoadsForAll, MergesMetrics
+from tfdist.strategies.abilities import AveragesState, LoadsForAll, MergesMetrics, UpdatesOnServers
 from tfdist.strategies.keras_private import tf_core
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered
@@ -119,6 +119,8 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     def _direct_assign(self: Any, value: Any) -> None:
         assigned = getattr(_calling, "assigned", None)
         if assigned is None or at_work.sharing() is None:
+            if assigned is not None and at_work.current(UpdatesOnServers) is not None:
+                assigned.note(self, value)
             if not _assigned_to_all_copies(self, value):
                 original(self, value)
             return

@@ -35,7 +35,7 @@ class Talk:
         """Returns the list of answers, to which others may come."""
         self.number += 1
         kept = []
-        self.deals.heard(kind(self.number, *fields), lambda message, arrays: kept.append(message))
+        self.deals.heard(kind(self.number, *fields), [], lambda message, arrays: kept.append(message))
         return kept
 
     def begin(self, worker, epoch=0, incarnation=1, fit=0, samples=10, batch_size=4, seed=7):

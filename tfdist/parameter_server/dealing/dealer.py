@@ -358,6 +358,14 @@ class Dealer:
         """
         return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
 
+    def workers(self, epoch: EpochKey) -> frozenset[int]:
+        """The live workers that have begun an epoch and none since.
+
+        Args:
+            epoch: that may be over.
+        """
+        return frozenset(worker for worker, one in self._workers.items() if one.epoch == epoch)
+
     def state(self, waiting: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
         """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt.
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over
+from tfdist.parameter_server.dealing.merging import Merging
 from tfdist.parameter_server.messages import (
     BeginEpoch,
     Dealt,
     Done,
     LeaveEpoch,
+    MergeMetrics,
     NoBatch,
     Planned,
     Refused,
@@ -26,7 +28,7 @@ from tfdist.parameter_server.wire import Message
 Answer = Callable[[Message, Sequence[np.ndarray]], None]
 """Sends an answer to where a message came from."""
 
-OfDealer = BeginEpoch | Take | Skip | LeaveEpoch
+OfDealer = BeginEpoch | Take | Skip | MergeMetrics | LeaveEpoch
 """What workers say to the dealer."""
 
 
@@ -51,6 +53,7 @@ class Deals:
         job: its unique name, for snapshots: another job begins its epochs anew.
 
     Attributes:
+        merging: merges the metrics of epochs.
         when_idle_changes: called with the workers that have no batch and wait for one, when these change. Their clocks
             stand still until others have committed.
         when_left: called with a worker that takes no more batches in this call of `fit`.
@@ -61,6 +64,7 @@ class Deals:
         self._job = job
         self._incarnations: dict[int, int] = {}
         self._parked: dict[int, _Parked] = {}
+        self.merging = Merging(self._dealer.workers)
         self._idle: frozenset[int] = frozenset()
         self.when_idle_changes: Callable[[frozenset[int]], None] = lambda idle: None
         self.when_left: Callable[[int], None] = lambda worker: None
@@ -70,11 +74,12 @@ class Deals:
         """Workers that have no batch and wait for one."""
         return self._idle
 
-    def heard(self, message: OfDealer, answer: Answer) -> None:
+    def heard(self, message: OfDealer, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
 
         Args:
             message: from a worker.
+            arrays: that came with it.
             answer: to its sender; may be used later.
         """
         if not isinstance(message, BeginEpoch) and self._incarnations.get(message.worker) != message.incarnation:
@@ -93,6 +98,8 @@ class Deals:
                 if self._dealer.may_commit(message.worker, message.ticket):
                     self._dealer.commit(message.worker, message.ticket)
                 answer(Done(message.id, 0), ())
+            case MergeMetrics():
+                self.merging.heard(message, arrays, answer)
             case LeaveEpoch():
                 self._end_parked(message.worker)
                 self._dealer.leave(message.worker)
@@ -199,6 +206,7 @@ class Deals:
         if (idle := self._dealer.idle) != self._idle:
             self._idle = idle
             self.when_idle_changes(idle)
+        self.merging.settle()
 
     def _answer_to(self, message: Take) -> Message | None:
         try:

@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError
 from tfdist.parameter_server.dealing.dealer import Plan, order
-from tfdist.parameter_server.messages import BeginEpoch, Dealt, LeaveEpoch, NoBatch, Skip, Take
+from tfdist.parameter_server.messages import BeginEpoch, Dealt, LeaveEpoch, MergeMetrics, NoBatch, Rule, Skip, Take
 
 AFTER_PAUSE = 1 << 62
 """This bit of a ticket says that the worker had to wait for the batch, and has to read the newest values first."""
@@ -129,6 +129,31 @@ class SharedEpochs:
         """
         with self._telling:
             self._teller.request(lambda id: Skip(id, self._worker, self._incarnation, number_of(ticket)))
+
+    def merged(self, arrays: Sequence[np.ndarray], rules: Sequence[Rule]) -> list[np.ndarray]:
+        """The state of metrics over all workers, at the end of the epoch; waits until all have given theirs.
+
+        Args:
+            arrays: this worker's.
+            rules: as of `MergeMetrics`.
+
+        Raises:
+            TfdistError: the server cannot be reached, or another worker has other metrics.
+        """
+        epoch = self._epoch
+        assert epoch is not None
+
+        def merge(id: int) -> MergeMetrics:
+            return MergeMetrics(id, self._worker, self._incarnation, self._fit, epoch, tuple(rules))
+
+        with self._telling:
+            while True:
+                try:
+                    return self._teller.request(merge, arrays)[1]
+                except RefusedError as error:
+                    if not error.refused.is_unknown:
+                        raise
+                self._begun(self._teller, epoch)  # the server was started again, or took this worker for lost
 
     def close(self) -> None:
         """Leaves: batches that are not committed are dealt to others. Iterators over tickets end."""
