@@ -228,6 +228,8 @@ class Shard:
 
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
+        if self.snapshots is not None:
+            self.snapshots.close()  # none is written while another one is
         self.take_snapshot()
         if self.snapshots is not None:
             self.snapshots.close()
