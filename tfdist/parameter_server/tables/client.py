@@ -25,6 +25,7 @@ from tfdist.parameter_server.tables.messages import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.tables.row_cache import CachePolicy, RowCache
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.tables import Tables
 
@@ -134,15 +135,18 @@ class TableClient:
         line: to the servers.
         name: of the table, the same on all workers.
         form: of the table.
+        cache: which rows this worker keeps; None for none. Not where workers update together.
 
     Attributes:
         form: as given.
+        cache: the rows that are kept; None for none.
     """
 
-    def __init__(self, line: Line, name: str, form: Form) -> None:
+    def __init__(self, line: Line, name: str, form: Form, cache: CachePolicy | None = None) -> None:
         self._line = line
         self._name = name
         self.form = form
+        self.cache = RowCache(cache, form.dim, form.dtype) if cache is not None and cache.staleness else None
         self._optimizer: dict[str, Any] | None = None
         self._incarnation = secrets.randbits(63)
         self._lookups = itertools.count()
@@ -170,7 +174,7 @@ class TableClient:
                 self._attach(server)
 
     def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
-        """The rows of keys.
+        """The rows of keys; those of a cache only if this is a use of the keys.
 
         Args:
             keys: int64 [n], distinct.
@@ -182,6 +186,18 @@ class TableClient:
         Raises:
             PeerLostError: a server cannot be reached.
         """
+        if self.cache is None or not create:
+            return self._read(keys, create)
+        with self._line.lock:
+            rows, missing = self.cache.find(keys)
+            if len(missing):
+                keys = keys[missing]
+                rows[missing] = read = self._read(keys, create)
+                self.cache.put(keys, read)
+        return rows
+
+    def _read(self, keys: np.ndarray, create: bool) -> np.ndarray:
+        """The rows of keys on the servers; see `lookup`."""
         parts = self._parts(keys)
         rows = np.empty((len(keys), self.form.dim), self.form.dtype)
         with self._line.lock:
@@ -209,12 +225,20 @@ class TableClient:
             PeerLostError: a server cannot be reached.
         """
         parts = self._parts(keys)
+        make = functools.partial(UpdateRows, learning_rate=rate, create=create)
         with self._line.lock:
             sequence = next(self._updates)
-            self._asked(
-                [[keys[part], gradients[part]] for part in parts],
-                functools.partial(UpdateRows, sequence=sequence, learning_rate=rate, create=create),
-            )
+            pushed = [[keys[part], gradients[part]] for part in parts]
+            if self.cache is None:
+                self._asked(pushed, functools.partial(make, sequence=sequence))
+            else:
+                kept = [self.cache.kept(keys[part]) for part in parts]
+                asked = [[*arrays, places] for arrays, places in zip(pushed, kept, strict=True)]
+                answers = self._asked(asked, functools.partial(make, sequence=sequence, pulls=True))
+                self.cache.end_step(
+                    np.concatenate([keys[part][places] for part, places in zip(parts, kept, strict=True)]),
+                    np.concatenate([answer[1][0] for answer in answers if answer is not None]),
+                )
             self._has_updated = True
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
@@ -233,6 +257,8 @@ class TableClient:
         only_if_new = not self._has_updated
         given = values.astype(self.form.dtype, copy=False)
         with self._line.lock:
+            if self.cache is not None:
+                self.cache.clear()
             self._asked(
                 [[keys[part], given[part]] for part in self._parts(keys)],
                 functools.partial(AssignRows, only_if_new=only_if_new),

@@ -77,6 +77,8 @@ class _Served:
 
     def close(self) -> None:
         """Writes a last snapshot, and waits for it."""
+        if self.snapshots is not None:
+            self.snapshots.close()  # none is written while another one is
         self.take_snapshot()
         if self.snapshots is not None:
             self.snapshots.close()
@@ -232,7 +234,8 @@ def _answered(
         ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
     """
     table = served.table
-    expected = {Lookup: 1, ExportTable: 0}.get(type(message), 2)
+    pulls = isinstance(message, UpdateRows) and message.pulls
+    expected = 3 if pulls else {Lookup: 1, ExportTable: 0}.get(type(message), 2)
     if len(arrays) != expected:
         raise ValueError(f"{len(arrays)} arrays; expected {expected}")
     match message:
@@ -244,11 +247,13 @@ def _answered(
             return Rows(message.id, table.iterations), [rows]
         case UpdateRows():
             if message.sequence > sender.updated:
-                keys, gradients = _checked_update(served, arrays)
+                keys, gradients = _checked_update(served, arrays[:2])
                 if message.learning_rate is not None:
                     table.set_learning_rate(message.learning_rate)
                 table.update(keys, gradients, message.create)
                 sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
+            if pulls:
+                return Rows(message.id, table.iterations), [table.lookup(arrays[0][arrays[2]], create=False)]
         case AssignRows():
             _check_values(served, arrays[1])
             if not (message.only_if_new and served.sequences):  # iterations begin anew with an optimizer
