@@ -1,9 +1,9 @@
 """Keys per second of an embedding on parameter servers: each key's row is pulled, and its gradient pushed.
 
-`tfdist.layers.DynamicEmbedding`, with and without a cache of frequent rows, compared with a sharded variable under
-TensorFlow's own parameter servers, once with a step in each call that its coordinator schedules, once with several.
-Keys follow a Zipf distribution; each side looks up and updates the distinct keys of a batch, by SGD. All rows are there
-before the clock starts. Rounds alternate.
+`tfdist.layers.DynamicEmbedding` in Keras's `fit`, compared with a sharded variable under TensorFlow's own parameter
+servers: each with one step in a call of a graph, and with several (`steps_per_execution`, or a loop in the function
+that the coordinator schedules); and with a cache of frequent rows. Keys follow a Zipf distribution; each side looks up
+and updates the distinct keys of a batch, by SGD. All rows are there before the clock starts. Rounds alternate.
 
     python benchmarks/servers_embedding.py
 """
@@ -22,8 +22,7 @@ import side_by_side
 DIM, BATCHES = 32, 300
 STEPS_PER_CALL = 20
 RATE = 0.1
-TENSORFLOW = {"TensorFlow, 1 step a call": 1, f"TensorFlow, {STEPS_PER_CALL} steps a call": STEPS_PER_CALL}
-TFDIST, CACHED = "tfdist", "tfdist with a cache"
+ONE, SEVERAL, CACHED = "1 step a call", f"{STEPS_PER_CALL} steps a call", f"{STEPS_PER_CALL} steps a call, cache"
 PLACED_AT_ONCE = 1 << 20
 """Rows that are made by one lookup before the clock starts."""
 
@@ -44,29 +43,33 @@ def make_dataset(options, seed=0):
 def measure_tfdist(options):
     import keras
     import numpy as np
+    import tensorflow as tf
 
     import tfdist
 
-    cache = tfdist.layers.CachePolicy(options.cache, options.staleness) if options.cache else None
+    def mean_square(y, outputs):
+        return tf.reduce_mean(tf.square(outputs), -1)
+
+    kept = options.cache, options.staleness, options.own_writes == "now"
+    cache = tfdist.layers.CachePolicy(*kept) if options.cache else None
     strategy = tfdist.ParameterServerStrategy()
     with strategy.scope():
         embedding = tfdist.layers.DynamicEmbedding(DIM, cache=cache)
         model = keras.Sequential([keras.layers.Input((), dtype="int64"), embedding])
-        model.compile(keras.optimizers.SGD(RATE), "mse")
+        model.compile(keras.optimizers.SGD(RATE), mean_square, steps_per_execution=options.steps_per_call)
     table = embedding._rows.table
     begin = servers.rank() * PLACED_AT_ONCE
     for first in range(begin, options.rows, options.workers * PLACED_AT_ONCE):
         table._read(np.arange(first, min(options.rows, first + PLACED_AT_ONCE)), create=True)
     ends = []
     clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
-    zeros = np.zeros((options.batch, DIM), np.float32)
-    data = make_dataset(options, servers.rank()).map(lambda keys: (keys, zeros))
+    data = make_dataset(options, servers.rank()).map(lambda keys: (keys, keys))
     servers.meet(options.workers)
     epochs = options.readings + 2  # the first of them traces, and fills the cache
     model.fit(data, steps_per_epoch=options.steps, epochs=epochs, verbose=0, callbacks=[clock])
     rates = [options.steps * options.batch / (after - before) for before, after in itertools.pairwise(ends[1:])]
-    kept = table.cache
-    servers.report({"rates": rates, "from the cache": kept.found / kept.asked if kept is not None else 0.0})
+    found = 0.0 if table.cache is None else table.cache.found / table.cache.asked
+    servers.report({"rates": rates, "from the cache": found})
 
 
 def measure_tensorflow(options, steps_per_call):
@@ -118,8 +121,9 @@ def measure_tensorflow(options, steps_per_call):
 def main(options):
     given = json.dumps(vars(options))
 
-    def tfdist(cache):
-        command = [__file__, "--measure-tfdist", json.dumps(vars(options) | {"cache": cache})]
+    def tfdist(steps_per_call, cache):
+        own = {"cache": cache, "steps_per_call": steps_per_call}
+        command = [__file__, "--measure-tfdist", json.dumps(vars(options) | own)]
         found = servers.run(command, options.workers, options.servers, cores=options.cores)
         shares.setdefault("found in the cache", []).append(found[0]["from the cache"])
         return sum(statistics.median(one["rates"]) for one in found)
@@ -128,15 +132,22 @@ def main(options):
         command = [__file__, "--measure-tensorflow", given, str(steps_per_call)]
         return statistics.median(side_by_side.measure(command, cores=False)["rates"])
 
-    ways = {TFDIST: lambda: tfdist(0), CACHED: lambda: tfdist(options.cache)}
-    ways |= {name: lambda steps=steps: tensorflow(steps) for name, steps in TENSORFLOW.items()}
+    ways = {
+        f"tfdist, {ONE}": lambda: tfdist(1, 0),
+        f"tfdist, {SEVERAL}": lambda: tfdist(STEPS_PER_CALL, 0),
+        f"tfdist, {CACHED}": lambda: tfdist(STEPS_PER_CALL, options.cache),
+        f"TensorFlow, {ONE}": lambda: tensorflow(1),
+        f"TensorFlow, {SEVERAL}": lambda: tensorflow(STEPS_PER_CALL),
+    }
     rates, shares = {name: [] for name in ways}, {}
     for _ in range(options.rounds):
         for name, way in ways.items():
             rates[name].append(way() / 1e3)
+    pairs = [(f"tfdist, {name}", f"TensorFlow, {name}") for name in (ONE, SEVERAL)]
+    pairs += [(f"tfdist, {CACHED}", f"TensorFlow, {SEVERAL}"), (f"tfdist, {CACHED}", f"tfdist, {SEVERAL}")]
     ratios = {
         f"{one} : {other}": [mine / theirs for mine, theirs in zip(rates[one], rates[other], strict=True)]
-        for one, other in [(CACHED, TFDIST), *((one, other) for other in TENSORFLOW for one in (TFDIST, CACHED))]
+        for one, other in pairs
     }
     columns = ["median", "from", "to"]
     for title, found in (("thousands of keys per second, by rounds", rates), ("ratios, by rounds", ratios)):
@@ -156,6 +167,9 @@ def parsed():
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--cache", type=int, default=200_000, help="keys that a worker keeps at most")
     parser.add_argument("--staleness", type=int, default=10, help="steps for which a worker uses a row that it keeps")
+    parser.add_argument(
+        "--own-writes", choices=("now", "late"), default="late", help="when a worker sees its updates of rows it keeps"
+    )
     parser.add_argument("--steps", type=int, default=100, help="steps of a reading")
     parser.add_argument("--readings", type=int, default=3, help="readings of a round, of which the median is taken")
     parser.add_argument(

@@ -177,7 +177,7 @@ def test_a_worker_that_keeps_rows_trains_as_one_that_does_not(tmp_path):
         assert cache.asked == asked
         model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras").layers[0]
-    assert again.get_config()["cache"] == {"rows": 20, "staleness": 3}
+    assert again.get_config()["cache"] == {"rows": 20, "staleness": 3, "reads_own_writes": True}
     assert DynamicEmbedding.from_config(again.get_config())._settings.cache == CachePolicy(20, 3)
 
 

@@ -210,6 +210,18 @@ def test_others_updates_are_seen_when_a_row_is_stale():
         np.testing.assert_allclose(found, before - 3, rtol=1e-5, err_msg="one's own come with others'")
 
 
+def test_own_updates_may_be_seen_late_and_then_frequent_rows_are_read_seldom():
+    one = np.ones((1, DIM), np.float32)
+    key = KEYS[:1]
+    with on_servers(cache=CachePolicy(10, 2, reads_own_writes=False)) as (table,):
+        table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
+        seen = []
+        for _ in range(8):
+            seen.append(table.lookup(key, create=True)[0, 0])
+            table.update(key, one)
+        np.testing.assert_allclose(seen[0] - np.array(seen), [0, 1, 1, 1, 4, 4, 4, 7], rtol=1e-5)
+
+
 def test_rows_that_the_chief_loads_are_used_at_once():
     with on_servers(cache=CachePolicy(10, 5)) as (table,):
         train_often(table)

@@ -30,6 +30,9 @@ from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.tables import Tables
 
 _CHIEF = 0
+_NONE = np.empty(0, np.int64), np.empty((0, 1))
+"""No slots and values."""
+
 Answered = tuple[Any, list[np.ndarray]]
 
 
@@ -189,12 +192,11 @@ class TableClient:
         if self.cache is None or not create:
             return self._read(keys, create)
         with self._line.lock:
-            rows, missing = self.cache.find(keys)
-            if len(missing):
-                keys = keys[missing]
-                rows[missing] = read = self._read(keys, create)
-                self.cache.put(keys, read)
-        return rows
+            found = self.cache.find(keys)
+            if len(found.missing):
+                found.values[found.missing] = read = self._read(keys[found.missing], create)
+                self.cache.put(found, read)
+        return found.values
 
     def _read(self, keys: np.ndarray, create: bool) -> np.ndarray:
         """The rows of keys on the servers; see `lookup`."""
@@ -229,16 +231,15 @@ class TableClient:
         with self._line.lock:
             sequence = next(self._updates)
             pushed = [[keys[part], gradients[part]] for part in parts]
-            if self.cache is None:
-                self._asked(pushed, functools.partial(make, sequence=sequence))
-            else:
-                kept = [self.cache.kept(keys[part]) for part in parts]
-                asked = [[*arrays, places] for arrays, places in zip(pushed, kept, strict=True)]
-                answers = self._asked(asked, functools.partial(make, sequence=sequence, pulls=True))
-                self.cache.end_step(
-                    np.concatenate([keys[part][places] for part, places in zip(parts, kept, strict=True)]),
-                    np.concatenate([answer[1][0] for answer in answers if answer is not None]),
-                )
+            written = [self.cache.written(own[0]) for own in pushed] if self.cache is not None else []
+            pulls = any(len(places) for places, _ in written)
+            if pulls:
+                pushed = [[*own, places] for own, (places, _) in zip(pushed, written, strict=True)]
+            answers = self._asked(pushed, functools.partial(make, sequence=sequence, pulls=pulls))
+            if self.cache is not None:
+                values = [answer[1][0] for answer in answers if answer is not None and pulls]
+                slots = [own for _, own in written]
+                self.cache.end_step(*((np.concatenate(slots), np.concatenate(values)) if pulls else _NONE))
             self._has_updated = True
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
