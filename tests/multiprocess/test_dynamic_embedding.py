@@ -24,6 +24,7 @@ def test_users_and_items_are_embedded():
         assert result["steps"] == 6 * 40
         assert result["users"] == [60, True], "those of training and no others, from both servers"
         assert result["items"] == [80, True]
+        assert 0.2 < result["kept"] < 1, found
     harness.assert_nothing_left()
 
 

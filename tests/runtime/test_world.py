@@ -47,6 +47,13 @@ def test_a_chief_alone_with_other_roles_enters_without_mpi():
     assert entered.group.members == (0,)
 
 
+def test_a_chief_alone_with_parameter_servers_enters_the_job_to_train():
+    """Its embeddings are on them, and they learn from the job when it is over."""
+    entered = world.train(cluster_of("chief", chief=1, ps=1), TIMEOUTS)
+    assert (entered.rank, entered.size) == (0, 1)
+    assert job._entered is not None
+
+
 def test_an_evaluator_trains_alone():
     """As in TensorFlow, where it does not talk to the others; it may start before them and end after them."""
     entered = world.train(cluster_of("evaluator", chief=1, worker=1, evaluator=1), TIMEOUTS)

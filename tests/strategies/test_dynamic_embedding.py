@@ -12,6 +12,7 @@ from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.dynamic_embedding import DynamicEmbedding
 
@@ -155,6 +156,29 @@ def test_servers_and_one_process_give_the_same_with_adam():
         fit(model)
         for one, other in zip(model.layers[0].export(), alone.layers[0].export(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_worker_that_keeps_rows_trains_as_one_that_does_not(tmp_path):
+    """And it evaluates the newest rows; the policy is saved with the layer."""
+    with served() as (strategy,):
+        model = dynamic("adam", strategy)
+        fit(model)
+        expected = model.layers[0].export()
+    with served(workers=2) as (strategy, other):
+        model, second = (dynamic("adam", one, cache=CachePolicy(20, 3)) for one in (strategy, other))
+        fit(model)
+        for one, array in zip(model.layers[0].export(), expected, strict=True):
+            np.testing.assert_array_equal(one, array)
+        cache = model.layers[0]._rows.table.cache
+        assert cache.found > 0.3 * cache.asked
+        fit(second, epochs=1)
+        asked = cache.asked
+        np.testing.assert_array_equal(model.predict(NAMES[X], verbose=0), second.predict(NAMES[X], verbose=0))
+        assert cache.asked == asked
+        model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras").layers[0]
+    assert again.get_config()["cache"] == {"rows": 20, "staleness": 3, "reads_own_writes": True}
+    assert DynamicEmbedding.from_config(again.get_config())._settings.cache == CachePolicy(20, 3)
 
 
 def test_updates_of_all_workers_count():

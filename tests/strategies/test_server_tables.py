@@ -14,6 +14,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.tables.client import Form
 from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.dynamic_embedding import DynamicEmbedding
 from tfdist.strategies.server_tables import Servers, ServerTables
@@ -190,6 +191,15 @@ def test_without_servers_it_is_an_error(ranks):
             made(Ranked(group))
 
     ranks(2)(work)
+
+
+def test_workers_that_update_together_keep_no_rows(ranks):
+    def work(strategy):
+        with strategy.scope(), pytest.raises(ValueError, match="AllReduceStrategy trains as one process does"):
+            DynamicEmbedding(DIM, cache=CachePolicy(10, 1)).build(None)
+
+    with started(ranks) as on_both:
+        on_both(work)
 
 
 FORM = Form(DIM, INITIAL, RowPolicy())

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.dealing.dealer import Plan
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
     from tfdist.parameter_server.tables.client import Form, TableClient
+    from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 
@@ -206,12 +207,13 @@ class KeepsTables(Ability, abc.ABC):
     """Rows of embeddings are in tables on parameter servers, if the job has some."""
 
     @abc.abstractmethod
-    def table(self, name: str, form: Form) -> TableClient | None:
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
         """A new table on the servers, which other workers get by the same calls. None in a job without servers.
 
         Args:
             name: of a layer.
             form: of the table.
+            cache: which rows this worker keeps; None for none.
 
         Raises:
             ValueError: this strategy cannot train rows.

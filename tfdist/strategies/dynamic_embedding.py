@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
 from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies import at_work, keras_seams
 from tfdist.strategies.abilities import KeepsTables
@@ -25,10 +26,12 @@ class _Settings:
     Attributes:
         form: of the table.
         optimizer: as `keras.optimizers.serialize` describes it, or None.
+        cache: which rows a worker keeps, or None.
     """
 
     form: Form
     optimizer: dict[str, Any] | None
+    cache: CachePolicy | None
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
@@ -55,6 +58,8 @@ class DynamicEmbedding(keras.layers.Layer):
         policy: which keys get a row, and when rows are evicted; ``max_rows`` is that of each server.
         optimizer: of the rows; by default the model's, with its learning rate. It must treat each row on its own, and
             may not clip by norms, average or accumulate.
+        cache: which frequent rows a worker keeps, to read them from the servers less often; by default none. Only under
+            `tfdist.ParameterServerStrategy`, and in training: `evaluate` and `predict` read the newest rows.
         **options: of `keras.layers.Layer`.
 
     Raises:
@@ -72,6 +77,7 @@ class DynamicEmbedding(keras.layers.Layer):
         initial: InitialRows | dict[str, Any] | None = None,
         policy: RowPolicy | dict[str, Any] | None = None,
         optimizer: Any = None,
+        cache: CachePolicy | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -81,7 +87,8 @@ class DynamicEmbedding(keras.layers.Layer):
         initial = InitialRows(**initial) if isinstance(initial, dict) else initial or InitialRows()
         policy = RowPolicy(**policy) if isinstance(policy, dict) else policy or RowPolicy()
         described = None if optimizer is None else keras.optimizers.serialize(_optimizer(optimizer))
-        self._settings = _Settings(Form(dim, initial, policy), described)
+        cache = CachePolicy(**cache) if isinstance(cache, dict) else cache
+        self._settings = _Settings(Form(dim, initial, policy), described, cache)
         self._rows: EmbeddedRows | None = None
         self.supports_jit = False
 
@@ -89,7 +96,7 @@ class DynamicEmbedding(keras.layers.Layer):
         """Makes the table, on the parameter servers of the job if it has some."""
         form = self._settings.form
         extended = at_work.current(KeepsTables)
-        table = None if extended is None else extended.table(self.name, form)
+        table = None if extended is None else extended.table(self.name, form, self._settings.cache)
         if table is None:
             if tf.distribute.get_strategy().num_replicas_in_sync > 1:
                 raise ValueError(
@@ -160,7 +167,8 @@ class DynamicEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """As `keras.layers.Layer.get_config`."""
         form = self._settings.form
-        own = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
+        own: dict[str, Any] = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
+        own["cache"] = None if self._settings.cache is None else asdict(self._settings.cache)
         return {**super().get_config(), **own, "optimizer": self._settings.optimizer}
 
 

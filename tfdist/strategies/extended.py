@@ -14,6 +14,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
 from tfdist.parameter_server.tables.client import Form, TableClient
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.strategies import datasets
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
@@ -282,7 +283,7 @@ class AllReduceExtended(
         """The error that ended the group's communication, or that with parameter servers; else None."""
         return self.group.failure or (None if self._tables is None else self._tables.failure)
 
-    def table(self, name: str, form: Form) -> TableClient | None:
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
         """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
         if self._tables is None:
             return None
@@ -292,7 +293,7 @@ class AllReduceExtended(
                 f"device; got {len(self.worker_devices)} devices in {self.group}. Use one process for each device, and "
                 "no group=."
             )
-        return self._tables.table(name, form)
+        return self._tables.table(name, form, cache)
 
     @property
     def is_writer(self) -> bool:

@@ -33,6 +33,7 @@ from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa:
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.parameter_server.tables.client import Form, TableClient  # noqa: E402
+from tfdist.parameter_server.tables.row_cache import CachePolicy  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.runtime.server_state import Options  # noqa: E402
@@ -264,9 +265,9 @@ class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
-    def table(self, name: str, form: Form) -> TableClient:
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
         """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
-        return self._tables.table(name, form)
+        return self._tables.table(name, form, cache)
 
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes its variables over from others."""

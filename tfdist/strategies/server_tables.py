@@ -13,6 +13,7 @@ from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.tables.client import Form, Line, TableClient
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import address_of
 from tfdist.tensors import unnumbered
@@ -95,16 +96,23 @@ class ServerTables:
         """The error that ended the communication about tables, or None."""
         return None if self._line is None else self._line.failure
 
-    def table(self, name: str, form: Form) -> TableClient:
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
         """A new table, which other workers get by the same calls.
 
         Args:
             name: of a layer.
             form: of the table.
+            cache: which rows this worker keeps; None for none.
 
         Raises:
+            ValueError: rows are to be kept, though workers update together.
             TfdistError: a server cannot be reached.
         """
+        if cache is not None and self._workers:
+            raise ValueError(
+                f"{cache} keeps rows of the layer {name} that other workers may have updated, but AllReduceStrategy "
+                "trains as one process does. Leave out cache=, or use tfdist.ParameterServerStrategy."
+            )
         with self._lock:
             if self._line is None:
                 with contextlib.ExitStack() as stack:
@@ -113,7 +121,7 @@ class ServerTables:
             base = self._prefix + unnumbered(name)
             place = self._numbers[base]
             self._numbers[base] += 1
-        return TableClient(self._line, f"{base}-{place}", dataclasses.replace(form, workers=self._workers))
+        return TableClient(self._line, f"{base}-{place}", dataclasses.replace(form, workers=self._workers), cache)
 
     def close(self) -> None:
         """Closes the connections."""

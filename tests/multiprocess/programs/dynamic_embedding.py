@@ -1,6 +1,7 @@
 """A recommender of hashed users and items, on parameter servers; see `tests/multiprocess/test_dynamic_embedding.py`.
 
-With a folder, servers write snapshots to it, and workers wait for a file in it before the fourth epoch.
+Workers keep rows of items. With a folder, servers write snapshots to it, and workers wait for a file in it before the
+fourth epoch.
 """
 
 import json
@@ -35,8 +36,8 @@ keras.utils.set_random_seed(0)
 with strategy.scope():
     inputs = [keras.layers.Input((), dtype="int64") for _ in range(2)]
     layers = [
-        tfdist.layers.DynamicEmbedding(8, tfdist.layers.InitialRows(scale=0.5, seed=seed), name=name)
-        for seed, name in enumerate(("users", "items"))
+        tfdist.layers.DynamicEmbedding(8, tfdist.layers.InitialRows(scale=0.5, seed=seed), name=name, cache=cache)
+        for seed, name, cache in ((0, "users", None), (1, "items", tfdist.layers.CachePolicy(60, 2)))
     ]
     vectors = [layer(keys) for layer, keys in zip(layers, inputs, strict=True)]
     joined = keras.layers.Concatenate()([*vectors, keras.layers.Multiply()(vectors)])
@@ -63,6 +64,7 @@ exported = [layer.export() for layer in layers]
 result = {
     "accuracy": accuracy,
     "steps": link.session.pushes,
+    "kept": layers[1]._rows.table.cache.found / layers[1]._rows.table.cache.asked,
     "users": [len(exported[0][0]), bool(np.isin(USERS[own[:, 0]], exported[0][0]).all())],
     "items": [len(exported[1][0]), bool(np.isin(ITEMS[own[:, 1]], exported[1][0]).all())],
 }

@@ -14,6 +14,7 @@ from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableCl
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.key_hash import server_of
 from tfdist.parameter_server.tables.messages import ExportTable
+from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.snapshots import TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
@@ -33,11 +34,13 @@ def of_process(form=FORM):
 
 
 @contextlib.contextmanager
-def on_servers(count=2, workers=1, form=FORM):
+def on_servers(count=2, workers=1, form=FORM, cache=None):
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving()) for _ in range(count)]
         yield [
-            TableClient(Line([stack.enter_context(connected(server)) for server in servers], worker), "users", form)
+            TableClient(
+                Line([stack.enter_context(connected(server)) for server in servers], worker), "users", form, cache
+            )
             for worker in range(workers)
         ]
 
@@ -152,3 +155,76 @@ def test_first_values_are_ignored_once_others_have_trained():
         train(chief, steps=1)
         chief.assign(keys, 2 * rows)
         np.testing.assert_array_equal(worker.export()[1], 2 * rows)
+
+
+ADAM = keras.optimizers.serialize(keras.optimizers.Adam(0.1))
+
+
+def train_often(table, steps=20):
+    """Keys that come often and seldom, some twice in a step. What is looked up is returned, too."""
+    table.set_optimizer(ADAM)
+    generator, seen = np.random.default_rng(2), []
+    for step in range(steps):
+        keys = np.unique(KEYS[np.minimum(generator.geometric(0.15, 12) - 1, len(KEYS) - 1)])
+        seen.append(table.lookup(keys, create=True))
+        pushed = keys[[0, *range(len(keys))]]
+        table.update(pushed, gradients(pushed, step))
+    return seen, table.export()
+
+
+@pytest.mark.parametrize("rows", [100, 8])
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_rows_that_one_worker_keeps_are_those_of_the_servers(rows, staleness):
+    """Bit for bit, whatever the staleness: nobody else updates them."""
+    with on_servers() as (table,):
+        seen, expected = train_often(table)
+    with on_servers(cache=CachePolicy(rows, staleness)) as (table,):
+        found, exported = train_often(table)
+        for one, other in zip([*found, *exported], [*seen, *expected], strict=True):
+            np.testing.assert_array_equal(one, other)
+        if not staleness:
+            assert table.cache is None
+        else:
+            assert 0.1 < table.cache.found / table.cache.asked < 0.9
+
+
+def test_others_updates_are_seen_when_a_row_is_stale():
+    """And at once in `evaluate` and `predict`, which use no keys."""
+    one = np.ones((1, DIM), np.float32)
+    key = KEYS[:1]
+    with on_servers(workers=2, cache=CachePolicy(10, 2)) as (table, other):
+        for worker in (table, other):
+            worker.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
+        for _ in range(2):
+            before = table.lookup(key, create=True)
+            table.update(key, 0 * one)
+        other.update(key, one)
+        np.testing.assert_array_equal(table.lookup(key, create=False), before - 1)
+        for _ in range(2):
+            np.testing.assert_array_equal(table.lookup(key, create=True), before)
+            table.update(KEYS[1:2], one)
+        np.testing.assert_array_equal(table.lookup(key, create=True), before - 1)
+        other.update(key, one)
+        table.update(key, one)
+        found = table.lookup(key, create=True)
+        np.testing.assert_allclose(found, before - 3, rtol=1e-5, err_msg="one's own come with others'")
+
+
+def test_own_updates_may_be_seen_late_and_then_frequent_rows_are_read_seldom():
+    one = np.ones((1, DIM), np.float32)
+    key = KEYS[:1]
+    with on_servers(cache=CachePolicy(10, 2, reads_own_writes=False)) as (table,):
+        table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
+        seen = []
+        for _ in range(8):
+            seen.append(table.lookup(key, create=True)[0, 0])
+            table.update(key, one)
+        np.testing.assert_allclose(seen[0] - np.array(seen), [0, 1, 1, 1, 4, 4, 4, 7], rtol=1e-5)
+
+
+def test_rows_that_the_chief_loads_are_used_at_once():
+    with on_servers(cache=CachePolicy(10, 5)) as (table,):
+        train_often(table)
+        keys = table.export()[0]
+        table.assign(keys, gradients(keys))
+        np.testing.assert_array_equal(table.lookup(keys, create=True), gradients(keys))

@@ -288,3 +288,47 @@ def test_a_worker_that_came_again_gives_its_part_anew():
     attach(both.tables, worker=1, incarnation=2, workers=2)
     both.update(0, 0)
     assert both.answers[0] == [], "the part of its predecessor is forgotten"
+
+
+def test_an_update_that_pulls_is_answered_with_rows_also_when_it_is_repeated():
+    tables = attached()
+    lookup(tables)
+    for _ in range(2):
+        arrays = [KEYS, ONES * [[1], [2]], np.array([1, 1, 0])]
+        arrays[1] = arrays[1].astype(np.float32)
+        answer, (rows,) = ask(tables, UpdateRows, 0, None, False, True, arrays=arrays)
+        assert answer == Rows(7, 1)
+        assert rows[:, 0].tolist() == [-2, -2, -1]
+
+
+def test_workers_that_update_together_pull_nothing():
+    both = Together()
+    refused, _ = ask(both.tables, UpdateRows, 0, None, False, True, arrays=[KEYS, ONES, np.array([0])])
+    assert "3 arrays; expected 2" in refused.why
+
+
+class Slow:
+    """Snapshots of which one takes until somebody waits for it; until then no other is written."""
+
+    def __init__(self, table):
+        self.written, self._is_busy = [], False
+
+    def find(self):
+        return None
+
+    def write(self, state, iterations):
+        if not self._is_busy:
+            self.written.append(iterations)
+            self._is_busy = True
+
+    def close(self):
+        self._is_busy = False
+
+
+def test_the_last_snapshot_is_written_though_another_one_is_not_finished():
+    tables = Tables(Slow)
+    attach(tables)
+    update(tables, 0)
+    (served,) = tables
+    served.close()
+    assert served.snapshots.written == [0, 1]

@@ -25,10 +25,14 @@ from tfdist.parameter_server.tables.messages import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.tables.row_cache import CachePolicy, RowCache
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.tables import Tables
 
 _CHIEF = 0
+_NONE = np.empty(0, np.int64), np.empty((0, 1))
+"""No slots and values."""
+
 Answered = tuple[Any, list[np.ndarray]]
 
 
@@ -134,15 +138,18 @@ class TableClient:
         line: to the servers.
         name: of the table, the same on all workers.
         form: of the table.
+        cache: which rows this worker keeps; None for none. Not where workers update together.
 
     Attributes:
         form: as given.
+        cache: the rows that are kept; None for none.
     """
 
-    def __init__(self, line: Line, name: str, form: Form) -> None:
+    def __init__(self, line: Line, name: str, form: Form, cache: CachePolicy | None = None) -> None:
         self._line = line
         self._name = name
         self.form = form
+        self.cache = RowCache(cache, form.dim, form.dtype) if cache is not None and cache.staleness else None
         self._optimizer: dict[str, Any] | None = None
         self._incarnation = secrets.randbits(63)
         self._lookups = itertools.count()
@@ -170,7 +177,7 @@ class TableClient:
                 self._attach(server)
 
     def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
-        """The rows of keys.
+        """The rows of keys; those of a cache only if this is a use of the keys.
 
         Args:
             keys: int64 [n], distinct.
@@ -182,6 +189,17 @@ class TableClient:
         Raises:
             PeerLostError: a server cannot be reached.
         """
+        if self.cache is None or not create:
+            return self._read(keys, create)
+        with self._line.lock:
+            found = self.cache.find(keys)
+            if len(found.missing):
+                found.values[found.missing] = read = self._read(keys[found.missing], create)
+                self.cache.put(found, read)
+        return found.values
+
+    def _read(self, keys: np.ndarray, create: bool) -> np.ndarray:
+        """The rows of keys on the servers; see `lookup`."""
         parts = self._parts(keys)
         rows = np.empty((len(keys), self.form.dim), self.form.dtype)
         with self._line.lock:
@@ -209,12 +227,19 @@ class TableClient:
             PeerLostError: a server cannot be reached.
         """
         parts = self._parts(keys)
+        make = functools.partial(UpdateRows, learning_rate=rate, create=create)
         with self._line.lock:
             sequence = next(self._updates)
-            self._asked(
-                [[keys[part], gradients[part]] for part in parts],
-                functools.partial(UpdateRows, sequence=sequence, learning_rate=rate, create=create),
-            )
+            pushed = [[keys[part], gradients[part]] for part in parts]
+            written = [self.cache.written(own[0]) for own in pushed] if self.cache is not None else []
+            pulls = any(len(places) for places, _ in written)
+            if pulls:
+                pushed = [[*own, places] for own, (places, _) in zip(pushed, written, strict=True)]
+            answers = self._asked(pushed, functools.partial(make, sequence=sequence, pulls=pulls))
+            if self.cache is not None:
+                values = [answer[1][0] for answer in answers if answer is not None and pulls]
+                slots = [own for _, own in written]
+                self.cache.end_step(*((np.concatenate(slots), np.concatenate(values)) if pulls else _NONE))
             self._has_updated = True
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
@@ -233,6 +258,8 @@ class TableClient:
         only_if_new = not self._has_updated
         given = values.astype(self.form.dtype, copy=False)
         with self._line.lock:
+            if self.cache is not None:
+                self.cache.clear()
             self._asked(
                 [[keys[part], given[part]] for part in self._parts(keys)],
                 functools.partial(AssignRows, only_if_new=only_if_new),

@@ -63,17 +63,19 @@ class Lookup(TableMessage, frozen=True):
 
 
 class UpdateRows(TableMessage, frozen=True):
-    """Gradients of one step: keys int64 [n] and gradients [n, dim] follow.
+    """Gradients of one step: keys int64 [n] and gradients [n, dim] follow, and then places int64 [m] if it pulls.
 
     Attributes:
         sequence: of the worker's updates; each counts once.
         learning_rate: the chief's; None from others, where a schedule sets it, and for an optimizer of the table's own.
         create: whether this is a use of the keys, as their lookup was none.
+        pulls: whether to answer with rows: those of the keys at these places, after the update.
     """
 
     sequence: int
     learning_rate: float | None = None
     create: bool = False
+    pulls: bool = False
 
 
 class AssignRows(TableMessage, frozen=True):
@@ -103,7 +105,7 @@ class TableAttached(Message, frozen=True):
 
 
 class Rows(Message, frozen=True):
-    """Rows, in arrays that follow: the values [n, dim] of a lookup, or keys and values of an export.
+    """Rows, in arrays that follow: the values [n, dim] of a lookup or an update, or keys and values of an export.
 
     Attributes:
         iterations: updates of the table.

@@ -75,6 +75,9 @@ class RowOptimizer:
             TypeError: it is set by a schedule.
         """
         block = self._block(_LEAST_ROWS)
+        place = block.learning_rate
+        if place >= 0 and self.scalars[place] == self.scalars[place].dtype.type(value):  # as in most steps
+            return
         block.optimizer.learning_rate = value
         self.scalars[block.learning_rate] = block.scalars()[block.learning_rate]
 

@@ -263,7 +263,8 @@ def _answered(
         ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
     """
     table = served.table
-    expected = {Lookup: 1, ExportTable: 0}.get(type(message), 2)
+    pulls = isinstance(message, UpdateRows) and message.pulls
+    expected = 3 if pulls else {Lookup: 1, ExportTable: 0}.get(type(message), 2)
     if len(arrays) != expected:
         raise ValueError(f"{len(arrays)} arrays; expected {expected}")
     match message:
@@ -275,11 +276,13 @@ def _answered(
             return Rows(message.id, table.iterations), [rows]
         case UpdateRows():
             if message.sequence > sender.updated:
-                keys, gradients = _checked_update(served, arrays)
+                keys, gradients = _checked_update(served, arrays[:2])
                 if message.learning_rate is not None:
                     table.set_learning_rate(message.learning_rate)
                 table.update(keys, gradients, message.create)
                 sender.updated = served.sequences[message.worker, message.incarnation] = message.sequence
+            if pulls:
+                return Rows(message.id, table.iterations), [table.lookup(arrays[0][arrays[2]], create=False)]
         case AssignRows():
             _check_values(served, arrays[1])
             if not (message.only_if_new and served.sequences):  # iterations begin anew with an optimizer
