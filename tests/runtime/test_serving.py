@@ -1,18 +1,23 @@
 """A parameter server in its job: tasks of this process, with a real rendezvous server."""
 
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from tests.parameter_server.test_options import of
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import read_secret
+from tfdist.compression import Int8
+from tfdist.compression.policy import as_policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import Attach, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
-from tfdist.runtime import membership, serving
+from tfdist.runtime import agreement, membership, serving
 
 DEADLINE = 20.0
 
@@ -85,3 +90,33 @@ def test_a_job_that_fails_ends_the_server_with_its_error(members):
     members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
     members[3].join(DEADLINE)
     assert [str(error) for error in members[4]] == ["interrupted (Ctrl-C)"]
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A policy of a user's."""
+
+    def scale(self, staleness):
+        return 0.5
+
+
+def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
+    served, cluster = [], cluster_of("chief", chief=1, ps=1)
+    monkeypatch.setattr(serving, "serve", lambda *arguments: served.append(arguments))
+    chief = membership.of_task(cluster, TIMEOUTS)
+    agreement.agree(chief, of(BoundedStaleness(2), compression=Int8(), snapshots="folder"))
+    serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
+    ((member, mode, policy, kept, compression),) = served
+    assert (mode, policy, kept) == (BoundedStaleness(2), AsItIs(), (Path("folder"), 60.0))
+    assert repr(compression) == repr(as_policy(Int8()))
+    member.leave(None)
+    chief.leave(None)
+
+
+def test_without_the_script_a_server_cannot_have_a_class_of_the_users():
+    cluster = cluster_of("chief", chief=1, ps=1)
+    chief = membership.of_task(cluster, TIMEOUTS)
+    agreement.agree(chief, of(staleness_policy=Halved()))
+    with pytest.raises(TfdistError, match=r"staleness_policy is Halved.*Run the script on the parameter servers, too"):
+        serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
+    chief.leave(None)

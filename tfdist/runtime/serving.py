@@ -6,9 +6,11 @@ import logging
 from pathlib import Path
 
 from tfdist.cluster import hosts
-from tfdist.cluster.settings import read_secret
+from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.spec import Cluster
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
+from tfdist.notices import notice
 from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.ledger import Ledger
@@ -20,6 +22,7 @@ from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
+from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 
 log = logging.getLogger("tfdist")
@@ -124,6 +127,33 @@ def serve(
     server.run()
     if control.failure is not None:
         raise control.failure
+
+
+def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
+    """Enters a job as a parameter server, and serves with the options of the workers' strategy until it is over.
+
+    Args:
+        cluster: with the task of this server.
+        timeouts: how long to wait for others.
+
+    Raises:
+        TfdistError: the chief cannot be reached, the job has failed, or an option cannot be had without the script.
+    """
+    member = job.enter(cluster, timeouts)
+    try:
+        options = agreement.learn(member, timeouts.start)
+        if options is None:
+            return
+        mode, policy, compression = map(options.made, ("synchronization", "staleness_policy", "compression"))
+    except TfdistError as error:
+        if member.control.failure is None:
+            member.control.tell_failure(error)
+        raise
+    kept = None if options.snapshots is None else (Path(options.snapshots), options.snapshot_seconds)
+    compressed = "" if compression is None else f", compression={compression}"
+    snapshots = "" if kept is None else f", snapshots in {kept[0]}"
+    notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
+    serve(member, mode, policy, kept, compression)
 
 
 def _say_who_can_reach(address: str) -> None:

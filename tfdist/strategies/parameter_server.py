@@ -26,6 +26,7 @@ from tfdist.cluster.settings import Timeouts, read_secret  # noqa: E402
 from tfdist.compression import policy  # noqa: E402
 from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
+from tfdist.parameter_server import options  # noqa: E402
 from tfdist.parameter_server.client import Connection, RefusedError  # noqa: E402
 from tfdist.parameter_server.curve import Keys  # noqa: E402
 from tfdist.parameter_server.dealing.dealer import Plan  # noqa: E402
@@ -34,7 +35,7 @@ from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps  # noqa:
 from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.parameter_server.tables.client import Form, Line, TableClient  # noqa: E402
-from tfdist.runtime import job, serving  # noqa: E402
+from tfdist.runtime import agreement, job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
 from tfdist.strategies import keras_scope, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
@@ -74,7 +75,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         timeouts: how long to wait for other tasks.
 
     Raises:
-        TfdistError: the chief or a server cannot be reached.
+        TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
     def __init__(
@@ -118,6 +119,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         member = None
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
+            folder = None if snapshots is None else os.fspath(snapshots)
+            described = synchronization, staleness_policy, data, pushes, chosen, folder, snapshot_seconds
+            agreement.agree(member, options.of(*described))
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
                 serving.serve(member, synchronization, staleness_policy, kept, chosen)
