@@ -14,7 +14,7 @@ from tfdist.compression.policy import as_policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Attach, Pull
+from tfdist.parameter_server.messages import Attach, Inspect, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
 from tfdist.runtime import agreement, membership, serving
@@ -58,6 +58,19 @@ def test_workers_find_the_server_by_its_address(members):
     answer, _ = connection.request(lambda id: Attach(id, 0, 1, "model"))
     assert answer.clock == 0
     connection.close()
+
+
+def test_reports_have_the_names_of_workers_that_join(members):
+    cluster = members[0].cluster
+    joined = membership.of_task(seen_by(cluster, "worker", 5), TIMEOUTS)
+    connection = connect(joined)
+    connection.request(lambda id: Attach(id, joined.control.task, 1, "model"))
+    while joined.control.task not in members[2].control.present:
+        members[2].control.look_up(serving.address_of(0))
+    report, _ = connection.request(Inspect)
+    assert [name.partition(" (")[0] for name in report.tasks] == ["chief 0", "worker 0", "ps 0", "worker 5"]
+    connection.close()
+    joined.leave(None)
 
 
 @pytest.mark.parametrize("how", ["dies", "ends"])

@@ -26,7 +26,7 @@ class Shards:
         make: makes the shard of the model with a name and the number of models of that name before it.
         tables: of the server, which gets the messages about them.
         deals: deals batches out to workers; None if another server does.
-        tasks: the names of all tasks, by number, for reports.
+        tasks: yields the names of all tasks, by number, for reports; others may join.
         servers: the addresses of all servers, for reports.
     """
 
@@ -35,11 +35,11 @@ class Shards:
         make: Callable[[str, int], Shard],
         tables: Tables | None = None,
         deals: Deals | None = None,
-        tasks: Sequence[str] = (),
+        tasks: Callable[[], Sequence[str]] = tuple,
         servers: Sequence[str] = (),
     ) -> None:
         self._make = make
-        self._tasks = tuple(tasks)
+        self._tasks = tasks
         self._servers = tuple(servers)
         self._deals = deals
         if deals is not None:
@@ -67,7 +67,7 @@ class Shards:
         """
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
-            answer(Report(message.id, models, self._tasks, self._servers), ())
+            answer(Report(message.id, models, tuple(self._tasks()), self._servers), ())
         elif isinstance(message, GiveState):
             self._states.heard(message, arrays, answer)
         elif isinstance(message, TableMessage):

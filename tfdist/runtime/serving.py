@@ -119,7 +119,13 @@ def serve(
     if deals is not None and snapshots is not None:
         deals.restore(Snapshots.newest_deals(snapshots[0]))
     addresses = [one.address for one in tasks if one.job == "ps"]
-    server = Server(Shards(make, tables, deals, [str(one) for one in tasks], addresses), task.address, keys)
+
+    def names() -> list[str]:
+        present = control.present.copy()  # the listening thread writes it
+        more = range(len(tasks), max(present, default=-1) + 1)
+        return [*map(str, tasks), *(present.get(number, f"task {number}") for number in more)]
+
+    server = Server(Shards(make, tables, deals, names, addresses), task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())

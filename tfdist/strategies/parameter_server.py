@@ -325,7 +325,9 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         return Connection(address, f"ps {server}", *options)
 
     def _name_of(self, number: int) -> str:
-        return str(self._tasks[number])
+        if number < len(self._tasks):
+            return str(self._tasks[number])
+        return self._member.control.present.get(number, f"task {number}")  # a worker that the cluster does not name
 
     def _ended(self) -> BaseException | None:
         return self._member.control.failure
