@@ -28,6 +28,7 @@ class Shards:
         deals: deals batches out to workers; None if another server does.
         tasks: yields the names of all tasks, by number, for reports; others may join.
         servers: the addresses of all servers, for reports.
+        is_chief_there: as of `LayerStates`.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Shards:
         deals: Deals | None = None,
         tasks: Callable[[], Sequence[str]] = tuple,
         servers: Sequence[str] = (),
+        is_chief_there: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make = make
         self._tasks = tasks
@@ -50,7 +52,7 @@ class Shards:
         self._programs = Programs()
         self._gone_on: dict[Key, set[int]] = {}
         self._over: set[Key] = set()
-        self._states = LayerStates()
+        self._states = LayerStates(is_chief_there)
         self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:

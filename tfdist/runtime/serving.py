@@ -125,7 +125,8 @@ def serve(
         more = range(len(tasks), max(present, default=-1) + 1)
         return [*map(str, tasks), *(present.get(number, f"task {number}") for number in more)]
 
-    server = Server(Shards(make, tables, deals, names, addresses), task.address, keys)
+    shards = Shards(make, tables, deals, names, addresses, lambda: 0 in control.present)
+    server = Server(shards, task.address, keys)
     watcher = _Watcher(server)
     control.watch(watcher)
     control.when_failed(lambda error: server.stop())
