@@ -88,6 +88,25 @@ def test_arrays_that_are_not_what_was_announced_are_not_kept():
     assert heard(given([ONES])(0, (0,)), [TWOS])[0] == StateDiffers(0, (0,))
 
 
+def test_nobody_waits_for_a_chief_that_is_gone():
+    """It ended while a worker waited; or before the server was started again."""
+    heard = Heard()
+    heard(given([ONES], 1)(0, ()))
+    heard.states.lost(0)
+    assert heard.answers[-1] == (StateDiffers(0, (), is_known=False), [])
+    again = Heard()
+    again.states = LayerStates(lambda: False)
+    assert again(given([ONES], 1)(0, ())) == (StateDiffers(0, (), is_known=False), [])
+
+
+def test_a_worker_without_the_chiefs_says_so(caplog):
+    with serving() as server, connected(server) as worker:
+        server._shards.states._is_chief_there = lambda: False
+        assert take(worker, given([ONES], 1), [ONES]) == {}
+    assert "the chief is gone" in caplog.text
+    assert "this worker begins with its own" in caplog.text
+
+
 def test_a_refusal_is_raised():
     with serving() as server, connected(server) as chief, connected(server) as worker:
         take(chief, given([], model="a", described=("x",)), [])

@@ -126,6 +126,16 @@ def test_a_worker_that_enters_late_keeps_nobody_waiting(mode):
     assert ledger.may_read(2)
 
 
+def test_a_worker_that_enters_late_is_counted_in_from_then_on():
+    ledger = ledger_of(Synchronous(), 2)
+    assert [push(ledger, worker, 0) for worker in (0, 1)] == [[], [[0, 1]]]
+    push(ledger, 0, 1)
+    ledger.enter(7)
+    assert push(ledger, 1, 1) == []
+    assert ledger.awaited_by(0) == {7}
+    assert push(ledger, 7, 0) == [[0, 1, 7]]
+
+
 def test_nobody_waits_for_a_worker_that_is_suspended():
     ledger = ledger_of(BoundedStaleness(1), 2)
     for clock in range(2):

@@ -367,6 +367,7 @@ def test_what_the_chief_sends_may_be_wrong():
     nonsense = {"class_name": "NoSuch", "config": {}}
     refused = talk.say(Create, 0, 1, "model", HELD, nonsense, True, ((), ()), arrays=ZEROS)
     assert "the model cannot be made" in refused.why
+    assert "with `tfdist serve --import MODULE`" in refused.why
     refused = talk.push()
     assert "has no model" in refused.why
     assert refused.is_unknown, "the worker attaches, and the chief gives it again"
@@ -383,7 +384,7 @@ class Dealing(Talk):
         if policy is not None:
             self.shard.ledger.policy = policy
         for worker in range(workers):
-            self.deals.heard(BeginEpoch(0, worker, 1, 0, 0, batches, 1, None), lambda message, arrays: None)
+            self.deals.heard(BeginEpoch(0, worker, 1, 0, 0, batches, 1, None), [], lambda message, arrays: None)
         self.requests = 0
 
     def take(self, worker=0):

@@ -15,7 +15,7 @@ from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.runtime import membership
 from tfdist.runtime.server_host import Host, address_of
-from tfdist.runtime.server_state import Options, Template
+from tfdist.runtime.server_state import ServerOptions, Template
 
 DEADLINE = 20.0
 
@@ -30,7 +30,7 @@ class Task:
         self.errors = []
         self.hosts = []
         for server in (index, (index - 1) % 2):
-            template = Template(Options(Asynchronous(), AsItIs()), cluster.tasks, server, self.member.control.job)
+            template = Template(ServerOptions(Asynchronous(), AsItIs()), cluster.tasks, server, self.member.control)
             self.hosts.append(Host(self.member.control, cluster.tasks, True, template))
         self.threads = [threading.Thread(target=self.run, args=(host, timeouts), daemon=True) for host in self.hosts]
         for thread in self.threads:

@@ -1,5 +1,7 @@
 """What a server begins with."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tfdist.parameter_server.synchronization import BoundedStaleness
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.messages import AttachTable
 from tfdist.parameter_server.tables.row_policy import RowPolicy
-from tfdist.runtime.server_state import Options, Template
+from tfdist.runtime.server_state import ServerOptions, Template
 
 HELD = (Held("w", 0, 2, 2),)
 SGD = keras.optimizers.SGD(1.0)
@@ -22,7 +24,8 @@ KEY = "SGD-1", 0
 def template(server=0, folder=None, ps=2):
     cluster = cluster_of("ps", chief=1, worker=1, ps=ps)
     snapshots = None if folder is None else (folder, 60.0)
-    return Template(Options(BoundedStaleness(3), AsItIs(), snapshots), cluster.tasks, server, "job")
+    control = SimpleNamespace(job="job", present={})
+    return Template(ServerOptions(BoundedStaleness(3), AsItIs(), snapshots), cluster.tasks, server, control)
 
 
 def train(shards, pushes):

@@ -1,20 +1,25 @@
 """A parameter server in its job: tasks of this process, with a real rendezvous server."""
 
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from tests.parameter_server.test_options import of
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import read_secret
+from tfdist.compression import Int8
+from tfdist.compression.policy import as_policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Attach, Pull
+from tfdist.parameter_server.messages import Attach, Inspect, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
-from tfdist.runtime import membership, serving
+from tfdist.runtime import agreement, membership, serving
 from tfdist.runtime.server_host import address_of
-from tfdist.runtime.server_state import Options
+from tfdist.runtime.server_state import ServerOptions
 
 DEADLINE = 20.0
 
@@ -30,7 +35,7 @@ def members():
 
     def serve():
         try:
-            serving.serve(made[2], Options(BoundedStaleness(0), AsItIs()), 1, TIMEOUTS)
+            serving.serve(made[2], ServerOptions(BoundedStaleness(0), AsItIs()), TIMEOUTS)
         except TfdistError as error:
             errors.append(error)
 
@@ -55,6 +60,19 @@ def test_workers_find_the_server_by_its_address(members):
     answer, _ = connection.request(lambda id: Attach(id, 0, 1, "model"))
     assert answer.clock == 0
     connection.close()
+
+
+def test_reports_have_the_names_of_workers_that_join(members):
+    cluster = members[0].cluster
+    joined = membership.of_task(seen_by(cluster, "worker", 5), TIMEOUTS)
+    connection = connect(joined)
+    connection.request(lambda id: Attach(id, joined.control.task, 1, "model"))
+    while joined.control.task not in members[2].control.present:
+        members[2].control.look_up(address_of(0))
+    report, _ = connection.request(Inspect)
+    assert [name.partition(" (")[0] for name in report.tasks] == ["chief 0", "worker 0", "ps 0", "worker 5"]
+    connection.close()
+    joined.leave(None)
 
 
 @pytest.mark.parametrize("how", ["dies", "ends"])
@@ -87,3 +105,34 @@ def test_a_job_that_fails_ends_the_server_with_its_error(members):
     members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
     members[3].join(DEADLINE)
     assert [str(error) for error in members[4]] == ["interrupted (Ctrl-C)"]
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A policy of a user's."""
+
+    def scale(self, staleness):
+        return 0.5
+
+
+def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
+    served, cluster = [], cluster_of("chief", chief=1, ps=1)
+    monkeypatch.setattr(serving, "serve", lambda *arguments: served.append(arguments))
+    chief = membership.of_task(cluster, TIMEOUTS)
+    agreement.agree(chief, of(BoundedStaleness(2), compression=Int8(), replicas=2, snapshots="folder"))
+    serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
+    ((member, found, _),) = served
+    assert (found.synchronization, found.policy, found.replicas) == (BoundedStaleness(2), AsItIs(), 2)
+    assert found.snapshots == (Path("folder"), 60.0)
+    assert repr(found.compression) == repr(as_policy(Int8()))
+    member.leave(None)
+    chief.leave(None)
+
+
+def test_without_the_script_a_server_cannot_have_a_class_of_the_users():
+    cluster = cluster_of("chief", chief=1, ps=1)
+    chief = membership.of_task(cluster, TIMEOUTS)
+    agreement.agree(chief, of(staleness_policy=Halved()))
+    with pytest.raises(TfdistError, match=r"staleness_policy is Halved.*Run the script on the parameter servers, too"):
+        serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
+    chief.leave(None)

@@ -32,7 +32,9 @@ class Served(tf.distribute.Strategy):
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
         tasks += [SimpleNamespace(job="worker", index=index) for index in range(workers)]
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}
-        control = SimpleNamespace(task=worker, look_up=addresses.__getitem__, known=addresses.get, failure=None)
+        control = SimpleNamespace(
+            task=worker, look_up=addresses.__getitem__, known=addresses.get, failure=None, present={}
+        )
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
         options |= {"clips": not mode.averages, "workers_wait": mode.lead() is not None}
         super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), **options))

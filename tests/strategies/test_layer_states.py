@@ -100,3 +100,15 @@ def test_what_servers_update_is_left_to_them():
         fit(models[0])
         fit(models[1])
         assert_equal(*(model.layers[-1].get_weights() for model in models))
+
+
+def test_only_other_weights_are_assigned():
+    with served(workers=2) as strategies:
+        chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
+        kept, taken = worker.layers[1].weights
+        before = kept.numpy()
+        chief.layers[1].set_weights([np.zeros((4, 3)), np.ones(3)])
+        for model, updated in ((chief, ()), (worker, {id(kept)})):
+            model.distribute_strategy.extended._states.begin(model, updated)
+        np.testing.assert_array_equal(kept.numpy(), before)
+        np.testing.assert_array_equal(taken.numpy(), np.ones(3))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.strategies.served import served
 from tfdist.errors import ClusterSpecError
 from tfdist.parameter_server import LocalSteps, Synchronous
 from tfdist.strategies import at_work, parameter_server
@@ -104,6 +105,16 @@ def test_data_that_cannot_be():
 def test_batches_are_counted_by_pushes_of_gradients():
     with pytest.raises(ValueError, match=r"Leave pushes= out; or use data=\"own\""):
         ParameterServerStrategy(data="shared", pushes=LocalSteps(2))
+
+
+def test_a_worker_that_the_cluster_does_not_name_has_a_name():
+    """In messages about whom another one waits for."""
+    with served(workers=2) as (strategy, _):
+        servers = strategy.extended._servers
+        servers.tasks = ("worker 0 (a:1)", "ps 0 (b:1)")
+        servers.member.control.present[2] = "worker 5"
+        names = [servers._name_of(number) for number in range(4)]
+    assert names == ["worker 0 (a:1)", "ps 0 (b:1)", "worker 5", "task 3"]
 
 
 def test_snapshots_need_a_file_system():

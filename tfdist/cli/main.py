@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from tfdist._version import __version__
-from tfdist.cli import bench, doctor, run, status
+from tfdist.cli import bench, doctor, run, serve, status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -14,7 +14,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
     parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for command in (run, bench, doctor, status):
+    for command in (run, serve, bench, doctor, status):
         command.add_parser(commands)
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.messages import GiveState, Refused, StateDiffers, Waiting
 from tfdist.parameter_server.programs import CHIEF, Programs
+
+log = logging.getLogger("tfdist")
 
 Answer = Callable[[Any, Sequence[np.ndarray]], None]
 
@@ -41,6 +44,11 @@ def take(
     """
     answer, found = connection.request(lambda id: message(id, ()))
     if message(0, ()).worker != CHIEF:
+        if not answer.is_known:
+            log.warning(
+                "tfdist: the chief is gone, and the parameter server does not have its non-trainable weights: this "
+                "worker begins with its own."
+            )
         return dict(zip(answer.places, found, strict=True))
     if answer.places:
         lacking = answer.places
@@ -51,13 +59,17 @@ def take(
 class LayerStates:
     """The chief's weights that no server updates, on one server. For one thread.
 
+    Args:
+        is_chief_there: yields whether the chief is in the job. Nobody waits for one that is not.
+
     Attributes:
         programs: what the workers have begun.
         digests: of the weights of each model.
         arrays: the weights, by digest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_chief_there: Callable[[], bool] = lambda: True) -> None:
+        self._is_chief_there = is_chief_there
         self.programs = Programs()
         self.digests: dict[Key, tuple[bytes, ...]] = {}
         self.arrays: dict[bytes, np.ndarray] = {}
@@ -89,8 +101,12 @@ class LayerStates:
             answer(Waiting(message.id, (CHIEF,)), ())
 
     def lost(self, worker: int) -> None:
-        """Nobody waits for a worker's answer any more."""
+        """Nobody waits for a worker's answer any more, nor for the chief if it is lost, or has ended."""
         self._parked = [one for one in self._parked if one[0].worker != worker]
+        if worker == CHIEF:
+            for message, answer in self._parked:
+                answer(StateDiffers(message.id, (), is_known=False), ())
+            self._parked = []
 
     def _keep(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         for place, array in zip(message.given, arrays, strict=False):
@@ -104,7 +120,7 @@ class LayerStates:
         answer(StateDiffers(message.id, lacking), ())
 
     def _answered(self, message: GiveState, answer: Answer, may_be_newer: bool = False) -> bool:
-        """Answers a worker if the chief has given its weights.
+        """Answers a worker if the chief has given its weights, or cannot.
 
         Args:
             message: the worker's.
@@ -114,6 +130,9 @@ class LayerStates:
         given = self.digests.get((message.model, message.occurrence))
         if given is None and may_be_newer:
             given = next((one for key, one in reversed(self.digests.items()) if key[0] == message.model), None)
+        if given is None and not self._is_chief_there():
+            answer(StateDiffers(message.id, (), is_known=False), ())
+            return True
         if given is None:
             return False
         pairs = enumerate(zip(given, message.digests, strict=False))

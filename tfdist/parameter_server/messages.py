@@ -403,10 +403,12 @@ class StateDiffers(Message, frozen=True):
     Attributes:
         places: to the chief, of the arrays that the server lacks; to others, of those that differ from the chief's,
             which follow.
+        is_known: whether the server has the chief's; without them the worker keeps its own, as the chief is gone.
     """
 
     id: int
     places: tuple[int, ...]
+    is_known: bool = True
 
 
 class Merged(Message, frozen=True):

@@ -41,6 +41,11 @@ from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
 
+_IMPORT_IT = (
+    " The parameter servers have to import the module that defines it: above the strategy in the script, or with "
+    "`tfdist serve --import MODULE`."
+)
+
 
 @dataclass
 class _Traffic:
@@ -257,7 +262,8 @@ class Shard:
                 self._make(message, arrays)
             except Exception as error:  # of Keras, for what the worker has sent; or a snapshot of another model
                 why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
-                answer(Refused(message.id, f"the model cannot be made: {why}"), ())
+                rest = _IMPORT_IT if "Could not locate" in why else ""
+                answer(Refused(message.id, f"the model cannot be made: {why}{rest}"), ())
                 return
         answer(Done(message.id, self.ledger.version), ())
         self._answer_parked()

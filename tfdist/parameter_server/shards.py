@@ -27,8 +27,9 @@ class Shards:
         make: makes the shard of the model with a name and the number of models of that name before it.
         tables: of the server, which gets the messages about them.
         deals: deals batches out to workers; None if another server does.
-        tasks: the names of all tasks, by number, for reports.
+        tasks: yields the names of all tasks, by number, for reports; others may join.
         servers: the addresses of all servers, for reports.
+        is_chief_there: as of `LayerStates`.
 
     Attributes:
         deals: as given.
@@ -46,11 +47,12 @@ class Shards:
         make: Callable[[str, int], Shard],
         tables: Tables | None = None,
         deals: Deals | None = None,
-        tasks: Sequence[str] = (),
+        tasks: Callable[[], Sequence[str]] = tuple,
         servers: Sequence[str] = (),
+        is_chief_there: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make = make
-        self._tasks = tuple(tasks)
+        self._tasks = tasks
         self._servers = tuple(servers)
         self.deals = deals
         if deals is not None:
@@ -62,7 +64,7 @@ class Shards:
         self.gone_on: dict[Key, set[int]] = {}
         self.over: set[Key] = set()
         self.absent: set[int] = set()
-        self.states = LayerStates()
+        self.states = LayerStates(is_chief_there)
         self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
@@ -99,7 +101,7 @@ class Shards:
         """
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
-            answer(Report(message.id, models, self._tasks, self._servers), ())
+            answer(Report(message.id, models, tuple(self._tasks()), self._servers), ())
         elif isinstance(message, GiveState):
             self.states.heard(message, arrays, answer)
         elif isinstance(message, TableMessage):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.cluster.control import Control
 from tfdist.cluster.spec import Task
 from tfdist.compression.policy import Policy
 from tfdist.parameter_server.dealing.deals import Deals
@@ -23,7 +24,7 @@ log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """What all servers of a job do alike.
 
     Attributes:
@@ -31,12 +32,14 @@ class Options:
         policy: what late gradients are worth.
         snapshots: their folder, and the seconds between two; None for none.
         compression: of gradients, as the workers have it.
+        replicas: 2 for a copy of each server's state on the next server.
     """
 
     synchronization: Synchronization
     policy: StalenessPolicy
     snapshots: tuple[Path, float] | None = None
     compression: Policy | None = None
+    replicas: int = 1
 
 
 class Template:
@@ -46,17 +49,17 @@ class Template:
         options: of the servers.
         tasks: of the job.
         server: index of the server.
-        job: its unique name.
+        control: of this task.
 
     Attributes:
         server: as given.
     """
 
-    def __init__(self, options: Options, tasks: Sequence[Task], server: int, job: str) -> None:
+    def __init__(self, options: ServerOptions, tasks: Sequence[Task], server: int, control: Control) -> None:
         self._options = options
         self._tasks = tasks
         self.server = server
-        self._job = job
+        self._control = control
         self._servers = [one.address for one in tasks if one.job == "ps"]
         self._keeps_snapshots = False
         folders = options.snapshots[0].glob("*/") if options.snapshots else ()
@@ -72,10 +75,10 @@ class Template:
 
     def following(self) -> Shards:
         """The state of one that follows: its leader keeps the snapshots."""
-        deals = Deals(job=self._job) if self.server == 0 else None  # one server deals batches for the whole job
+        deals = Deals(job=self._control.job) if self.server == 0 else None  # one server deals batches for the whole job
         return Shards(
             *(self._shard, Tables(self._of_table), deals),
-            *([str(one) for one in self._tasks], self._servers),
+            *(self._names, self._servers, lambda: 0 in self._control.present),
         )
 
     def take_over(self, shards: Shards) -> None:
@@ -88,6 +91,12 @@ class Template:
             self._keeps_snapshots = True
             shards.keep_snapshots(self._of_model)
             shards.tables.keep_snapshots()
+
+    def _names(self) -> list[str]:
+        """Of all tasks, by number; also of workers that the cluster does not name."""
+        present = self._control.present.copy()  # the listening thread writes it
+        more = range(len(self._tasks), max(present, default=-1) + 1)
+        return [*map(str, self._tasks), *(present.get(number, f"task {number}") for number in more)]
 
     def _shard(self, model: str, occurrence: int) -> Shard:
         kept = self._of_model(model, occurrence) if self._keeps_snapshots else None

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 from tfdist.cluster import hosts
 from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
+from tfdist.notices import notice
 from tfdist.parameter_server.curve import Keys
+from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import Host
-from tfdist.runtime.server_state import Options, Template
+from tfdist.runtime.server_state import ServerOptions, Template
 
 log = logging.getLogger("tfdist")
 
 
-def serve(member: Membership, options: Options, replicas: int, timeouts: Timeouts) -> None:
+def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> None:
     """Serves until the job is over.
 
     Args:
         member: of a parameter server task.
         options: of the servers, as the workers have them.
-        replicas: 2 for a copy of each server's state on the next server.
         timeouts: how long to wait for the next server.
 
     Raises:
@@ -34,9 +37,9 @@ def serve(member: Membership, options: Options, replicas: int, timeouts: Timeout
     if keys is None:
         _say_who_can_reach(task.address)
     servers = [number for number, one in enumerate(tasks) if one.job == "ps"]
-    own = [task.index] if replicas == 1 else [task.index, (task.index - 1) % len(servers)]
-    templates = [Template(options, tasks, server, control.job) for server in own]
-    running = [Host(control, tasks, replicas > 1, template) for template in templates]
+    own = [task.index] if options.replicas == 1 else [task.index, (task.index - 1) % len(servers)]
+    templates = [Template(options, tasks, server, control) for server in own]
+    running = [Host(control, tasks, options.replicas > 1, template) for template in templates]
 
     def stop(error: TfdistError) -> None:
         for host in running:
@@ -62,6 +65,33 @@ def serve(member: Membership, options: Options, replicas: int, timeouts: Timeout
         raise control.failure
     if failures:
         raise failures[0]
+
+
+def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
+    """Enters a job as a parameter server, and serves with the options of the workers' strategy until it is over.
+
+    Args:
+        cluster: with the task of this server.
+        timeouts: how long to wait for others.
+
+    Raises:
+        TfdistError: the chief cannot be reached, the job has failed, or an option cannot be had without the script.
+    """
+    member = job.enter(cluster, timeouts)
+    try:
+        options = agreement.learn(member, timeouts.start)
+        if options is None:
+            return
+        mode, policy, compression = map(options.made, ("synchronization", "staleness_policy", "compression"))
+    except TfdistError as error:
+        if member.control.failure is None:
+            member.control.tell_failure(error)
+        raise
+    kept = None if options.snapshots is None else (Path(options.snapshots), options.snapshot_seconds)
+    compressed = "" if compression is None else f", compression={compression}"
+    snapshots = "" if kept is None else f", snapshots in {kept[0]}"
+    notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
+    serve(member, ServerOptions(mode, policy, kept, compression, options.replicas), timeouts)
 
 
 def _say_who_can_reach(address: str) -> None:

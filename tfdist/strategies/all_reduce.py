@@ -24,7 +24,7 @@ from tfdist.parameter_server.staleness import AsItIs  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
 from tfdist.runtime import job, serving, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.runtime.server_state import Options  # noqa: E402
+from tfdist.runtime.server_state import ServerOptions  # noqa: E402
 from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
@@ -111,7 +111,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
-            serving.serve(job.enter(cluster, timeouts), Options(Asynchronous(), AsItIs()), 1, timeouts)
+            serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
             sys.exit()
         entered = world.train(cluster, timeouts)
         chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)

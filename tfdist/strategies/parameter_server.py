@@ -26,6 +26,7 @@ from tfdist.cluster.spec import Cluster  # noqa: E402
 from tfdist.compression import policy  # noqa: E402
 from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
+from tfdist.parameter_server import options  # noqa: E402
 from tfdist.parameter_server.client import RefusedError  # noqa: E402
 from tfdist.parameter_server.dealing.dealer import Plan  # noqa: E402
 from tfdist.parameter_server.dealing.epochs import SharedEpochs  # noqa: E402
@@ -34,9 +35,9 @@ from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, Stalenes
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.parameter_server.tables.client import Form, TableClient  # noqa: E402
 from tfdist.parameter_server.tables.row_cache import CachePolicy  # noqa: E402
-from tfdist.runtime import job, serving  # noqa: E402
+from tfdist.runtime import agreement, job, serving  # noqa: E402
 from tfdist.runtime.membership import Membership  # noqa: E402
-from tfdist.runtime.server_state import Options  # noqa: E402
+from tfdist.runtime.server_state import ServerOptions  # noqa: E402
 from tfdist.strategies import keras_scope, keras_seams  # noqa: E402
 from tfdist.strategies import tensorflow_private as private  # noqa: E402
 from tfdist.strategies.abilities import KeepsTables, UpdatesOnServers, WritesOnce  # noqa: E402
@@ -77,7 +78,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         timeouts: how long to wait for other tasks.
 
     Raises:
-        TfdistError: the chief or a server cannot be reached.
+        TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
     def __init__(
@@ -123,10 +124,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         member = None
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
+            folder = None if snapshots is None else os.fspath(snapshots)
+            described = synchronization, staleness_policy, data, pushes, chosen, replicas, folder, snapshot_seconds
+            agreement.agree(member, options.of(*described))
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                options = Options(synchronization, staleness_policy, kept, chosen)
-                serving.serve(member, options, replicas, timeouts)
+                of_servers = ServerOptions(synchronization, staleness_policy, kept, chosen, replicas)
+                serving.serve(member, of_servers, timeouts)
                 sys.exit()
         keras_seams.install()
         if member is None:

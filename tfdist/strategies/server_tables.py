@@ -57,9 +57,14 @@ class Servers:
         return Connection(
             *(control.look_up(key), f"ps {server}", self._timeouts.heartbeat, Keys.of_secret(read_secret())),
             failure=lambda: control.failure,
-            name_of=lambda number: str(self.tasks[number]),
+            name_of=self._name_of,
             moved=lambda: control.known(key),
         )
+
+    def _name_of(self, number: int) -> str:
+        if number < len(self.tasks):
+            return str(self.tasks[number])
+        return self.member.control.present.get(number, f"task {number}")  # a worker that the cluster does not name
 
     def connections(self, stack: contextlib.ExitStack) -> list[Connection]:
         """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""

@@ -1,0 +1,41 @@
+"""Parameter servers without the workers' script, with real processes."""
+
+import json
+import os
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "servers_without_script.py")
+STEPS = 8 * 22
+
+
+def test_servers_learn_the_options_from_the_workers(tmp_path):
+    """One server finds its task in TF_CONFIG, the other one in its arguments; both import the optimizer's module."""
+    ports = [f"127.0.0.1:{port}" for port in harness.free_ports(4)]
+    cluster = {"worker": ports[:2], "ps": ports[2:]}
+    tasks = [{"type": job, "index": index} for job in cluster for index in (0, 1)]
+    configs = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+    serve = ["-m", "tfdist.cli", "serve", "--import", "own_optimizer"]
+    path = {"PYTHONPATH": os.pathsep.join([str(harness.PROGRAMS), os.environ.get("PYTHONPATH", "")])}
+    named = [*serve, "--cluster", json.dumps(cluster), "--index", "1"]
+    with (
+        harness.started(serve, 1, path, per_rank=configs[2:3]) as one,
+        harness.started(named, 1, path) as other,
+        harness.started([PROGRAM, str(tmp_path / "snapshots")], 2, per_rank=configs) as workers,
+    ):
+        ended = [*workers.wait(), *one.wait(), *other.wait()]
+        outputs = "\n".join(processes.outputs() for processes in (workers, one, other))
+    assert [end.code for end in ended] == [0, 0, 0, 0], outputs
+    found = harness.results(ended[:2])
+    assert [result["pushes"] for result in found] == [STEPS] * 2, outputs
+    assert max(result["iterations"] for result in found) == 2 * STEPS, outputs
+    assert min(result["accuracy"] for result in found) > 0.8, outputs
+    for server, end in enumerate(ended[2:]):
+        assert f"ps {server} ({ports[2 + server]}) serves with BoundedStaleness(steps=2), AsItIs(), " in end.output
+        assert "compression=skip_small(Int8(" in end.output, outputs
+        assert list(tmp_path.glob(f"snapshots/Halved-*/server-{server}-of-2.*.npz")), outputs
+    harness.assert_nothing_left()

@@ -1,0 +1,137 @@
+from dataclasses import dataclass
+
+import pytest
+
+from tfdist import compression as c
+from tfdist.compression.policy import as_policy
+from tfdist.errors import MismatchError, TfdistError
+from tfdist.parameter_server import (
+    AsItIs,
+    Asynchronous,
+    BoundedStaleness,
+    DelayCompensated,
+    DropBeyond,
+    ElasticAveraging,
+    Exponential,
+    Inverse,
+    LocalSteps,
+    SoftSync,
+    Synchronous,
+    options,
+)
+from tfdist.parameter_server.staleness import AsItIs as AnotherName
+
+
+def of(
+    synchronization=Asynchronous(),  # noqa: B008
+    staleness_policy=AsItIs(),  # noqa: B008
+    data="own",
+    pushes=None,
+    compression=None,
+    replicas=1,
+    **snapshots,
+):
+    chosen = None if compression is None else as_policy(compression)
+    snapshots = {"snapshots": None, "snapshot_seconds": 60.0, **snapshots}
+    return options.of(synchronization, staleness_policy, data, pushes, chosen, replicas, **snapshots)
+
+
+COMPRESSIONS = [
+    c.Int8(),
+    c.Float8(),
+    c.TopK(0.01),
+    c.ErrorFeedback(c.RandomK(0.5)),
+    c.WithoutFeedback(c.Strom(density=0.01)),
+    c.Schedule({0: None, 5: c.TopK(0.5), 7: c.PowerSGD(2)}, every=10),
+    c.by_name({"a|b": None}, otherwise=c.skip_small(c.Int4(), elements=7)),
+    c.by_size({0: None, 10: c.QSGD(levels=3)}),
+]
+GIVEN = [
+    *({"synchronization": one} for one in (BoundedStaleness(2), SoftSync(3), Synchronous(backup_workers=1))),
+    *({"staleness_policy": one} for one in (Inverse(), Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))),
+    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5))),
+    *({"compression": one} for one in COMPRESSIONS),
+    {"snapshots": "folder", "snapshot_seconds": 2.0},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_a_server_makes_of_them_what_the_worker_has(given):
+    found = options.decode(of(**given).encode())
+    assert found == of(**given)
+    assert found.own == ()
+    for name, value in given.items():
+        if name == "compression":
+            assert repr(found.made(name)) == repr(as_policy(value))
+        elif "snapshot" in name:
+            assert getattr(found, name) == value
+        else:
+            assert found.made(name) == value
+    assert found.made("staleness_policy") == given.get("staleness_policy", AnotherName())
+
+
+def test_options_that_differ_are_named():
+    options.check_equal(of(snapshots="a"), of(snapshots="b"), "ps 0")
+    with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
+        options.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
+    for other in ({"data": "shared"}, {"pushes": LocalSteps(2)}, {"compression": c.Int8()}, {"replicas": 2}):
+        with pytest.raises(MismatchError, match=f"{next(iter(other))}=.* on chief 0 .*same arguments on every task"):
+            options.check_equal(of(), of(**other), "chief 0 (host:1)")
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A policy of a user's."""
+
+    factor: float = 0.5
+
+    def scale(self, staleness):
+        return self.factor
+
+
+class Plain:
+    def scale(self, staleness):
+        return 1.0
+
+
+class Inverse2(Inverse):
+    def __repr__(self):
+        return "Inverse()"
+
+
+class OwnMethod(c.Int8):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("staleness_policy", Halved()),
+        ("staleness_policy", Plain()),
+        ("staleness_policy", Inverse2()),
+        ("compression", c.skip_small(OwnMethod())),
+    ],
+)
+def test_classes_of_a_users_need_the_script(name, value):
+    found = options.decode(of(**{name: value}).encode())
+    assert found.own == (name,)
+    with pytest.raises(TfdistError, match=f"{name} is .*of a class that is not tfdist's own.* Run the script on the"):
+        found.made(name)
+
+
+def test_classes_of_a_users_are_compared_all_the_same():
+    options.check_equal(of(staleness_policy=Plain()), of(staleness_policy=Plain()), "ps 0")
+    with pytest.raises(MismatchError, match="Halved"):
+        options.check_equal(of(staleness_policy=Halved(0.5)), of(staleness_policy=Halved(0.25)), "ps 0")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"synchronization": 1}', "[]"])
+def test_what_is_no_description_is_an_error(text):
+    with pytest.raises(TfdistError, match="invalid options"):
+        options.decode(text)
+
+
+def test_what_was_tampered_with_is_not_executed():
+    text = of().encode().replace("Asynchronous()", "__import__('os').getpid()")
+    with pytest.raises(TfdistError, match="is not tfdist's own"):
+        options.decode(text).made("synchronization")

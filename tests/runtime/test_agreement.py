@@ -1,0 +1,92 @@
+"""Options of several tasks, all in this process, with a real rendezvous server."""
+
+import threading
+
+import pytest
+
+from tests.parameter_server.test_options import of
+from tests.runtime.jobs import cluster_of
+from tests.runtime.test_membership import entered
+from tfdist.errors import MismatchError, RendezvousError, TfdistError
+from tfdist.parameter_server import BoundedStaleness, SoftSync
+from tfdist.runtime import agreement
+
+DEADLINE = 20.0
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.fixture
+def members():
+    """Of a chief, a worker and a server."""
+    cluster = cluster_of("chief", chief=1, worker=1, ps=1)
+    with entered(cluster, ("chief", 0), ("worker", 0), ("ps", 0)) as made:
+        yield made
+
+
+def test_equal_options_are_agreed_on(members):
+    for member in members:
+        agreement.agree(member, of(BoundedStaleness(2)))
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_whoever_publishes_last_finds_the_difference(members, first):
+    """Nobody waits."""
+    chief, _, server = members
+    last = server if first == 0 else chief
+    agreement.agree(members[first], of(BoundedStaleness(2)))
+    name = "chief 0" if first == 0 else "ps 0"
+    with pytest.raises(MismatchError, match=rf"SoftSync\(n=1\) on this task, and .*\(steps=2\) on {name} \(127"):
+        agreement.agree(last, of(SoftSync()))
+
+
+def learning(member, timeout=DEADLINE):
+    found = []
+
+    def learn():
+        try:
+            found.append(agreement.learn(member, timeout))
+        except TfdistError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=learn, daemon=True)
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_server_learns_them_from_any_worker(members, who):
+    """The chief may have ended when a server comes back."""
+    thread, found = learning(members[2])
+    agreement.agree(members[who], of(SoftSync(3)))
+    thread.join(DEADLINE)
+    assert found == [of(SoftSync(3))]
+
+
+def test_a_job_may_end_before(members):
+    thread, found = learning(members[2])
+    for member in members[:2]:
+        member.leave(None)
+    thread.join(DEADLINE)
+    assert found == [None]
+
+
+def test_a_job_may_fail_before(members):
+    thread, found = learning(members[2])
+    members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
+    thread.join(DEADLINE)
+    assert [str(error) for error in found] == ["interrupted (Ctrl-C)"]
+
+
+def test_nobody_publishes_in_time(members):
+    with pytest.raises(RendezvousError, match=r"no worker has made its ParameterServerStrategy within 0\.1 s"):
+        agreement.learn(members[2], 0.1)
+
+
+def test_an_additional_worker_compares_too():
+    cluster = cluster_of("chief", chief=1, ps=1)
+    with entered(cluster, ("chief", 0), ("worker", 5)) as (chief, worker):
+        agreement.agree(chief, of())
+        agreement.agree(worker, of())
+        with pytest.raises(MismatchError, match="on chief 0"):
+            agreement.agree(worker, of(SoftSync()))

@@ -1,0 +1,52 @@
+"""Options as text: calls of tfdist's own classes with literal arguments, which are read without executing anything."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_MOST_CHARACTERS = 1 << 16
+
+
+class ExpressionError(ValueError):
+    """A text is no such expression."""
+
+
+def read(text: str, known: Mapping[str, Callable[..., Any]]) -> Any:
+    """The object that a text describes, such as ``skip_small(TopK(ratio=0.01), elements=1024)``.
+
+    Literals, dictionaries, lists and tuples are read, and calls of what is known. Nothing else has a meaning.
+
+    Args:
+        text: as `repr` yields it.
+        known: what may be called, by name.
+
+    Raises:
+        ExpressionError: the text says something else, or a call does not take its arguments.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ExpressionError(f"{len(text)} characters; expected at most {_MOST_CHARACTERS}")
+    try:
+        return _value(ast.parse(text, mode="eval").body, known)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"{text[:200]!r} cannot be read: {error}") from None
+
+
+def _value(node: ast.expr, known: Mapping[str, Callable[..., Any]]) -> Any:
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return -value
+        case ast.Dict(keys, values) if all(key is not None for key in keys):
+            pairs = zip(keys, values, strict=True)
+            return {_value(key, known): _value(one, known) for key, one in pairs if key is not None}
+        case ast.List(items):
+            return [_value(one, known) for one in items]
+        case ast.Tuple(items):
+            return tuple(_value(one, known) for one in items)
+        case ast.Call(ast.Name(name), arguments, keywords) if name in known and all(one.arg for one in keywords):
+            named = {str(one.arg): _value(one.value, known) for one in keywords}
+            return known[name](*(_value(one, known) for one in arguments), **named)
+    raise ExpressionError(f"{ast.unparse(node)[:200]} is none of tfdist's own choices with literal arguments")
