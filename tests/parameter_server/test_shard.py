@@ -390,7 +390,7 @@ class Dealing(Talk):
     def take(self, worker=0):
         self.requests += 1
         found = []
-        self.deals.heard(Take(0, worker, 1, 0, 0, self.requests), lambda message, arrays: found.append(message))
+        self.deals.heard(Take(0, worker, 1, 0, 0, self.requests), [], lambda message, arrays: found.append(message))
         return found[-1].ticket if isinstance(found[-1], Dealt) else found[-1]
 
 
