@@ -17,6 +17,7 @@ from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
 from tfdist.parameter_server.session import Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.strategies.server_link import Link, array_of
+from tfdist.strategies.server_vectors import given_to, values_of
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -93,7 +94,7 @@ class LocalLink(Link):
     def _exchange(self) -> tf.Tensor:
         """Exchanges what has changed; in the graph under construction, or eagerly."""
         values = [one.value for one in self._variables]
-        given = [self._given(server, values) for server in range(len(self._model.shapes))]
+        given = [given_to(server, values, self._model) for server in range(len(self._model.shapes))]
 
         def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter([to_array(tensor) for tensor in tensors])
@@ -103,7 +104,7 @@ class LocalLink(Link):
 
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
         vectors = tf.py_function(on_host, inputs, self._dtypes, name="tfdist_servers")
-        for variable, value in zip(self._variables, self._values(vectors), strict=True):
+        for variable, value in zip(self._variables, values_of(vectors, self._model), strict=True):
             variable.assign(value)
         self._pending.assign(0)
         self._samples.assign(0.0)

@@ -17,12 +17,13 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.epochs import number_of
-from tfdist.parameter_server.gradients import Gradients, Kind
+from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
+from tfdist.strategies.server_vectors import given_to, kinds_of, values_of
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -126,8 +127,8 @@ class Link:
         if not tf.executing_eagerly():
             self.suspend()  # others need not wait while a graph is made
         gradients = self._prepared(self._placed(gradients, variables))
-        kinds = [_kinds(gradients, [part.variable for part in parts]) for parts in self._model.dealing.shards]
-        given = [self._given(server, gradients) for server in range(len(kinds))]
+        kinds = kinds_of(gradients, self._model)
+        given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
         rate = self._optimizer._learning_rate
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
@@ -153,7 +154,7 @@ class Link:
         iterations, *vectors = tf.py_function(
             on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *self._dtypes], name="tfdist_servers"
         )
-        for variable, value in zip(self._variables, self._values(vectors), strict=True):
+        for variable, value in zip(self._variables, values_of(vectors, self._model), strict=True):
             variable.assign(value)
         iterations.set_shape(())
         self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
@@ -339,50 +340,6 @@ class Link:
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
             given = self._optimizer._clip_gradients(given)
         return given
-
-    def _given(self, server: int, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """The tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient."""
-        parts, shapes = self._model.dealing.shards[server], self._model.shapes[server]
-        layout = shapes.layout(_kinds(gradients, [part.variable for part in parts]))
-        vectors: list[list[tf.Tensor]] = [[] for _ in layout.dtypes]
-        sparse = []
-        for place, part in enumerate(parts):
-            gradient = gradients[part.variable]
-            is_whole = shapes.shapes[place] == tuple(self._variables[part.variable].shape)
-            if isinstance(gradient, tf.IndexedSlices):
-                rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
-                if not is_whole:
-                    own = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
-                    rows, indices = tf.gather(rows, own), tf.gather(indices, own) - part.begin
-                sparse += [rows, indices]
-            elif gradient is not None:
-                own = gradient if is_whole else gradient[part.begin : part.end]
-                vectors[layout.spans[place].vector].append(tf.reshape(own, [-1]))
-        return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
-
-    def _values(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The variables' values, from the vectors of all servers."""
-        parts: list[list[tuple[int, tf.Tensor]]] = [[] for _ in self._variables]
-        rest = iter(vectors)
-        for shard, shapes in zip(self._model.dealing.shards, self._model.shapes, strict=True):
-            layout = shapes.layout()
-            spans = [layout.spans[place] for place in range(len(shard))]
-            cut = []
-            for place, vector in enumerate(next(rest) for _ in layout.dtypes):
-                cut.append(iter(tf.split(vector, [span.end - span.begin for span in spans if span.vector == place])))
-            for part, span, shape in zip(shard, spans, shapes.shapes, strict=True):
-                parts[part.variable].append((part.begin, tf.reshape(next(cut[span.vector]), shape)))
-        return [
-            own[0][1] if len(own) == 1 else tf.concat([one for _, one in sorted(own, key=lambda pair: pair[0])], 0)
-            for own in parts
-        ]
-
-
-def _kinds(gradients: Sequence[Any], variables: Sequence[int]) -> tuple[Kind, ...]:
-    def kind(gradient: Any) -> Kind:
-        return "none" if gradient is None else "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
-
-    return tuple(kind(gradients[variable]) for variable in variables)
 
 
 def array_of(variable: Any) -> np.ndarray:

@@ -1,0 +1,48 @@
+"""Tensors of variables, as vectors of servers and back; in a graph and eagerly."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.parameter_server.model import Model
+from tfdist.strategies.server_vectors import given_to, kinds_of, values_of
+
+SHAPES = [(600, 150), (3,), (500, 2), ()]
+"""The first is split over servers."""
+
+
+def model_of(servers):
+    paths = [f"v{place}" for place in range(len(SHAPES))]
+    return Model(paths, SHAPES, [np.dtype(np.float32)] * len(SHAPES), servers, [True] * len(SHAPES))
+
+
+def tensors():
+    generator = np.random.default_rng(0)
+    return [tf.constant(generator.normal(size=shape), tf.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_values_come_back(servers, in_graph):
+    model = model_of(servers)
+
+    def there_and_back(given):
+        vectors = [one for server in range(servers) for one in given_to(server, given, model)]
+        return values_of(vectors, model)
+
+    found = (tf.function(there_and_back) if in_graph else there_and_back)(tensors())
+    for one, other in zip(found, tensors(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_go_to_the_server_that_has_them():
+    model = model_of(2)
+    rows = tf.reshape(tf.range(450, dtype=tf.float32), (3, 150))
+    gradients = [tf.IndexedSlices(rows, tf.constant([299, 300, 299]), tf.constant(SHAPES[0])), None, None, None]
+    kinds = kinds_of(gradients, model)
+    for server, places in enumerate(([0, 2], [1])):
+        assert kinds[server][0] == "sparse"
+        assert set(kinds[server][1:]) <= {"none"}
+        own, indices = given_to(server, gradients, model)
+        np.testing.assert_array_equal(own, rows.numpy()[places])
+        assert indices.numpy().tolist() == [[299, 299], [0]][server]
