@@ -1,11 +1,12 @@
 """Tensors of variables, as vectors of servers and back; in a graph and eagerly."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.parameter_server.model import Model
-from tfdist.strategies.server_vectors import given_to, kinds_of, values_of
+from tfdist.strategies.server_vectors import Answered, given_to, kinds_of
 
 SHAPES = [(600, 150), (3,), (500, 2), ()]
 """The first is split over servers."""
@@ -16,6 +17,10 @@ def model_of(servers):
     return Model(paths, SHAPES, [np.dtype(np.float32)] * len(SHAPES), servers, [True] * len(SHAPES))
 
 
+def variables():
+    return [keras.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+
+
 def tensors():
     generator = np.random.default_rng(0)
     return [tf.constant(generator.normal(size=shape), tf.float32) for shape in SHAPES]
@@ -24,15 +29,17 @@ def tensors():
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_values_come_back(servers, in_graph):
-    model = model_of(servers)
+    model, found = model_of(servers), variables()
 
     def there_and_back(given):
         vectors = [one for server in range(servers) for one in given_to(server, given, model)]
-        return values_of(vectors, model)
+        answered = Answered(kinds_of(given, model), model)
+        assert [vector.dtype for vector in vectors] == answered.dtypes
+        answered.assign_to(found, vectors)
 
-    found = (tf.function(there_and_back) if in_graph else there_and_back)(tensors())
+    (tf.function(there_and_back) if in_graph else there_and_back)(tensors())
     for one, other in zip(found, tensors(), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one.numpy(), other)
 
 
 def test_rows_go_to_the_server_that_has_them():
@@ -46,3 +53,24 @@ def test_rows_go_to_the_server_that_has_them():
         own, indices = given_to(server, gradients, model)
         np.testing.assert_array_equal(own, rows.numpy()[places])
         assert indices.numpy().tolist() == [[299, 299], [0]][server]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_rows_are_scattered(in_graph):
+    """Of a variable on two servers, and of one on one; others are assigned."""
+    model, found = model_of(2), variables()
+    rows = tf.reshape(tf.range(300, dtype=tf.float32), (2, 150))
+    given = [
+        tf.IndexedSlices(rows, tf.constant([299, 300]), tf.constant(SHAPES[0])),
+        tf.ones(3),
+        tf.IndexedSlices(tf.ones((1, 2)), tf.constant([499]), tf.constant(SHAPES[2])),
+        tf.constant(7.0),
+    ]
+
+    def scatter():
+        tensors = [one for server in range(2) for one in given_to(server, given, model)]
+        Answered(kinds_of(given, model), model).assign_to(found, tensors)
+
+    (tf.function(scatter) if in_graph else scatter)()
+    for variable, expected in zip(found, given, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), tf.convert_to_tensor(expected))

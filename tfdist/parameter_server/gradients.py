@@ -28,6 +28,12 @@ class Shapes:
         self.dtypes = list(dtypes)
         self._layouts: dict[tuple[Kind, ...], Layout] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Of all variables."""
+        layout = self.layout()
+        return sum(dtype.itemsize * length for dtype, length in zip(layout.dtypes, layout.lengths, strict=True))
+
     def layout(self, kinds: Sequence[Kind] | None = None) -> Layout:
         """The layout of the dense gradients.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
-from tfdist.strategies.server_vectors import given_to, kinds_of, values_of
+from tfdist.strategies.server_vectors import Answered, given_to, kinds_of
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -73,7 +72,6 @@ class Link:
             [splits and variable.constraint is None for variable in variables],
             self._name(),
         )
-        self._dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
         self._packers = [] if compression is None else self._model.packers(compression, worker)
         self._session = Session(connections, worker, self._model, begun, prefetch)
         self._successor = ""
@@ -151,11 +149,12 @@ class Link:
             tf.cast(samples, tf.float64),
             tf.constant(-1, tf.int64) if ticket is None else ticket,
         ]
-        iterations, *vectors = tf.py_function(
-            on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *self._dtypes], name="tfdist_servers"
+        answered = Answered(kinds, self._model)
+        dtypes = [tf.int64, *answered.dtypes]
+        iterations, *tensors = tf.py_function(
+            on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
         )
-        for variable, value in zip(self._variables, values_of(vectors, self._model), strict=True):
-            variable.assign(value)
+        answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
         self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
 
@@ -206,6 +205,7 @@ class Link:
         """Assigns the moving averages of the values, if the optimizer keeps them; the chief's are the newest values."""
         with self._lock:
             averages = self._session.averages()
+            self._session.forget()
         for variable, value in zip(self._variables, averages, strict=True):
             variable.assign(value)
 
@@ -261,7 +261,7 @@ class Link:
             step = self._session.pushes
             packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
             vectors = self._session.step(packed or pushed, samples, rate, ticket)
-            self._read = functools.partial(self._session.whole, vectors)
+            self._read = self._session.values
             return vectors
 
     @contextlib.contextmanager

@@ -51,24 +51,50 @@ def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Ten
     return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
 
 
-def values_of(vectors: Sequence[tf.Tensor], model: Model) -> list[tf.Tensor]:
-    """The variables' values.
+class Answered:
+    """What the servers answer to a push: values, and of variables with a sparse gradient the rows that have changed.
 
     Args:
-        vectors: of all servers.
+        kinds: of the gradients, by server.
         model: the variables.
+
+    Attributes:
+        dtypes: of the tensors: for each server a vector of each dtype, then rows and indices of each variable by rows.
     """
-    parts: dict[int, list[tuple[int, tf.Tensor]]] = {}
-    rest = iter(vectors)
-    for shard, shapes in zip(model.dealing.shards, model.shapes, strict=True):
-        layout = shapes.layout()
-        spans = [layout.spans[place] for place in range(len(shard))]
-        cut = []
-        for place, vector in enumerate(next(rest) for _ in layout.dtypes):
-            cut.append(iter(tf.split(vector, [span.end - span.begin for span in spans if span.vector == place])))
-        for part, span, shape in zip(shard, spans, shapes.shapes, strict=True):
-            parts.setdefault(part.variable, []).append((part.begin, tf.reshape(next(cut[span.vector]), shape)))
-    return [
-        own[0][1] if len(own) == 1 else tf.concat([one for _, one in sorted(own, key=lambda pair: pair[0])], 0)
-        for _, own in sorted(parts.items())
-    ]
+
+    def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
+        self._model = model
+        self._kinds: list[list[Kind]] = [["sparse" if kind == "sparse" else "dense" for kind in own] for own in kinds]
+        self.dtypes: list[tf.DType] = []
+        for own, shapes in zip(self._kinds, model.shapes, strict=True):
+            self.dtypes += [tf.as_dtype(dtype) for dtype in shapes.layout(own).dtypes]
+            for kind, dtype in zip(own, shapes.dtypes, strict=True):
+                self.dtypes += [tf.as_dtype(dtype), tf.int64] if kind == "sparse" else []
+
+    def assign_to(self, variables: Sequence[Any], tensors: Sequence[tf.Tensor]) -> None:
+        """Assigns values to variables, and scatters rows into others.
+
+        Args:
+            variables: the Keras variables of the model.
+            tensors: as `dtypes` describes them.
+        """
+        rest = iter(tensors)
+        parts: dict[int, list[tuple[int, tf.Tensor]]] = {}
+        for shard, shapes, kinds in zip(self._model.dealing.shards, self._model.shapes, self._kinds, strict=True):
+            layout = shapes.layout(kinds)
+            cut = []
+            for number, vector in enumerate(next(rest) for _ in layout.dtypes):
+                sizes = [span.end - span.begin for span in layout.spans.values() if span.vector == number]
+                cut.append(iter(tf.split(vector, sizes)))
+            for place, part in enumerate(shard):
+                if place in layout.spans:
+                    value = tf.reshape(next(cut[layout.spans[place].vector]), shapes.shapes[place])
+                    parts.setdefault(part.variable, []).append((part.begin, value))
+                else:
+                    rows, indices = next(rest), next(rest)
+                    rows.set_shape((None, *shapes.shapes[place][1:]))
+                    indices.set_shape((None,))
+                    variables[part.variable].value.scatter_update(tf.IndexedSlices(rows, indices + part.begin))
+        for number, own in parts.items():
+            ordered = [value for _, value in sorted(own, key=lambda pair: pair[0])]
+            variables[number].assign(ordered[0] if len(ordered) == 1 else tf.concat(ordered, 0))
