@@ -365,3 +365,24 @@ def test_averages_are_overwritten_by_the_next_step():
         worker.update([rows_of(0, [8], np.ones((1, 150))), None, None], own)
         chief.refresh()
         assert_equal(own, made)
+
+
+def test_a_state_that_is_read_while_rows_are_under_way_is_not_taken_for_assigned():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(prefetch=1), made[0].numpy()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+
+        def named(row):
+            return [rows_of(0, [row], np.ones((1, 150))), None, None]
+
+        for _ in range(3):
+            chief.update(named(7), made)
+            worker.update(named(8), own)
+            chief.fetch()
+        chief.update(named(7), made)
+        chief.refresh()
+        before[7] -= 4
+        before[8] -= 3
+        np.testing.assert_allclose(made[0].numpy(), before, rtol=1e-5, atol=1e-5)
