@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import Synchronous
+from tfdist.parameter_server import LocalSteps, Synchronous
 from tfdist.strategies import at_work, parameter_server
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -99,6 +99,12 @@ def test_a_prefetch_that_cannot_be(options):
 def test_data_that_cannot_be():
     with pytest.raises(ValueError, match='data must be "own" or "shared"; got'):
         ParameterServerStrategy(data="none")
+
+
+@pytest.mark.parametrize("options", [{"sparse": "row"}, {"sparse": "lazy", "pushes": LocalSteps(2)}])
+def test_sparse_updates_that_cannot_be(options):
+    with pytest.raises(ValueError, match='sparse must be "exact" or "lazy", and "exact" with pushes; got'):
+        ParameterServerStrategy(**options)
 
 
 def test_snapshots_need_a_file_system():

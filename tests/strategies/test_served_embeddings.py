@@ -6,6 +6,7 @@ import pytest
 
 from tests.strategies.served import served
 from tests.strategies.test_keras_servers import assert_close, fit, links
+from tfdist.errors import TfdistError
 from tfdist.parameter_server import LocalSteps
 
 ROWS, DIM = 100_000, 32
@@ -95,6 +96,27 @@ def test_a_table_that_is_also_the_last_layer():
         for one in (alone, model):
             fit(one, KEYS % 300, y=KEYS[:, 0] % 300, batch_size=50)
         assert_close(model, alone)
+
+
+def test_lazy_updates_send_rows_of_any_optimizer():
+    with served(is_lazy=True) as (strategy,):
+        model = embedded(strategy, lambda: keras.optimizers.Adam(0.01))
+        fit(model, KEYS[:8], y=TARGETS[:8], batch_size=8, epochs=1)
+        before, losses = sent(model), fit(model, KEYS, y=TARGETS, batch_size=8, epochs=3).history["loss"]
+        assert sent(model) - before < 3 * TABLE + TABLE / 2, "three readings of all, and 75 steps"
+        assert losses[-1] < losses[0] / 2
+        assert int(model.optimizer.iterations) == 76
+
+
+def test_what_cannot_be_lazy_is_told():
+    with served(is_lazy=True) as (strategy,):
+        model = embedded(strategy, lambda: keras.optimizers.Adam(use_ema=True), 500)
+        with pytest.raises(TfdistError, match=r'sparse="lazy": Adam\(use_ema=…\) .* Or use sparse="exact"'):
+            fit(model, KEYS % 500, y=TARGETS)
+    with served(is_lazy=True) as (strategy,):
+        model = embedded(strategy, lambda: keras.optimizers.Adam(), 500, embeddings_constraint="max_norm")
+        with pytest.raises(ValueError, match=r"updates some rows of .*/embeddings, and its constraint"):
+            fit(model, KEYS % 500, y=TARGETS)
 
 
 def test_local_steps_exchange_whole_variables():

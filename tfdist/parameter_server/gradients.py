@@ -107,6 +107,16 @@ def _check_rows(rows: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -
         raise ValueError(f"rows from {indices.min()} to {indices.max()} of a variable of {shape[0]}")
 
 
+def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and indices of a sparse gradient, with the sums of rows that have the same index."""
+    distinct, places = np.unique(indices, return_inverse=True)
+    if len(distinct) == len(indices):
+        return rows, indices
+    sums = np.zeros((len(distinct), *rows.shape[1:]), rows.dtype)
+    np.add.at(sums, places.reshape(-1), rows)
+    return sums, distinct
+
+
 def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:
     """The sum of gradients, each times its weight. Rows stay as they are where all are sparse.
 

@@ -98,6 +98,7 @@ class Shard:
         ledger: which pushes have counted.
         snapshots: of this server; None if it keeps none.
         compression: of gradients; None for none.
+        is_lazy: as of `Store`.
         store: its values; None until a worker has described them.
         deals: the batches that are dealt out; None if another server deals them, or nobody.
     """
@@ -105,6 +106,7 @@ class Shard:
     ledger: Ledger
     snapshots: Snapshots | None = None
     compression: Policy | None = None
+    is_lazy: bool = False
     store: Store | None = None
     deals: Deals | None = None
     _model: str = ""
@@ -268,7 +270,7 @@ class Shard:
                 one.sequence = max(one.sequence, self._sequences.get((worker, incarnation), -1))
             state = State([part.value for part in found.parts], [part.slots for part in found.parts], found.scalars)
         if state is not None:
-            self.store = Store(message.held, state, message.optimizer)
+            self.store = Store(message.held, state, message.optimizer, self.is_lazy)
             self._model = message.model
             if self.compression is not None:
                 held = zip(message.held, self.store.shapes.shapes, strict=True)

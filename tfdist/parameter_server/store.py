@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.changes import Changes, Edition
 from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
-from tfdist.parameter_server.row_local import keeps_other_values
+from tfdist.parameter_server.lazy_rows import LazyRows
+from tfdist.parameter_server.row_local import keeps_other_rows, keeps_other_values
 from tfdist.parameter_server.state import Held, State
 from tfdist.tensors import to_array
 
@@ -57,20 +58,27 @@ class Store:
         held: describes the variables.
         state: their first values; slots and scalars, if the optimizer has made updates before.
         optimizer: as `keras.saving.serialize_keras_object` describes it.
+        is_lazy: whether a sparse gradient updates the rows that it names alone (`LazyRows`).
 
     Attributes:
         held: as given.
         config: as ``optimizer``.
+
+    Raises:
+        ValueError: the optimizer cannot be lazy.
     """
 
-    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
+    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any], is_lazy: bool = False) -> None:
         self.held = list(held)
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
         self._changes = Changes(self.shapes.shapes, [dtype.itemsize for dtype in self.shapes.dtypes])
         self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
         self._rate: float | None = None
+        self._lazy: LazyRows | None = None
         self._make(state)
+        if is_lazy and not keeps_other_rows(self._optimizer):
+            self._lazy = LazyRows(optimizer)
 
     @property
     def iterations(self) -> int:
@@ -171,9 +179,14 @@ class Store:
         layout = self.shapes.layout(gradients.kinds)
         given: list[Any] = []
         kinds: list[Kind] = []
-        for block in self._blocks:
+        lazily: list[int] = []
+        for number, block in enumerate(self._blocks):
             place = block.places[0]
             kinds.append(_kind(gradients, block) or "none")
+            if kinds[-1] == "sparse" and self._lazy is not None and self._is_lazy(place):
+                kinds[-1] = "none"
+                lazily.append(number)
+                self._by_rows.add(number)
             if kinds[-1] == "dense":
                 first, last = layout.spans[place], layout.spans[block.places[-1]]
                 vector = gradients.vectors[first.vector][first.begin : last.end]
@@ -182,16 +195,43 @@ class Store:
                 given += [tf.constant(array) for array in gradients.sparse[place]]
         self._changes.note(*self._changed(gradients))
         self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
-        if not given:
-            self._optimizer._iterations.assign_add(1)
-        else:
+        scalars = self._update_lazily(lazily, gradients)
+        if given:
             self._newest |= self._run(tuple(kinds), given)
+        elif scalars:
+            for variable, value in scalars:
+                variable.assign(value)
+        else:
+            self._optimizer._iterations.assign_add(1)
+
+    def _is_lazy(self, place: int) -> bool:
+        """Whether a sparse gradient of a variable updates the rows that it names alone."""
+        held = self.held[place]
+        return self._lazy is not None and held.constraint is None and not keeps_other_rows(self._optimizer, held.decays)
+
+    def _update_lazily(self, numbers: Sequence[int], gradients: Gradients) -> list[tuple[Any, np.ndarray]]:
+        """Updates rows of blocks.
+
+        Returns:
+            The optimizer's scalars, and what they are after the update.
+        """
+        if not numbers:
+            return []
+        assert self._lazy is not None
+        scalars = slots_of.scalars_of(self._optimizer, self._slots)
+        for number in numbers:
+            block, place = self._blocks[number], self._blocks[number].places[0]
+            slots = [slot.value for slot in self._slots if slot.variable == number]
+            variables, decays = [block.variable, *slots], self.held[place].decays
+            after = self._lazy.update(variables, gradients.sparse[place], scalars, decays)
+        return list(zip(scalars.values(), after, strict=True))
 
     def _changed(self, gradients: Gradients) -> tuple[list[int], dict[int, np.ndarray]]:
         """The variables that gradients change, and of others their rows."""
         whole, rows = [], {}
         for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
-            if held.constraint is not None or not keeps_other_values(self._optimizer, held.decays):
+            keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
+            if held.constraint is not None or not keeps:
                 whole.append(place)
             elif kind == "sparse":
                 rows[place] = gradients.sparse[place][1]

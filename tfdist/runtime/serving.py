@@ -70,6 +70,7 @@ def serve(
     policy: StalenessPolicy,
     snapshots: tuple[Path, float] | None = None,
     compression: Policy | None = None,
+    is_lazy: bool = False,
 ) -> None:
     """Serves until the job is over.
 
@@ -79,6 +80,7 @@ def serve(
         policy: what late gradients are worth.
         snapshots: their folder, and the seconds between two.
         compression: of gradients, as the workers have it.
+        is_lazy: whether sparse gradients update the rows that they name alone.
 
     Raises:
         TfdistError: the job has failed.
@@ -102,7 +104,7 @@ def serve(
                     *(snapshots[0], ", ".join(found[:3]), name),
                 )
             kept = Snapshots(snapshots[0] / name, task.index, servers, snapshots[1])
-        return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept, compression)
+        return Shard(Ledger(synchronization, policy, awaited=awaited - watcher.lost_tasks), kept, compression, is_lazy)
 
     def make_snapshots(table: str) -> TableSnapshots:
         assert snapshots is not None

@@ -67,6 +67,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
         compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
             an encoding lacks is added to the worker's next one. None for no compression.
+        sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
+            `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
+            where other rows keep their values. Not with ``pushes``.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -85,6 +88,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         data: Literal["own", "shared"] = "own",
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Choice | Schedule | Policy = None,
+        sparse: Literal["exact", "lazy"] = "exact",
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         timeouts: Timeouts | None = None,
@@ -100,6 +104,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             raise ValueError(f'data must be "own" or "shared"; got {data!r}')
         if data == "shared" and pushes is not None:
             raise ValueError(f'data="shared" counts the batches of each push of gradients; got {pushes}')
+        if sparse not in ("exact", "lazy") or (sparse == "lazy" and pushes is not None):
+            raise ValueError(f'sparse must be "exact" or "lazy", and "exact" with pushes; got {sparse!r} with {pushes}')
         _check_pushes(pushes, synchronization, staleness_policy)
         chosen = None if compression is None else policy.as_policy(compression)
         cluster = discovery.discover(cluster_resolver)
@@ -115,7 +121,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             member = job.enter(cluster, timeouts)
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                serving.serve(member, synchronization, staleness_policy, kept, chosen)
+                serving.serve(member, synchronization, staleness_policy, kept, chosen, sparse == "lazy")
                 sys.exit()
         keras_seams.install()
         if member is None:
@@ -129,6 +135,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 prefetch=prefetch,
                 pushes=pushes,
                 compression=chosen,
+                is_lazy=sparse == "lazy",
                 shares_data=data == "shared",
                 workers_wait=synchronization.lead() is not None,
             )
@@ -159,6 +166,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         prefetch: how many steps may be under way while the next one is computed.
         pushes: what is pushed; None for gradients.
         compression: of it; None for none.
+        is_lazy: whether sparse gradients update the rows that they name alone.
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
     """
@@ -172,6 +180,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         prefetch: int = 0,
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Policy | None = None,
+        is_lazy: bool = False,
         shares_data: bool = False,
         workers_wait: bool = False,
     ) -> None:
@@ -186,6 +195,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         self._prefetch = prefetch
         self._pushes = pushes
         self._compression = compression
+        self._is_lazy = is_lazy
         self._tasks = member.cluster.tasks
         self._servers = [task for task in self._tasks if task.job == "ps"]
         self._is_chief = member.control.task == 0
@@ -274,7 +284,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, WritesOnce):
         with contextlib.ExitStack() as stack:
             connections = self._connections(stack)
             worker = self._member.control.task
-            options = self._is_chief, self._clips, self._prefetch, self._compression
+            options = self._is_chief, self._clips, self._prefetch, self._compression, self._is_lazy
             try:
                 link = self._linked((connections, worker, self._begun, optimizer, variables, *options))
             except RefusedError as error:

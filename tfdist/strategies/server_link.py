@@ -40,6 +40,7 @@ class Link:
             then those of whole variables and of all of them, on any number of servers.
         prefetch: how many steps may be under way while the next one is computed.
         compression: of what is pushed; None for none.
+        is_lazy: whether sparse gradients update the rows that they name alone.
 
     Attributes:
         failure: the error that has ended the communication, or None.
@@ -57,10 +58,12 @@ class Link:
         clips: bool,
         prefetch: int = 0,
         compression: Policy | None = None,
+        is_lazy: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
         self._is_chief = is_chief
+        self._is_lazy = is_lazy
         self._clips = clips and not optimizer.gradient_accumulation_steps
         self._on_servers = self._optimizer_on_servers()
         splits = is_elementwise(self._on_servers)
@@ -120,11 +123,12 @@ class Link:
             ticket: of their batch, an int64 scalar; None if nobody dealt it.
 
         Raises:
-            ValueError: a variable is not one of the optimizer's.
+            ValueError: a variable is not one of the optimizer's, or cannot be lazy.
         """
         if not tf.executing_eagerly():
             self.suspend()  # others need not wait while a graph is made
         gradients = self._prepared(self._placed(gradients, variables))
+        self._check_lazy(gradients)
         kinds = kinds_of(gradients, self._model)
         given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
         rate = self._optimizer._learning_rate
@@ -247,6 +251,14 @@ class Link:
                 "again after a change of `trainable`, or build the optimizer on all variables."
             )
         return [found.get(id(variable)) for variable in self._variables]
+
+    def _check_lazy(self, gradients: Sequence[Any]) -> None:
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            if self._is_lazy and isinstance(gradient, tf.IndexedSlices) and variable.constraint is not None:
+                raise ValueError(
+                    f'sparse="lazy" updates some rows of {variable.path}, and its constraint acts on all of them: use '
+                    'sparse="exact", or no constraint'
+                )
 
     def _step(
         self, pushed: Sequence[Gradients], samples: float, rate: float | None, ticket: int | None = None
