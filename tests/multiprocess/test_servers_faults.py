@@ -39,15 +39,16 @@ def await_snapshot(folder, server, version, deadline=60.0):
         time.sleep(0.01)
 
 
-def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path):
+@pytest.mark.parametrize("kind", ["dense", "embedding"])
+def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path, kind):
     given = configs()
-    with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
+    with harness.started([PROGRAM, str(tmp_path), kind], 4, per_rank=given) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")
         await_snapshot(tmp_path / "snapshots", 1, 2 * 3 * EPOCH)
         processes.signal(3, signal.SIGKILL)
         processes.signal(1, signal.SIGSTOP)
-        with harness.started([PROGRAM, str(tmp_path)], 1, per_rank=given[3:]) as again:
+        with harness.started([PROGRAM, str(tmp_path), kind], 1, per_rank=given[3:]) as again:
             for worker in (0, 1):
                 (tmp_path / f"go {worker}").touch()
             processes.await_output(0, "EPOCH 7")
@@ -60,11 +61,13 @@ def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_
     assert [one["pushes"] for one in found] == [8 * EPOCH] * 2, outputs
     assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "each counts once: nothing had come since"
     assert min(one["accuracy"] for one in found) > 0.8, outputs
+    if kind == "embedding":
+        assert max(one["tables sent"] for one in found) < 8 * EPOCH, "whole, there would be one for each push"
     harness.assert_nothing_left()
 
 
 def test_servers_die_while_others_have_copies(tmp_path):
-    given, command = configs(), [PROGRAM, str(tmp_path), "replicas"]
+    given, command = configs(), [PROGRAM, str(tmp_path), "embedding", "replicas"]
     with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "30"}, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 1")
         processes.signal(3, signal.SIGKILL)
@@ -91,11 +94,11 @@ def test_servers_die_while_others_have_copies(tmp_path):
 
 def test_the_chief_dies_and_comes_back(tmp_path):
     given = configs()
-    with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
+    with harness.started([PROGRAM, str(tmp_path), "dense"], 4, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 3")
         processes.signal(0, signal.SIGKILL)
         (tmp_path / "go 0").touch()
-        with harness.started([PROGRAM, str(tmp_path)], 1, per_rank=given[:1]) as again:
+        with harness.started([PROGRAM, str(tmp_path), "dense"], 1, per_rank=given[:1]) as again:
             again.await_output(0, "EPOCH 5")
             (tmp_path / "go 1").touch()
             ended = [*again.wait(), *processes.wait()[1:]]
@@ -111,7 +114,9 @@ def test_the_chief_dies_and_comes_back(tmp_path):
 
 def test_servers_that_are_gone_are_an_error(tmp_path):
     given = configs()
-    with harness.started([PROGRAM, str(tmp_path)], 4, {"TFDIST_HEARTBEAT_TIMEOUT": "3"}, per_rank=given) as processes:
+    with harness.started(
+        [PROGRAM, str(tmp_path), "dense"], 4, {"TFDIST_HEARTBEAT_TIMEOUT": "3"}, per_rank=given
+    ) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")
         for rank in (2, 3):

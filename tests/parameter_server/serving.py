@@ -29,9 +29,10 @@ def serving(
     policy=AsItIs(),  # noqa: B008
     tables=None,
     deals=None,
+    is_lazy=False,
 ):
     def make(model, occurrence):
-        return Shard(Ledger(mode, policy), compression=compression)
+        return Shard(Ledger(mode, policy), compression=compression, is_lazy=is_lazy)
 
     server = Server(Shards(make, tables, deals), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)

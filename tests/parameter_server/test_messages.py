@@ -13,6 +13,7 @@ FROM_WORKER = [
         *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, True, (("momentum",),), ("iteration",)),
     ),
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
+    m.Push(3, 3, 7, 5, 4, 9, 32.0, pulls=True, edition=((1 << 63) - 1, 4), rows=(0, 2)),
     m.Pull(4, 3, 7, "averages"),
     m.Suspend(5, 3, 7, is_end=True),
     m.Put(7, 3, 7),
@@ -24,6 +25,7 @@ FROM_SERVER = [
     m.Attached(1, 5, is_created=True),
     m.Done(2, 9),
     m.Values(3, 9, 8, 7, (("momentum",), ()), ("iteration",)),
+    m.Values(3, 9, 8, 7, edition=((1 << 63) - 1, 4), kinds=("sparse", "dense")),
     m.Waiting(4, (1, 2)),
     m.Refused(5, "why", is_unknown=True, is_over=True, newest=3),
     m.Report(

@@ -28,12 +28,13 @@ def of(
     data="own",
     pushes=None,
     compression=None,
+    sparse="exact",
     replicas=1,
     **snapshots,
 ):
     chosen = None if compression is None else as_policy(compression)
     snapshots = {"snapshots": None, "snapshot_seconds": 60.0, **snapshots}
-    return options.of(synchronization, staleness_policy, data, pushes, chosen, replicas, **snapshots)
+    return options.of(synchronization, staleness_policy, data, pushes, chosen, sparse, replicas, **snapshots)
 
 
 COMPRESSIONS = [
@@ -74,9 +75,10 @@ def test_options_that_differ_are_named():
     options.check_equal(of(snapshots="a"), of(snapshots="b"), "ps 0")
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
         options.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
-    for other in ({"data": "shared"}, {"pushes": LocalSteps(2)}, {"compression": c.Int8()}, {"replicas": 2}):
-        with pytest.raises(MismatchError, match=f"{next(iter(other))}=.* on chief 0 .*same arguments on every task"):
-            options.check_equal(of(), of(**other), "chief 0 (host:1)")
+    others = {"data": "shared", "pushes": LocalSteps(2), "compression": c.Int8(), "replicas": 2, "sparse": "lazy"}
+    for name, value in others.items():
+        with pytest.raises(MismatchError, match=f"{name}=.* on chief 0 .*same arguments on every task"):
+            options.check_equal(of(), of(**{name: value}), "chief 0 (host:1)")
 
 
 @dataclass(frozen=True)

@@ -112,14 +112,19 @@ def test_gradients_are_applied():
     talk = Talk()
     assert talk.push() == Done(3, version=1)
     assert talk.bias == -1
-    assert talk.pull() == Values(4, version=1, iterations=1, clock=1)
+    assert_values(talk.pull())
     _, values = talk.answers[4][0]
     np.testing.assert_array_equal(values[0], -ONES[0])
 
 
+def assert_values(answer):
+    assert isinstance(answer, Values)
+    assert (answer.version, answer.iterations, answer.clock, answer.kinds) == (1, 1, 1, ())
+
+
 def test_a_push_may_pull():
     talk = Talk()
-    assert talk.push(pulls=True) == Values(3, version=1, iterations=1, clock=1)
+    assert_values(talk.push(pulls=True))
     _, (values,) = talk.answers[3][0]
     np.testing.assert_array_equal(values, -ONES[0])
     talk.push(clock=1)

@@ -49,17 +49,18 @@ def served(
     compression=None,
     policy=AsItIs(),  # noqa: B008
     data="own",
+    is_lazy=False,
 ):
     """The strategies of some workers."""
     chosen = None if compression is None else as_policy(compression)
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
-                serving(mode, compression=chosen, policy=policy, deals=None if server else Deals()),
+                serving(mode, compression=chosen, policy=policy, is_lazy=is_lazy, deals=None if server else Deals()),
             )
             for server in range(servers)
         ]
-        options = {"pushes": pushes, "compression": chosen, "shares_data": data == "shared"}
+        options = {"pushes": pushes, "compression": chosen, "is_lazy": is_lazy, "shares_data": data == "shared"}
         made = [Served(running, worker, mode, workers, **options) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)

@@ -117,6 +117,12 @@ def test_a_worker_that_the_cluster_does_not_name_has_a_name():
     assert names == ["worker 0 (a:1)", "ps 0 (b:1)", "worker 5", "task 3"]
 
 
+@pytest.mark.parametrize("options", [{"sparse": "row"}, {"sparse": "lazy", "pushes": LocalSteps(2)}])
+def test_sparse_updates_that_cannot_be(options):
+    with pytest.raises(ValueError, match='sparse must be "exact" or "lazy", and "exact" with pushes; got'):
+        ParameterServerStrategy(**options)
+
+
 def test_snapshots_need_a_file_system():
     with pytest.raises(ValueError, match="got gs://bucket/folder"):
         ParameterServerStrategy(snapshots="gs://bucket/folder")

@@ -250,3 +250,139 @@ def test_what_the_servers_gave_is_not_taken_for_assigned(read, prefetch):
             worker.update(ones, own)
         chief.refresh()
         np.testing.assert_allclose(made[1].numpy(), before - 6, rtol=1e-5)
+
+
+def rows_of(place, indices, rows):
+    return tf.IndexedSlices(tf.constant(rows, tf.float32), tf.constant(indices), tf.constant(SHAPES[place]))
+
+
+def in_graph_of(link, variables):
+    return tf.function(lambda given: link.update(given, variables))
+
+
+def table_gradients(worker, step, rows=20):
+    """A dense one, none, and sparse ones, of a table that is split over servers and of one that is not."""
+    generator = np.random.default_rng((worker, step))
+    first, last = (generator.integers(0, SHAPES[place][0], rows) for place in (0, 2))
+    return [
+        rows_of(0, first, generator.normal(size=(rows, 150))),
+        None if step % 3 else tf.constant(generator.normal(size=3), tf.float32),
+        rows_of(2, last, generator.normal(size=(rows, 2))),
+    ]
+
+
+ROW_LOCAL = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("name", ROW_LOCAL)
+def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
+    """Two workers in turn push other rows, and two servers have them; read by row or whole, values are the same."""
+    make = ROW_LOCAL[name]
+    with linked(make()) as (link, made):
+        pairs = [(link(prefetch=prefetch), made)]
+        own, optimizer = variables(), make()
+        optimizer.build(own)
+        pairs.append((link(1, own, optimizer, prefetch), own))
+        steps = [(one, in_graph_of(one, own)) for one, own in pairs]
+        alone, expected = make(), variables()
+        alone.build(expected)
+        for step in range(6):
+            for worker, (one, update) in enumerate(steps):
+                given = table_gradients(worker, step)
+                update(given)
+                alone.apply(given, expected)
+                if step == 3 and not worker:  # as a checkpoint within an epoch
+                    one.fetch()
+        for one, _ in pairs:
+            one.suspend()
+        before = [variable.numpy() for variable in own]
+        sent = pairs[0][0].report().sent
+        if not prefetch:
+            for variable, other in zip(own, expected, strict=True):
+                np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        for one, values in pairs:
+            one.refresh()
+            for variable, other in zip(values, expected, strict=True):
+                np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        if not prefetch:
+            for variable, value in zip(own, before, strict=True):
+                assert variable.numpy().tobytes() == value.tobytes(), "read by rows"
+        whole = sum(4 * int(np.prod(shape)) for shape in SHAPES)
+        assert (sent < 8 * whole) == (name != "ftrl"), "of 2 readings of all, one with slots, and 12 steps"
+
+
+def test_rows_after_dense_gradients_and_assignments():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(), [variable.numpy() for variable in made]
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        named = [
+            tf.IndexedSlices(tf.ones((1, 150)), [7], SHAPES[0]),
+            None,
+            tf.IndexedSlices(tf.ones((1, 2)), [7], SHAPES[2]),
+        ]
+        worker.update(named, own)
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        worker.update(named, own)
+        for variable, value, place in zip(own, before, range(3), strict=True):
+            expected = value - 1
+            if place != 1:
+                expected[7] -= 2
+            np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5)
+        for variable in made:
+            variable.assign(tf.zeros(variable.shape))
+        chief.refresh()
+        worker.update(named, own)
+        assert own[0].numpy()[7].tolist() == [-1] * 150
+        assert not own[0].numpy()[8:].any()
+        chief.update([None, tf.ones(3), None], made)
+        assert made[0].numpy()[7].tolist() == [-1] * 150, "whole where this step has no gradient"
+        chief.update(named, made)
+        chief.refresh()
+        assert made[2].numpy()[6:9, 0].tolist() == [0, -2, 0], "what came by rows is not taken for assigned"
+
+
+def test_averages_are_overwritten_by_the_next_step():
+    """What is not brought by rows would stay."""
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        chief = link()
+        own, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        other.build(own)
+        worker = link(1, own, other)
+        named = [rows_of(0, [7], np.ones((1, 150))), None, None]
+        for _ in range(2):
+            worker.update(named, own)
+        worker.finalize()
+        worker.update([rows_of(0, [8], np.ones((1, 150))), None, None], own)
+        chief.refresh()
+        assert_equal(own, made)
+
+
+def test_a_state_that_is_read_while_rows_are_under_way_is_not_taken_for_assigned():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(prefetch=1), made[0].numpy()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+
+        def named(row):
+            return [rows_of(0, [row], np.ones((1, 150))), None, None]
+
+        for _ in range(3):
+            chief.update(named(7), made)
+            worker.update(named(8), own)
+            chief.fetch()
+        chief.update(named(7), made)
+        chief.refresh()
+        before[7] -= 4
+        before[8] -= 3
+        np.testing.assert_allclose(made[0].numpy(), before, rtol=1e-5, atol=1e-5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdist.parameter_server.gradients import Gradients, Shapes
+from tfdist.parameter_server.gradients import Gradients, Shapes, distinct_rows
 from tfdist.parameter_server.staleness import DelayCompensated
 
 _EPSILON = 1e-7
@@ -68,7 +68,7 @@ class DelayCompensation:
             if kind == "dense":
                 arrays[place] = self._of(place, given[place], moved, slice(None))
             else:
-                rows, indices = _summed(*gradients.sparse[place])
+                rows, indices = distinct_rows(*gradients.sparse[place])  # the correction is not linear
                 sparse[place] = self._of(place, rows, moved[indices], indices), indices
         return Gradients(gradients.kinds, layout.vectors(arrays), sparse)
 
@@ -83,13 +83,3 @@ class DelayCompensation:
             squares[where] = self._policy.decay * squares[where] + (1 - self._policy.decay) * exact**2
             rate = rate / np.sqrt(squares[where] + _EPSILON)
         return (exact + rate * exact**2 * moved.astype(exact.dtype)).astype(gradient.dtype)
-
-
-def _summed(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with the sums of those that have the same index: the correction is not linear."""
-    distinct, places = np.unique(indices, return_inverse=True)
-    if len(distinct) == len(indices):
-        return rows, indices
-    sums = np.zeros((len(distinct), *rows.shape[1:]), rows.dtype)
-    np.add.at(sums, places.reshape(-1), rows)
-    return sums, distinct

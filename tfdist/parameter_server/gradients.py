@@ -28,6 +28,12 @@ class Shapes:
         self.dtypes = list(dtypes)
         self._layouts: dict[tuple[Kind, ...], Layout] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Of all variables."""
+        layout = self.layout()
+        return sum(dtype.itemsize * length for dtype, length in zip(layout.dtypes, layout.lengths, strict=True))
+
     def layout(self, kinds: Sequence[Kind] | None = None) -> Layout:
         """The layout of the dense gradients.
 
@@ -99,6 +105,16 @@ def _check_rows(rows: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -
         raise ValueError(f"rows of shape {rows.shape} with indices of shape {indices.shape} for a variable of {shape}")
     if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
         raise ValueError(f"rows from {indices.min()} to {indices.max()} of a variable of {shape[0]}")
+
+
+def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and indices of a sparse gradient, with the sums of rows that have the same index."""
+    distinct, places = np.unique(indices, return_inverse=True)
+    if len(distinct) == len(indices):
+        return rows, indices
+    sums = np.zeros((len(distinct), *rows.shape[1:]), rows.dtype)
+    np.add.at(sums, places.reshape(-1), rows)
+    return sums, distinct
 
 
 def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:

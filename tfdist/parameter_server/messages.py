@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tfdist.parameter_server.changes import Edition
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
@@ -110,6 +111,8 @@ class Push(Message, frozen=True):
         learning_rate: the chief's; None from others, and where a schedule sets it.
         ticket: of the batch that the gradients are of, to the server with the dealer; None if nobody dealt it.
         decision: of that server, to the others.
+        edition: of the values that the worker has; None if it wants whole variables.
+        rows: the variables of which it takes newer rows in place of the whole.
     """
 
     id: int
@@ -124,6 +127,8 @@ class Push(Message, frozen=True):
     learning_rate: float | None = None
     ticket: int | None = None
     decision: Decision | None = None
+    edition: Edition | None = None
+    rows: tuple[int, ...] = ()
 
 
 What = Literal["values", "averages", "state"]
@@ -342,7 +347,7 @@ class Done(Message, frozen=True):
 
 
 class Values(Message, frozen=True):
-    """The parameters, in arrays that follow.
+    """The parameters, in arrays that follow, in the order of `Gradients.arrays`.
 
     Attributes:
         version: of the parameters.
@@ -353,6 +358,9 @@ class Values(Message, frozen=True):
         is_refused: whether the push was not applied, because its batch is dealt again; the other servers must not get
             it.
         decision: about the push, if it had a ticket.
+        edition: of the parameters.
+        kinds: one for each variable, "sparse" where only those rows follow that are newer than what the worker has;
+            empty if all are whole.
     """
 
     id: int
@@ -363,6 +371,8 @@ class Values(Message, frozen=True):
     scalars: tuple[str, ...] = ()
     is_refused: bool = False
     decision: Decision | None = None
+    edition: Edition | None = None
+    kinds: tuple[Kind, ...] = ()
 
 
 class Planned(Message, frozen=True):

@@ -70,6 +70,11 @@ class Model:
         shape = self._shapes[part.variable]
         return (part.end - part.begin, *shape[1:]) if shape else ()
 
+    def is_whole(self, part: Part) -> bool:
+        """Whether a part is a whole variable."""
+        shape = self._shapes[part.variable]
+        return not shape or part.end - part.begin == shape[0]
+
     def packers(self, compression: Policy, worker: int) -> list[Packer]:
         """What encodes a worker's gradients, by server.
 

@@ -37,6 +37,7 @@ class Options(msgspec.Struct, frozen=True):
         data: as the strategy's argument.
         pushes: as the strategy's argument.
         compression: the policy.
+        sparse: as the strategy's argument.
         replicas: as the strategy's argument.
         snapshots: their folder; None for none.
         snapshot_seconds: as the strategy's argument.
@@ -48,6 +49,7 @@ class Options(msgspec.Struct, frozen=True):
     data: str
     pushes: str
     compression: str
+    sparse: str = "exact"
     replicas: int = 1
     snapshots: str | None = None
     snapshot_seconds: float = 60.0
@@ -83,6 +85,7 @@ def of(
     data: str,
     pushes: Any,
     compression: Policy | None,
+    sparse: str,
     replicas: int,
     snapshots: str | None,
     snapshot_seconds: float,
@@ -95,6 +98,7 @@ def of(
         data: as the strategy's argument.
         pushes: as the strategy's argument.
         compression: the policy.
+        sparse: as the strategy's argument.
         replicas: as the strategy's argument.
         snapshots: as the strategy's argument.
         snapshot_seconds: as the strategy's argument.
@@ -102,6 +106,7 @@ def of(
     values = dict(zip(_COMPARED, (synchronization, staleness_policy, data, pushes, compression), strict=True))
     return Options(
         **{name: _text(value) for name, value in values.items()},
+        sparse=sparse,
         replicas=replicas,
         snapshots=snapshots,
         snapshot_seconds=snapshot_seconds,
@@ -132,7 +137,7 @@ def check_equal(own: Options, other: Options, task: str) -> None:
     Raises:
         MismatchError: they differ.
     """
-    for name in (*_COMPARED, "replicas"):
+    for name in (*_COMPARED, "sparse", "replicas"):
         mine, its = str(getattr(own, name))[:200], str(getattr(other, name))[:200]
         if getattr(own, name) != getattr(other, name):
             raise MismatchError(

@@ -17,6 +17,7 @@ from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.messages import Attach, Create, Decision, Inspect, Leave, Pull, Push, Put, Suspend, What
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.packing import Packed
+from tfdist.parameter_server.replica import Replica
 from tfdist.parameter_server.report import ModelReport, together
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.wire import Message
@@ -26,7 +27,7 @@ log = logging.getLogger("tfdist")
 _LEAVE_SECONDS = 2.0
 
 Vectors = list[list[np.ndarray]]
-"""By server, the vectors of its parts."""
+"""By server, the vectors of its parts, and behind them rows and indices."""
 
 
 class Session:
@@ -65,9 +66,9 @@ class Session:
         self._place = len(begun)
         self._occurrence = list(begun).count(model.name)
         self._prefetch = prefetch
-        self._under_way: list[Callable[[], Vectors]] = []
+        self._under_way: list[Callable[[], None]] = []
         self._unanswered: list[list[_Sent]] = [[] for _ in connections]
-        self._newest: Vectors = []
+        self._replicas = [Replica(shapes) for shapes in model.shapes]
         self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
@@ -129,13 +130,19 @@ class Session:
             ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
 
         Returns:
-            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step.
+            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step. Where
+            a gradient is sparse, not the variable, but behind the vectors of the server the rows that have changed
+            since the last step, and their indices.
 
         Raises:
             RefusedError: a server does not take them.
             PeerLostError: a server cannot be reached.
         """
 
+        places = [[place for place, kind in enumerate(own.kinds) if kind == "sparse"] for own in gradients]
+        for replica, own in zip(self._replicas, places, strict=True):
+            replica.keep(own)
+        have = [(replica.edition, replica.kept) for replica in self._replicas]
         sequence, read = self.pushes, tuple(self._versions)
 
         decided: list[Decision | None] = []
@@ -150,6 +157,8 @@ class Session:
                 learning_rate=rate,
                 ticket=None if server else ticket,
                 decision=decided[0] if server and decided else None,
+                edition=have[server][0],
+                rows=have[server][1],
             )
 
         self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
@@ -157,8 +166,8 @@ class Session:
         self._has_tickets = self._has_tickets or ticket is not None
         self.is_suspended = False
         while len(self._under_way) > self._prefetch:
-            self._newest = self._under_way.pop(0)()
-        return self._newest
+            self._under_way.pop(0)()
+        return [replica.take(own) for replica, own in zip(self._replicas, places, strict=True)]
 
     def _pushed(
         self,
@@ -166,18 +175,19 @@ class Session:
         arrays: Sequence[Sequence[np.ndarray]],
         has_ticket: bool,
         decided: list[Decision | None],
-    ) -> Callable[[], Vectors]:
+    ) -> Callable[[], None]:
         """Sends a push, to the first server alone if it decides.
 
         Returns:
-            Waits for the vectors that the servers answer with.
+            Waits for the values that the servers answer with.
         """
         if not has_ticket:
-            return self._asked(push, arrays)
+            receive = self._sent(push, arrays)
+            return lambda: self._received(receive())
         first = self._sent(push, arrays, range(1))
         others = range(1, len(self._connections))
 
-        def wait() -> Vectors:
+        def wait() -> None:
             answered = first()
             ((answer, _),) = answered
             decided.append(answer.decision)
@@ -187,14 +197,23 @@ class Session:
                 if answer.is_refused
                 else self._sent(push, arrays, others)
             )
-            return self._noted([*answered, *rest()])
+            self._received([*answered, *rest()])
 
         return wait
 
     def pull(self) -> Vectors:
         """The variables' values as they are now."""
-        self._newest = self._ask(self._pulling("values"))
-        return self._newest
+        self._received(self._answers(self._pulling("values")))
+        return [replica.take() for replica in self._replicas]
+
+    def values(self) -> list[np.ndarray]:
+        """The variables' arrays as they were returned last, in whole or row by row."""
+        return self._model.whole([replica.values() for replica in self._replicas])
+
+    def forget(self) -> None:
+        """The next step returns whole variables, as others were assigned to them."""
+        for replica in self._replicas:
+            replica.forget()
 
     def put(self, arrays: Sequence[np.ndarray]) -> None:
         """Assigns to the variables on the servers.
@@ -209,7 +228,7 @@ class Session:
 
     def averages(self) -> list[np.ndarray]:
         """The moving averages of the variables, by the optimizer; the values if it keeps none."""
-        return self.whole(self._ask(self._pulling("averages")))
+        return self.whole(self._noted(self._answers(self._pulling("averages"))))
 
     def state(self) -> State:
         """Values, slots and scalars of the whole model."""
@@ -219,6 +238,11 @@ class Session:
             State.of_arrays(arrays, count, answer.slots, answer.scalars)
             for (answer, arrays), count in zip(answers, counts, strict=True)
         ]
+        for replica, shapes, (answer, _), state in zip(
+            self._replicas, self._model.shapes, answers, states, strict=True
+        ):
+            replica.receive(answer.edition, (), shapes.layout().vectors(state.values))
+            replica.take()
         values = self._model.whole([state.values for state in states])
         slots: list[dict[str, np.ndarray]] = [{} for _ in values]
         for name in dict.fromkeys(name for state in states for own in state.slots for name in own):
@@ -314,26 +338,19 @@ class Session:
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
         return lambda server, id: Pull(id, self._worker, self._incarnation, what)
 
-    def _ask(self, make: Callable[[int, int], Message]) -> Vectors:
-        """The vectors that all servers answer to a message with, after what is under way."""
-        self._finish()
-        return self._asked(make)()
-
     def _finish(self) -> None:
         """Waits for the answers to all that is under way."""
         while self._under_way:
-            self._newest = self._under_way.pop(0)()
+            self._under_way.pop(0)()
 
-    def _asked(
-        self, make: Callable[[int, int], Message], arrays: Sequence[Sequence[np.ndarray]] | None = None
-    ) -> Callable[[], Vectors]:
-        """Sends a message to all servers.
-
-        Returns:
-            Waits for the vectors that they answer with, and notes how new they are.
-        """
-        receive = self._sent(make, arrays)
-        return lambda: self._noted(receive())
+    def _received(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> None:
+        """Queues the values of all servers, and notes how new they are."""
+        vectors = self._noted(answers)
+        for server, (replica, (answer, _), own) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
+            try:
+                replica.receive(answer.edition, answer.kinds, own)
+            except ValueError as error:
+                raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 
     def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
         """The vectors of the answers of all servers, when it is noted how new they are."""

@@ -15,7 +15,7 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer, Deals
 from tfdist.parameter_server.delay_compensation import DelayCompensation
-from tfdist.parameter_server.gradients import Gradients, weighted_sum
+from tfdist.parameter_server.gradients import Gradients, Kind, weighted_sum
 from tfdist.parameter_server.ledger import Gradient, Ledger, weights
 from tfdist.parameter_server.messages import (
     Attach,
@@ -104,6 +104,7 @@ class Shard:
         ledger: which pushes have counted.
         snapshots: of this server; None if it keeps none.
         compression: of gradients; None for none.
+        is_lazy: as of `Store`.
         store: its values; None until a worker has described them.
         deals: the batches that are dealt out; None if another server deals them, or nobody.
         model: its name.
@@ -118,6 +119,7 @@ class Shard:
     ledger: Ledger
     snapshots: Snapshots | None = None
     compression: Policy | None = None
+    is_lazy: bool = False
     store: Store | None = None
     deals: Deals | None = None
     model: str = ""
@@ -227,12 +229,12 @@ class Shard:
             )
             for number in sorted({*known, *self.ledger.counted, *self.ledger.dropped})
         )
-        values = [] if self.store is None else self.store.vectors()
+        shapes = None if self.store is None else self.store.shapes
         return ModelReport(
             model=model,
             occurrence=occurrence,
             variables=0 if self.store is None else len(self.store.held),
-            nbytes=sum(one.nbytes for one in values),
+            nbytes=0 if shapes is None else shapes.nbytes,
             version=self.ledger.version,
             received=self._traffic.received,
             sent=self._traffic.sent,
@@ -300,7 +302,7 @@ class Shard:
         Raises:
             Exception: of Keras, for an optimizer that this process does not know.
         """
-        self.store = Store(held, state, optimizer)
+        self.store = Store(held, state, optimizer, self.is_lazy)
         if self.compression is not None:
             pairs = zip(held, self.store.shapes.shapes, strict=True)
             whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
@@ -476,18 +478,25 @@ class Shard:
         what = message.what if isinstance(message, Pull) else "values"
         slots: tuple[tuple[str, ...], ...] = ()
         scalars: tuple[str, ...] = ()
-        arrays = self.store.vectors()
+        kinds: tuple[Kind, ...] = ()
         if what == "averages":
-            arrays = self.store.averages() or arrays
+            arrays = self.store.averages() or self.store.vectors()
         elif what == "state":
             state = self.store.state()
             (slots, scalars), arrays = state.names(), state.arrays()
-        if what == "values" and self._compensation is not None:
-            self._compensation.sent(message.worker, self.ledger.version, arrays)
+        else:
+            newer = self.store.since(message.edition, message.rows) if isinstance(message, Push) else self.store.since()
+            kinds, arrays = newer.kinds if newer.sparse else (), newer.arrays()
+            if self._compensation is not None:
+                self._compensation.sent(message.worker, self.ledger.version, self.store.vectors())
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - one.since
         clock = self.ledger.workers[message.worker].clock
-        answered = Values(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars)
+        answered = Values(
+            *(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars),
+            edition=self.store.edition,
+            kinds=kinds,
+        )
         if isinstance(message, Push) and message.ticket is not None:
             answered = msgspec.structs.replace(answered, is_refused=one.is_refused, decision=self._decision(message))
         one.answer(answered, arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server import slots as slots_of
+from tfdist.parameter_server.changes import Changes, Edition
 from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.lazy_rows import LazyRows
+from tfdist.parameter_server.row_local import keeps_other_rows, keeps_other_values
 from tfdist.parameter_server.state import Held, State
 from tfdist.tensors import to_array
 
+_ITERATIONS = -1
+"""In place of the number of a block."""
 _ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
 
 
@@ -53,35 +58,72 @@ class Store:
         held: describes the variables.
         state: their first values; slots and scalars, if the optimizer has made updates before.
         optimizer: as `keras.saving.serialize_keras_object` describes it.
+        is_lazy: whether a sparse gradient updates the rows that it names alone (`LazyRows`).
 
     Attributes:
         held: as given.
         config: as ``optimizer``.
+
+    Raises:
+        ValueError: the optimizer cannot be lazy.
     """
 
-    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
+    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any], is_lazy: bool = False) -> None:
         self.held = list(held)
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
+        self._changes = Changes(self.shapes.shapes, [dtype.itemsize for dtype in self.shapes.dtypes])
         self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
         self._rate: float | None = None
+        self._lazy: LazyRows | None = None
         self._make(state)
+        if is_lazy and not keeps_other_rows(self._optimizer):
+            self._lazy = LazyRows(optimizer)
 
     @property
     def iterations(self) -> int:
         """Updates so far."""
-        return int(self._read()[0])
+        return int(self._read(_ITERATIONS))
 
-    def vectors(self) -> list[np.ndarray]:
-        """The values, in the layout of all variables. Later updates do not change them."""
-        return self._in_vectors([to_array(value) for value in self._read()[1:]])
+    def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
+        """The values, in the layout for these kinds. Later updates do not change them.
+
+        Args:
+            kinds: one for each variable; all are dense by default.
+        """
+        layout = self.shapes.layout(kinds)
+        read = {number: self._read(number) for number, one in enumerate(self._blocks) if one.places[0] in layout.spans}
+        return self._in_vectors({number: to_array(value) for number, value in read.items()}, kinds)
+
+    @property
+    def edition(self) -> Edition:
+        """Of the values."""
+        return self._changes.edition
+
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+        """The values, or, of variables of which few rows have changed, those rows.
+
+        Args:
+            edition: that somebody has; None for nothing.
+            places: of the variables of which rows may be given.
+        """
+        changed = {} if edition is None or not places else self._changes.since(edition)
+        rows = {place: indices for place, indices in changed.items() if place in places}
+        kinds: tuple[Kind, ...] = tuple("sparse" if place in rows else "dense" for place in range(len(self.held)))
+        sparse = {}
+        for block in self._blocks:
+            if (place := block.places[0]) in rows:
+                sparse[place] = (to_array(tf.gather(block.variable.value, rows[place])), rows[place])
+        ordered = {place: sparse[place] for place in sorted(sparse)}
+        return Gradients(kinds, self.vectors(kinds), ordered)
 
     def averages(self) -> list[np.ndarray] | None:
         """As `vectors`, the moving averages of the values; None if the optimizer keeps none."""
         found = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
         if not found:
             return None
-        return self._in_vectors([to_array(found[place].value.read_value()) for place in range(len(self._blocks))])
+        arrays = {number: to_array(found[number].value.read_value()) for number in range(len(self._blocks))}
+        return self._in_vectors(arrays)
 
     def state(self) -> State:
         """Values and the optimizer's variables; later updates do not change them."""
@@ -118,6 +160,7 @@ class Store:
         """
         layout = self.shapes.layout()
         layout.check(vectors)
+        self._changes.note(range(len(self.held)), {})
         self._newest.clear()
         for block in self._blocks:
             first, last = layout.spans[block.places[0]], layout.spans[block.places[-1]]
@@ -136,47 +179,99 @@ class Store:
         layout = self.shapes.layout(gradients.kinds)
         given: list[Any] = []
         kinds: list[Kind] = []
-        for block in self._blocks:
+        lazily: list[int] = []
+        for number, block in enumerate(self._blocks):
             place = block.places[0]
             kinds.append(_kind(gradients, block) or "none")
+            if kinds[-1] == "sparse" and self._lazy is not None and self._is_lazy(place):
+                kinds[-1] = "none"
+                lazily.append(number)
+                self._by_rows.add(number)
             if kinds[-1] == "dense":
                 first, last = layout.spans[place], layout.spans[block.places[-1]]
                 vector = gradients.vectors[first.vector][first.begin : last.end]
                 given.append(tf.constant(vector.reshape(block.variable.shape)))
             elif kinds[-1] == "sparse":
                 given += [tf.constant(array) for array in gradients.sparse[place]]
+        self._changes.note(*self._changed(gradients))
         self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
-        if not given:
-            self._optimizer._iterations.assign_add(1)
+        scalars = self._update_lazily(lazily, gradients)
+        if given:
+            self._newest |= self._run(tuple(kinds), given)
+        elif scalars:
+            for variable, value in scalars:
+                variable.assign(value)
         else:
-            self._newest += self._run(tuple(kinds), given)
+            self._optimizer._iterations.assign_add(1)
 
-    def _read(self) -> list[Any]:
-        """The iterations, and the value of each block; TensorFlow copies them when they are written to."""
-        if not self._newest:
-            self._newest += self._outputs()
-        return self._newest
+    def _is_lazy(self, place: int) -> bool:
+        """Whether a sparse gradient of a variable updates the rows that it names alone."""
+        held = self.held[place]
+        return self._lazy is not None and held.constraint is None and not keeps_other_rows(self._optimizer, held.decays)
 
-    def _outputs(self) -> list[Any]:
-        variables = [self._optimizer._iterations, *(block.variable for block in self._blocks)]
-        return [variable.value.read_value() for variable in variables]
+    def _update_lazily(self, numbers: Sequence[int], gradients: Gradients) -> list[tuple[Any, np.ndarray]]:
+        """Updates rows of blocks.
 
-    def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> list[Any]:
-        """Makes the update for gradients of these kinds."""
-        if kinds in self._functions:
-            return self._functions[kinds](*given)
-        # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
-        if self._is_elementwise and set(kinds) <= {"dense", "none"}:
-            try:
-                self._functions[kinds] = self._function(kinds, given, jit_compile=True)
-                return self._functions[kinds](*given)
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-                pass  # a schedule of the user's own, perhaps
-        self._functions[kinds] = self._function(kinds, given, jit_compile=False)
-        return self._functions[kinds](*given)
+        Returns:
+            The optimizer's scalars, and what they are after the update.
+        """
+        if not numbers:
+            return []
+        assert self._lazy is not None
+        scalars = slots_of.scalars_of(self._optimizer, self._slots)
+        for number in numbers:
+            block, place = self._blocks[number], self._blocks[number].places[0]
+            slots = [slot.value for slot in self._slots if slot.variable == number]
+            variables, decays = [block.variable, *slots], self.held[place].decays
+            after = self._lazy.update(variables, gradients.sparse[place], scalars, decays)
+        return list(zip(scalars.values(), after, strict=True))
 
-    def _function(self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool) -> Callable[..., list[Any]]:
+    def _changed(self, gradients: Gradients) -> tuple[list[int], dict[int, np.ndarray]]:
+        """The variables that gradients change, and of others their rows."""
+        whole, rows = [], {}
+        for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
+            keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
+            if held.constraint is not None or not keeps:
+                whole.append(place)
+            elif kind == "sparse":
+                rows[place] = gradients.sparse[place][1]
+            elif kind == "dense":
+                whole.append(place)
+        return whole, rows
+
+    def _read(self, number: int) -> Any:
+        """The value of a block, or the iterations; TensorFlow copies it when it is written to."""
+        if number not in self._newest:
+            self._newest[number] = self._variables(number).value.read_value()
+        return self._newest[number]
+
+    def _variables(self, number: int) -> Any:
+        return self._optimizer._iterations if number == _ITERATIONS else self._blocks[number].variable
+
+    def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> dict[int, Any]:
+        """Makes the update for gradients of these kinds.
+
+        Returns:
+            By number, new values.
+        """
+        if kinds not in self._functions:
+            # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
+            if self._is_elementwise and set(kinds) <= {"dense", "none"}:
+                try:
+                    self._functions[kinds] = self._function(kinds, given, jit_compile=True)
+                    return self._functions[kinds](given)
+                except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+                    pass  # a schedule of the user's own, perhaps
+            self._functions[kinds] = self._function(kinds, given, jit_compile=False)
+        return self._functions[kinds](given)
+
+    def _function(
+        self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool
+    ) -> Callable[[Sequence[Any]], dict[int, Any]]:
         """The update as a graph; to call it takes a third of the time that a `tf.function` takes to find it."""
+        self._by_rows |= {number for number, kind in enumerate(kinds) if kind == "sparse"}
+        # What TensorFlow has scattered rows to, it copies for every reader.
+        numbers = [_ITERATIONS, *(number for number in range(len(kinds)) if number not in self._by_rows)]
 
         def update(*arrays: Any) -> list[Any]:
             rest, pairs = iter(arrays), []
@@ -188,13 +283,14 @@ class Store:
                     pairs.append((tf.IndexedSlices(next(rest), next(rest), shape), block.variable))
             gradients, variables = zip(*pairs, strict=True)
             self._optimizer.apply(gradients, variables)
-            return self._outputs()
+            return [self._variables(number).value.read_value() for number in numbers]
 
         specs = [
             tf.TensorSpec(one.shape if kind == "dense" else (None, *one.shape[1:]), one.dtype)
             for kind, one in zip(_of_arrays(kinds), given, strict=True)
         ]
-        return tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
+        made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
+        return lambda given: dict(zip(numbers, made(*given), strict=True))
 
     def _make(self, state: State) -> None:
         """Makes variables and optimizer."""
@@ -215,8 +311,9 @@ class Store:
             is_scheduled = name == "learning_rate" and not isinstance(self._optimizer._learning_rate, keras.Variable)
             if name in state.scalars and not is_scheduled:
                 variable.assign(state.scalars[name])
-        self._newest: list[Any] = []
-        self._functions: dict[tuple[Kind, ...], Callable[..., list[Any]]] = {}
+        self._newest: dict[int, Any] = {}
+        self._by_rows: set[int] = set()
+        self._functions: dict[tuple[Kind, ...], Callable[[Sequence[Any]], dict[int, Any]]] = {}
 
     def _runs(self) -> list[tuple[int, ...]]:
         """The variables, in runs that follow each other in a vector and are updated alike."""
@@ -256,11 +353,12 @@ class Store:
         bounds = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(array, bounds), shapes, strict=True)]
 
-    def _in_vectors(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Vectors of all variables, from an array for each block."""
-        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shapes.layout().dtypes]
-        for block, array in zip(self._blocks, arrays, strict=True):
-            span = self.shapes.layout().spans[block.places[0]]
+    def _in_vectors(self, arrays: Mapping[int, np.ndarray], kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
+        """Vectors in the layout for these kinds, from the arrays of blocks by their numbers."""
+        layout = self.shapes.layout(kinds)
+        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in layout.dtypes]
+        for number, array in arrays.items():
+            span = layout.spans[self._blocks[number].places[0]]
             parts[span.vector].append((span.begin, array.reshape(-1)))
         ordered = ([array for _, array in sorted(one, key=lambda pair: pair[0])] for one in parts)
         return [one[0] if len(one) == 1 else np.concatenate(one) for one in ordered]

@@ -90,8 +90,9 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     kept = None if options.snapshots is None else (Path(options.snapshots), options.snapshot_seconds)
     compressed = "" if compression is None else f", compression={compression}"
     snapshots = "" if kept is None else f", snapshots in {kept[0]}"
+    lazy = options.sparse == "lazy"
     notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
-    serve(member, ServerOptions(mode, policy, kept, compression, options.replicas), timeouts)
+    serve(member, ServerOptions(mode, policy, kept, compression, options.replicas, lazy), timeouts)
 
 
 def _say_who_can_reach(address: str) -> None:

@@ -17,6 +17,7 @@ from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
 from tfdist.parameter_server.session import Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.strategies.server_link import Link, array_of
+from tfdist.strategies.server_vectors import Answered, given_to, kinds_of
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -93,7 +94,7 @@ class LocalLink(Link):
     def _exchange(self) -> tf.Tensor:
         """Exchanges what has changed; in the graph under construction, or eagerly."""
         values = [one.value for one in self._variables]
-        given = [self._given(server, values) for server in range(len(self._model.shapes))]
+        given = [given_to(server, values, self._model) for server in range(len(self._model.shapes))]
 
         def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter([to_array(tensor) for tensor in tensors])
@@ -102,9 +103,9 @@ class LocalLink(Link):
             return [to_tensor(one) for own in vectors for one in own]
 
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
-        vectors = tf.py_function(on_host, inputs, self._dtypes, name="tfdist_servers")
-        for variable, value in zip(self._variables, self._values(vectors), strict=True):
-            variable.assign(value)
+        answered = Answered(kinds_of(values, self._model), self._model)
+        vectors = tf.py_function(on_host, inputs, answered.dtypes, name="tfdist_servers")
+        answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
         self._samples.assign(0.0)
         return tf.constant(0)

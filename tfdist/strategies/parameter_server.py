@@ -70,6 +70,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
         compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
             an encoding lacks is added to the worker's next one. None for no compression.
+        sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
+            `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
+            where other rows keep their values. Not with ``pushes``.
         snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
             number of servers; the same for all servers. None for no snapshots.
         snapshot_seconds: between two snapshots.
@@ -90,6 +93,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         data: Literal["own", "shared"] = "own",
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Choice | Schedule | Policy = None,
+        sparse: Literal["exact", "lazy"] = "exact",
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
         replicas: int = 1,
@@ -110,6 +114,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 'have changed. Leave pushes= out; or use data="own", and give each worker its part of the data, for '
                 "example dataset.shard(count, index)."
             )
+        if sparse not in ("exact", "lazy") or (sparse == "lazy" and pushes is not None):
+            raise ValueError(f'sparse must be "exact" or "lazy", and "exact" with pushes; got {sparse!r} with {pushes}')
         _check_pushes(pushes, synchronization, staleness_policy)
         chosen = None if compression is None else policy.as_policy(compression)
         cluster = discovery.discover(cluster_resolver)
@@ -125,11 +131,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
             folder = None if snapshots is None else os.fspath(snapshots)
-            described = synchronization, staleness_policy, data, pushes, chosen, replicas, folder, snapshot_seconds
-            agreement.agree(member, options.of(*described))
+            described = synchronization, staleness_policy, data, pushes, chosen, sparse, replicas
+            agreement.agree(member, options.of(*described, folder, snapshot_seconds))
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                of_servers = ServerOptions(synchronization, staleness_policy, kept, chosen, replicas)
+                lazy = sparse == "lazy"
+                of_servers = ServerOptions(synchronization, staleness_policy, kept, chosen, replicas, lazy)
                 serving.serve(member, of_servers, timeouts)
                 sys.exit()
         keras_seams.install()
@@ -144,6 +151,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 prefetch=prefetch,
                 pushes=pushes,
                 compression=chosen,
+                is_lazy=sparse == "lazy",
                 shares_data=data == "shared",
                 workers_wait=synchronization.lead() is not None,
             )
@@ -174,6 +182,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         prefetch: how many steps may be under way while the next one is computed.
         pushes: what is pushed; None for gradients.
         compression: of it; None for none.
+        is_lazy: whether sparse gradients update the rows that they name alone.
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
     """
@@ -187,6 +196,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         prefetch: int = 0,
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Policy | None = None,
+        is_lazy: bool = False,
         shares_data: bool = False,
         workers_wait: bool = False,
     ) -> None:
@@ -202,6 +212,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         self._pushes = pushes
         self._compression = compression
         self._is_chief = self._task == 0
+        self._is_lazy = is_lazy
         self._links: dict[int, Link] = {}
         self._begun: list[str] = []
         self._epochs: SharedEpochs | None = None
@@ -282,7 +293,7 @@ class ServerExtended(_OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
             self._links.pop(number).hand_over(optimizer)
         with contextlib.ExitStack() as stack:
             connections = self._servers.connections(stack)
-            options = self._is_chief, self._clips, self._prefetch, self._compression
+            options = self._is_chief, self._clips, self._prefetch, self._compression, self._is_lazy
             try:
                 link = self._linked((connections, self._task, self._begun, optimizer, variables, *options))
             except RefusedError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,12 +16,13 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.epochs import number_of
-from tfdist.parameter_server.gradients import Gradients, Kind
+from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
+from tfdist.strategies.server_vectors import Answered, given_to, kinds_of
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -40,6 +40,7 @@ class Link:
             then those of whole variables and of all of them, on any number of servers.
         prefetch: how many steps may be under way while the next one is computed.
         compression: of what is pushed; None for none.
+        is_lazy: whether sparse gradients update the rows that they name alone.
 
     Attributes:
         failure: the error that has ended the communication, or None.
@@ -57,10 +58,12 @@ class Link:
         clips: bool,
         prefetch: int = 0,
         compression: Policy | None = None,
+        is_lazy: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
         self._is_chief = is_chief
+        self._is_lazy = is_lazy
         self._clips = clips and not optimizer.gradient_accumulation_steps
         self._on_servers = self._optimizer_on_servers()
         splits = is_elementwise(self._on_servers)
@@ -72,7 +75,6 @@ class Link:
             [splits and variable.constraint is None for variable in variables],
             self._name(),
         )
-        self._dtypes = [tf.as_dtype(dtype) for shapes in self._model.shapes for dtype in shapes.layout().dtypes]
         self._packers = [] if compression is None else self._model.packers(compression, worker)
         self._session = Session(connections, worker, self._model, begun, prefetch)
         self._successor = ""
@@ -121,13 +123,14 @@ class Link:
             ticket: of their batch, an int64 scalar; None if nobody dealt it.
 
         Raises:
-            ValueError: a variable is not one of the optimizer's.
+            ValueError: a variable is not one of the optimizer's, or cannot be lazy.
         """
         if not tf.executing_eagerly():
             self.suspend()  # others need not wait while a graph is made
         gradients = self._prepared(self._placed(gradients, variables))
-        kinds = [_kinds(gradients, [part.variable for part in parts]) for parts in self._model.dealing.shards]
-        given = [self._given(server, gradients) for server in range(len(kinds))]
+        self._check_lazy(gradients)
+        kinds = kinds_of(gradients, self._model)
+        given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
         rate = self._optimizer._learning_rate
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
@@ -150,11 +153,12 @@ class Link:
             tf.cast(samples, tf.float64),
             tf.constant(-1, tf.int64) if ticket is None else ticket,
         ]
-        iterations, *vectors = tf.py_function(
-            on_host, [*inputs, *(one for own in given for one in own)], [tf.int64, *self._dtypes], name="tfdist_servers"
+        answered = Answered(kinds, self._model)
+        dtypes = [tf.int64, *answered.dtypes]
+        iterations, *tensors = tf.py_function(
+            on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
         )
-        for variable, value in zip(self._variables, self._values(vectors), strict=True):
-            variable.assign(value)
+        answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
         self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
 
@@ -205,6 +209,7 @@ class Link:
         """Assigns the moving averages of the values, if the optimizer keeps them; the chief's are the newest values."""
         with self._lock:
             averages = self._session.averages()
+            self._session.forget()
         for variable, value in zip(self._variables, averages, strict=True):
             variable.assign(value)
 
@@ -247,6 +252,14 @@ class Link:
             )
         return [found.get(id(variable)) for variable in self._variables]
 
+    def _check_lazy(self, gradients: Sequence[Any]) -> None:
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            if self._is_lazy and isinstance(gradient, tf.IndexedSlices) and variable.constraint is not None:
+                raise ValueError(
+                    f'sparse="lazy" updates some rows of {variable.path}, and its constraint acts on all of them: use '
+                    'sparse="exact", or no constraint'
+                )
+
     def _step(
         self, pushed: Sequence[Gradients], samples: float, rate: float | None, ticket: int | None = None
     ) -> Vectors:
@@ -260,7 +273,7 @@ class Link:
             step = self._session.pushes
             packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
             vectors = self._session.step(packed or pushed, samples, rate, ticket)
-            self._read = functools.partial(self._session.whole, vectors)
+            self._read = self._session.values
             return vectors
 
     @contextlib.contextmanager
@@ -339,50 +352,6 @@ class Link:
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
             given = self._optimizer._clip_gradients(given)
         return given
-
-    def _given(self, server: int, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """The tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient."""
-        parts, shapes = self._model.dealing.shards[server], self._model.shapes[server]
-        layout = shapes.layout(_kinds(gradients, [part.variable for part in parts]))
-        vectors: list[list[tf.Tensor]] = [[] for _ in layout.dtypes]
-        sparse = []
-        for place, part in enumerate(parts):
-            gradient = gradients[part.variable]
-            is_whole = shapes.shapes[place] == tuple(self._variables[part.variable].shape)
-            if isinstance(gradient, tf.IndexedSlices):
-                rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
-                if not is_whole:
-                    own = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
-                    rows, indices = tf.gather(rows, own), tf.gather(indices, own) - part.begin
-                sparse += [rows, indices]
-            elif gradient is not None:
-                own = gradient if is_whole else gradient[part.begin : part.end]
-                vectors[layout.spans[place].vector].append(tf.reshape(own, [-1]))
-        return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
-
-    def _values(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The variables' values, from the vectors of all servers."""
-        parts: list[list[tuple[int, tf.Tensor]]] = [[] for _ in self._variables]
-        rest = iter(vectors)
-        for shard, shapes in zip(self._model.dealing.shards, self._model.shapes, strict=True):
-            layout = shapes.layout()
-            spans = [layout.spans[place] for place in range(len(shard))]
-            cut = []
-            for place, vector in enumerate(next(rest) for _ in layout.dtypes):
-                cut.append(iter(tf.split(vector, [span.end - span.begin for span in spans if span.vector == place])))
-            for part, span, shape in zip(shard, spans, shapes.shapes, strict=True):
-                parts[part.variable].append((part.begin, tf.reshape(next(cut[span.vector]), shape)))
-        return [
-            own[0][1] if len(own) == 1 else tf.concat([one for _, one in sorted(own, key=lambda pair: pair[0])], 0)
-            for own in parts
-        ]
-
-
-def _kinds(gradients: Sequence[Any], variables: Sequence[int]) -> tuple[Kind, ...]:
-    def kind(gradient: Any) -> Kind:
-        return "none" if gradient is None else "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
-
-    return tuple(kind(gradients[variable]) for variable in variables)
 
 
 def array_of(variable: Any) -> np.ndarray:

@@ -93,6 +93,7 @@ CASES = {
     "lamb": dense(lambda: keras.optimizers.Lamb(0.01)),
     "sparse adagrad": embedded(lambda: keras.optimizers.Adagrad(0.1)),
     "sparse sgd": embedded(lambda: keras.optimizers.SGD(0.1)),
+    "sparse rmsprop": embedded(lambda: keras.optimizers.RMSprop(0.01)),
     "constraints": (constrained, X, Y),
     "mean": reduced("sum_over_batch_size"),
 }

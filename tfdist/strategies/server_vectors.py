@@ -1,0 +1,100 @@
+"""Conversion between the tensors of variables and the vectors of parameter servers, in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.parameter_server.gradients import Kind
+from tfdist.parameter_server.model import Model
+
+
+def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
+    """The kinds of gradients, by server, of its parts.
+
+    Args:
+        gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
+        model: the variables.
+    """
+    kinds: list[Kind] = [
+        "none" if one is None else "sparse" if isinstance(one, tf.IndexedSlices) else "dense" for one in gradients
+    ]
+    return [tuple(kinds[part.variable] for part in parts) for parts in model.dealing.shards]
+
+
+def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Tensor]:
+    """The tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient.
+
+    Args:
+        server: its number.
+        gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
+        model: the variables.
+    """
+    parts, shapes = model.dealing.shards[server], model.shapes[server]
+    layout = shapes.layout(kinds_of(gradients, model)[server])
+    vectors: list[list[tf.Tensor]] = [[] for _ in layout.dtypes]
+    sparse = []
+    for place, part in enumerate(parts):
+        gradient = gradients[part.variable]
+        is_whole = model.is_whole(part)
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
+            if not is_whole:
+                own = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
+                rows, indices = tf.gather(rows, own), tf.gather(indices, own) - part.begin
+            sparse += [rows, indices]
+        elif gradient is not None:
+            own = gradient if is_whole else gradient[part.begin : part.end]
+            vectors[layout.spans[place].vector].append(tf.reshape(own, [-1]))
+    return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
+
+
+class Answered:
+    """What the servers answer to a push: values, and of variables with a sparse gradient the rows that have changed.
+
+    Args:
+        kinds: of the gradients, by server.
+        model: the variables.
+
+    Attributes:
+        dtypes: of the tensors: for each server a vector of each dtype, then rows and indices of each variable by rows.
+    """
+
+    def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
+        self._model = model
+        self._kinds: list[list[Kind]] = [["sparse" if kind == "sparse" else "dense" for kind in own] for own in kinds]
+        self.dtypes: list[tf.DType] = []
+        for own, shapes in zip(self._kinds, model.shapes, strict=True):
+            self.dtypes += [tf.as_dtype(dtype) for dtype in shapes.layout(own).dtypes]
+            for kind, dtype in zip(own, shapes.dtypes, strict=True):
+                self.dtypes += [tf.as_dtype(dtype), tf.int64] if kind == "sparse" else []
+
+    def assign_to(self, variables: Sequence[Any], tensors: Sequence[tf.Tensor]) -> None:
+        """Assigns values to variables, and scatters rows into others.
+
+        Args:
+            variables: the Keras variables of the model.
+            tensors: as `dtypes` describes them.
+        """
+        rest = iter(tensors)
+        parts: dict[int, list[tuple[int, tf.Tensor]]] = {}
+        for shard, shapes, kinds in zip(self._model.dealing.shards, self._model.shapes, self._kinds, strict=True):
+            layout = shapes.layout(kinds)
+            cut = []
+            for number, vector in enumerate(next(rest) for _ in layout.dtypes):
+                sizes = [span.end - span.begin for span in layout.spans.values() if span.vector == number]
+                cut.append(iter(tf.split(vector, sizes)))
+            for place, part in enumerate(shard):
+                if place in layout.spans:
+                    value = tf.reshape(next(cut[layout.spans[place].vector]), shapes.shapes[place])
+                    parts.setdefault(part.variable, []).append((part.begin, value))
+                else:
+                    rows, indices = next(rest), next(rest)
+                    rows.set_shape((None, *shapes.shapes[place][1:]))
+                    indices.set_shape((None,))
+                    variables[part.variable].value.scatter_update(tf.IndexedSlices(rows, indices + part.begin))
+        for number, own in parts.items():
+            ordered = [value for _, value in sorted(own, key=lambda pair: pair[0])]
+            variables[number].assign(ordered[0] if len(ordered) == 1 else tf.concat(ordered, 0))
