@@ -384,7 +384,7 @@ class Dealing(Talk):
 
     def __init__(self, mode=Asynchronous(), workers=1, batches=9, policy=None, **options):  # noqa: B008
         super().__init__(mode, workers, **options)
-        self.deals = self.shard.deals = Deals()
+        self.deals = self.shard.tickets.deals = Deals()
         self.deals.when_idle_changes = self.shard.set_idle
         if policy is not None:
             self.shard.ledger.policy = policy

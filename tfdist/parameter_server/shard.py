@@ -13,15 +13,15 @@ import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.dealing.deals import Answer, Deals
+from tfdist.parameter_server.dealing.deals import Answer
+from tfdist.parameter_server.dealing.tickets import Tickets
 from tfdist.parameter_server.delay_compensation import DelayCompensation
 from tfdist.parameter_server.gradients import Gradients, Kind, weighted_sum
-from tfdist.parameter_server.ledger import Gradient, Ledger, weights
+from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
     Attach,
     Attached,
     Create,
-    Decision,
     Done,
     Leave,
     Pull,
@@ -106,13 +106,12 @@ class Shard:
         compression: of gradients; None for none.
         is_lazy: as of `Store`.
         store: its values; None until a worker has described them.
-        deals: the batches that are dealt out; None if another server deals them, or nobody.
+        tickets: of pushes whose batches were dealt.
         model: its name.
         is_restored: whether the store was made from a snapshot.
         incarnations: by worker, that of the process that has entered.
         sequences: by worker and incarnation, the sequence of the last push that was counted.
         applied: likewise, of the last push that was applied.
-        decisions: by worker, the sequence of a push and what became of it.
         pushed: by the `id` of a gradient of the ledger, what it stands for.
     """
 
@@ -121,18 +120,20 @@ class Shard:
     compression: Policy | None = None
     is_lazy: bool = False
     store: Store | None = None
-    deals: Deals | None = None
     model: str = ""
     is_restored: bool = False
     incarnations: dict[int, int] = field(default_factory=dict)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     applied: dict[tuple[int, int], int] = field(default_factory=dict)
-    decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
     pushed: dict[int, Pushed] = field(default_factory=dict)
+    tickets: Tickets = field(init=False)
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
     _parked: list[_Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
+
+    def __post_init__(self) -> None:
+        self.tickets = Tickets(self.ledger)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
@@ -319,22 +320,16 @@ class Shard:
             PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
             for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
         )
+        waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
         of = ShardState(
             *(self.model, self.ledger.version, self.store.config, dict(state.scalars), parts),
-            *(dict(self.ledger.counted), dict(self.applied), self._books()),
+            *(dict(self.ledger.counted), dict(self.applied), self.tickets.books(waiting)),
         )
         self.snapshots.write(of)
 
-    def _books(self) -> dict[str, Any] | None:
-        """The dealer's, without the batches whose gradients are not applied yet."""
-        if self.deals is None:
-            return None
-        waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
-        return self.deals.state(waiting)
-
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
-        is_refused = self._is_refused(message)
+        is_refused = self.tickets.is_refused(message)
         if not is_refused and not self.ledger.is_duplicate(message.worker, message.sequence):
             try:
                 gradients = self._received(message, arrays)
@@ -343,14 +338,14 @@ class Shard:
             except (ValueError, TypeError) as error:
                 answer(Refused(message.id, str(error)), ())
                 return
-            counted = self._counted(message)
+            counted = self.tickets.counted(message)
             source = message.worker, message.incarnation
             self.sequences[source] = message.sequence
             if counted is None:
                 self.applied[source] = message.sequence
             else:
                 self.pushed[id(counted)] = Pushed(source, message.read, gradients, message.ticket)
-            is_refused = self._settle(message, counted)
+            is_refused = self.tickets.settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self.pushed and not self.ledger.synchronization.in_rounds:
                 # The worker goes on, and its memory with it.
@@ -358,53 +353,7 @@ class Shard:
         if message.pulls:
             self._answer_or_park(_Parked(message, answer, is_refused))
         else:
-            answer(Done(message.id, self.ledger.version, is_refused, self._decision(message)), ())
-
-    def _is_refused(self, message: Push) -> bool:
-        """Whether the batch of a push is not the worker's any more. One that is committed already is not refused."""
-        if self.deals is None or message.ticket is None:
-            return False
-        of = message.worker, message.ticket
-        return not self.deals.is_committed(*of) and not self.deals.may_commit(*of)
-
-    def _counted(self, message: Push) -> Gradient | None:
-        if self.deals is not None and message.ticket is not None:
-            if self.deals.is_committed(message.worker, message.ticket):
-                return None  # before this server was started again: a snapshot has it
-        elif message.decision is not None:
-            return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.decision)
-        return self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
-
-    def _settle(self, message: Push, counted: Gradient | None) -> bool:
-        """Commits the batch of a push, in one step with its update, or has it dealt again if the push is dropped.
-
-        Returns:
-            Whether the push is dropped.
-        """
-        if self.deals is None or message.ticket is None:
-            return False
-        of = message.worker, message.ticket
-        if counted is None or not counted.scale:
-            if self.deals.is_committed(*of):
-                return False
-            self.deals.give_back(*of)
-            return True
-        round = counted.round if self.ledger.synchronization.in_rounds else None
-        clock = self.ledger.workers[message.worker].clock
-        self.decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
-        self.deals.commit(*of)
-        return False
-
-    def _decision(self, message: Pull | Push) -> Decision | None:
-        """What the other servers have to do with a push."""
-        if not isinstance(message, Push) or message.ticket is None:
-            return None
-        sequence, decision = self.decisions.get(message.worker, (-1, None))
-        if decision is None or sequence != message.sequence:
-            return None
-        if self.ledger.synchronization.in_rounds or self.ledger.workers[message.worker].is_active:
-            return decision
-        return msgspec.structs.replace(decision, clock=None)
+            answer(Done(message.id, self.ledger.version, is_refused, self.tickets.decision(message)), ())
 
     def _received(self, message: Push, arrays: list[np.ndarray]) -> Gradients:
         assert self.store is not None
@@ -431,11 +380,8 @@ class Shard:
                 for one, known in zip(pushed, due, strict=True)
             ]
             self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
-            peers = tuple(sorted({one.worker for one in due if one.scale}))
+            self.tickets.updated(due)
             for one, known in zip(pushed, due, strict=True):
-                sequence, decision = self.decisions.get(known.worker, (-1, None))
-                if decision is not None and sequence == known.sequence and decision.round is not None:
-                    self.decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
                 self.applied[one.source] = max(known.sequence, self.applied.get(one.source, -1))
         self._answer_parked()
 
@@ -498,5 +444,7 @@ class Shard:
             kinds=kinds,
         )
         if isinstance(message, Push) and message.ticket is not None:
-            answered = msgspec.structs.replace(answered, is_refused=one.is_refused, decision=self._decision(message))
+            answered = msgspec.structs.replace(
+                answered, is_refused=one.is_refused, decision=self.tickets.decision(message)
+            )
         one.answer(answered, arrays)

@@ -85,7 +85,7 @@ class Shards:
         """
         self._shards[key] = made = self._make(*key)
         made.ledger.awaited -= self.absent
-        made.deals = self.deals
+        made.tickets.deals = self.deals
         if self.deals is not None:
             made.set_idle(self.deals.idle)
         return made

@@ -60,6 +60,7 @@ def test_one_that_comes_late_gets_what_the_others_had():
     talk = Talk(0)
     talk.give(0, 5)
     assert talk.give(1, 0) == (Merged(1), [5])
+    talk.workers[EPOCH] = frozenset({1})
     for number in range(20):
         talk.give(0, number, epoch=(1, number))
     assert talk.give(1, 0) == (Merged(1), [0]), "or its own, if that was too long ago"

@@ -69,7 +69,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         () if shard.store is None else tuple(shard.store.held),
         {} if shard.store is None else shard.store.config,
         *(slots, scalars, _books(shard.ledger), dict(shard.incarnations)),
-        *(_rows(shard.sequences), _rows(shard.applied), dict(shard.decisions), waiting),
+        *(_rows(shard.sequences), _rows(shard.applied), dict(shard.tickets.decisions), waiting),
         arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
     )
 
@@ -99,7 +99,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         (ledger.staleness, books.staleness),
     ):
         mine.update(counts)
-    shard.incarnations, shard.decisions = copy.incarnations, copy.decisions
+    shard.incarnations, shard.tickets.decisions = copy.incarnations, copy.decisions
     shard.sequences, shard.applied = _by_source(copy.sequences), _by_source(copy.applied)
     rest = iter(arrays[cut:])
     for one in copy.waiting:
