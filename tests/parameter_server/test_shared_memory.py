@@ -149,8 +149,7 @@ def test_a_push_that_comes_again_is_answered_in_frames(stack):
         return request
 
     connection.send = send
-    session.step(ones(session))
-    kept = [vector.copy() for vector in session._newest[0]]
+    kept = [vector.copy() for vector in session.step(ones(session))[0]]
     segment = connection._segment
     segment._memory[segment.area :] = bytes(segment.area)
     values = session.whole(session.pull())
