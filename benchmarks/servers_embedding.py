@@ -37,7 +37,7 @@ def make_dataset(options, seed=0):
     ranks = np.searchsorted(shares, generator.random(BATCHES * options.batch) * shares[-1])
     places = np.random.default_rng(1).permutation(options.rows)
     keys = places[ranks].astype(np.int64)
-    return tf.data.Dataset.from_tensor_slices(keys).batch(options.batch).repeat()
+    return tf.data.Dataset.from_tensor_slices(keys.reshape(BATCHES, options.batch)).repeat()
 
 
 def measure_tfdist(options):

@@ -1,6 +1,9 @@
 """`DynamicEmbedding` in plain Keras and on parameter servers, which are threads of this process."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 
 import keras
@@ -99,6 +102,25 @@ def test_it_trains_as_one_hot_rows_do(name):
     np.testing.assert_allclose(found.history["loss"], history.history["loss"], rtol=1e-4)
     np.testing.assert_allclose(found.history["val_loss"][-1], expected.evaluate(X, Y, verbose=0), rtol=1e-4)
     assert int(model.optimizer.iterations) == 9
+
+
+ON_ONE_THREAD = """
+import keras, numpy as np, tensorflow as tf, tfdist
+tf.config.threading.set_inter_op_parallelism_threads(1)
+layers = [keras.layers.Input((), dtype="int64"), tfdist.layers.DynamicEmbedding(2)]
+model = keras.Sequential(layers)
+model.compile("adam", "mse")
+model.fit(np.arange(8), np.ones((8, 2)), epochs=2, verbose=0)
+print("ROWS", len(layers[1].export()[0]))
+"""
+
+
+def test_it_trains_on_one_thread():
+    """The table's graph must not wait for the thread that waits for it."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", ON_ONE_THREAD]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "ROWS 8" in ended.stdout, ended.stderr
 
 
 def test_it_trains_as_keras_own_does():

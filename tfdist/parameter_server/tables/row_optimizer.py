@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,13 +180,23 @@ class _Block:
             Values and slots after the step, to be read before the next one; and the scalars.
         """
         with tf.device("CPU:0"):
-            self._step(*map(to_tensor, (gradient, *rows)), *map(tf.constant, scalars))
+            step = self._step if _graphs_have_a_thread() else self._stepped
+            step(*map(to_tensor, (gradient, *rows)), *map(tf.constant, scalars))
             return [to_array(one.value.read_value()) for one in self._rows], self.scalars()
 
     def _stepped(self, gradient: Any, *state: Any) -> None:
         for variable, value in zip((*self._rows, *self._scalars), state, strict=True):
             variable.value.assign(value)
         self.optimizer.apply([gradient], [self._variable])
+
+
+def _graphs_have_a_thread() -> bool:
+    """Whether a graph can run inside a host call of another one, where a table is in the process that trains.
+
+    The host call keeps one thread of TensorFlow's pool; the graph would wait for another one for ever.
+    """
+    chosen = tf.config.threading.get_inter_op_parallelism_threads()
+    return int(chosen or os.environ.get("TF_NUM_INTEROP_THREADS") or len(os.sched_getaffinity(0))) != 1
 
 
 def _deserialized(config: dict[str, Any]) -> Any:
