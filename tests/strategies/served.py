@@ -12,7 +12,8 @@ from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.strategies import keras_seams
-from tfdist.strategies.parameter_server import ServerExtended
+from tfdist.strategies.server_extended import ServerExtended
+from tfdist.strategies.worker_options import WorkerOptions
 
 
 class Served(tf.distribute.Strategy):
@@ -23,7 +24,7 @@ class Served(tf.distribute.Strategy):
         worker: number of the task; 0 is the chief.
         mode: the servers'.
         workers: that the cluster has.
-        options: as of `ServerExtended`.
+        options: as of `WorkerOptions`.
     """
 
     def __init__(self, servers, worker, mode, workers=1, **options):
@@ -37,7 +38,7 @@ class Served(tf.distribute.Strategy):
         )
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
         options |= {"clips": not mode.averages, "workers_wait": mode.lead() is not None}
-        super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), **options))
+        super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), WorkerOptions(**options)))
 
 
 @contextlib.contextmanager

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.served import served
 from tfdist.errors import ClusterSpecError
 from tfdist.parameter_server import LocalSteps, Synchronous
-from tfdist.strategies import at_work, parameter_server
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.parameter_server import ParameterServerStrategy
 
@@ -59,32 +58,6 @@ def test_workers_without_servers_are_told(monkeypatch):
         ParameterServerStrategy()
 
 
-def check(optimizer, servers, clips, variable=None):
-    parameter_server._check(optimizer, [keras.Variable([1.0]) if variable is None else variable], servers, clips)
-
-
-@pytest.mark.parametrize(
-    ("options", "clips"),
-    [({"global_clipnorm": 1.0}, False), ({"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}, True)],
-)
-def test_norms_of_averages_on_several_servers_are_refused(options, clips):
-    with pytest.raises(ValueError, match="lies on 2 parameter servers: use one server"):
-        check(keras.optimizers.SGD(**options), 2, clips)
-    check(keras.optimizers.SGD(**options), 1, clips)
-
-
-def test_float8_is_refused():
-    variable = keras.Variable([1.0], name="scale")
-    variable.overwrite_with_gradient = True
-    with pytest.raises(ValueError, match="float8 training; got scale"):
-        check(keras.optimizers.SGD(), 1, True, variable)
-
-
-def test_what_servers_can_do_is_not():
-    check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
-    check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)
-
-
 def test_datasets_are_read_without_a_tuner():
     dataset = ParameterServerStrategy().experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
     assert isinstance(dataset, tf.data.Dataset)
@@ -105,16 +78,6 @@ def test_data_that_cannot_be():
 def test_batches_are_counted_by_pushes_of_gradients():
     with pytest.raises(ValueError, match=r"Leave pushes= out; or use data=\"own\""):
         ParameterServerStrategy(data="shared", pushes=LocalSteps(2))
-
-
-def test_a_worker_that_the_cluster_does_not_name_has_a_name():
-    """In messages about whom another one waits for."""
-    with served(workers=2) as (strategy, _):
-        servers = strategy.extended._servers
-        servers.tasks = ("worker 0 (a:1)", "ps 0 (b:1)")
-        servers.member.control.present[2] = "worker 5"
-        names = [servers._name_of(number) for number in range(4)]
-    assert names == ["worker 0 (a:1)", "ps 0 (b:1)", "worker 5", "task 3"]
 
 
 @pytest.mark.parametrize("options", [{"sparse": "row"}, {"sparse": "lazy", "pushes": LocalSteps(2)}])

@@ -11,6 +11,7 @@ from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
 from tfdist.strategies.server_link import Link
+from tfdist.strategies.worker_options import WorkerOptions
 
 SHAPES = [(600, 150), (3,), (500, 2)]
 """The first is split over servers."""
@@ -43,7 +44,7 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
 
         def link(worker=0, own=None, of=optimizer, prefetch=0):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            link = Link(connections, worker, (), of, own or made, worker == 0, not mode.averages, prefetch)
+            link = Link(connections, worker, (), of, own or made, WorkerOptions(not mode.averages, prefetch))
             stack.callback(link.close)
             return link
 

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
@@ -23,6 +22,7 @@ from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
 from tfdist.strategies.server_vectors import Answered, given_to, kinds_of
+from tfdist.strategies.worker_options import WorkerOptions
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -31,16 +31,11 @@ class Link:
 
     Args:
         connections: to each server.
-        worker: this task's number.
+        worker: this task's number; 0 is the chief, which gives the first values and the learning rate.
         begun: the names of the models that this task has begun before.
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
-        is_chief: whether this worker gives the first values and the learning rate.
-        clips: whether gradients are clipped here by their norms, because each is an update of its own. The norms are
-            then those of whole variables and of all of them, on any number of servers.
-        prefetch: how many steps may be under way while the next one is computed.
-        compression: of what is pushed; None for none.
-        is_lazy: whether sparse gradients update the rows that they name alone.
+        options: of this worker.
 
     Attributes:
         failure: the error that has ended the communication, or None.
@@ -54,17 +49,13 @@ class Link:
         begun: Sequence[str],
         optimizer: Any,
         variables: Sequence[Any],
-        is_chief: bool,
-        clips: bool,
-        prefetch: int = 0,
-        compression: Policy | None = None,
-        is_lazy: bool = False,
+        options: WorkerOptions,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
-        self._is_chief = is_chief
-        self._is_lazy = is_lazy
-        self._clips = clips and not optimizer.gradient_accumulation_steps
+        self._is_chief = worker == 0
+        self._is_lazy = options.is_lazy
+        self._clips = options.clips and not optimizer.gradient_accumulation_steps
         self._on_servers = self._optimizer_on_servers()
         splits = is_elementwise(self._on_servers)
         self._model = Model(
@@ -75,15 +66,15 @@ class Link:
             [splits and variable.constraint is None for variable in variables],
             self._name(),
         )
-        self._packers = [] if compression is None else self._model.packers(compression, worker)
-        self._session = Session(connections, worker, self._model, begun, prefetch)
+        self._packers = [] if options.compression is None else self._model.packers(options.compression, worker)
+        self._session = Session(connections, worker, self._model, begun, options.prefetch)
         self._successor = ""
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
         self.last_ticket = -1
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
-        self._assign(self._session.begin(self._held(), on_servers, self._state if is_chief else None))
+        self._assign(self._session.begin(self._held(), on_servers, self._state if self._is_chief else None))
 
     @property
     def session(self) -> Session:

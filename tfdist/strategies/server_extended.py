@@ -1,0 +1,194 @@
+"""The `extended` of `ParameterServerStrategy` on tasks that train: optimizers update on servers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.dealing.dealer import Plan
+from tfdist.parameter_server.dealing.epochs import SharedEpochs
+from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
+from tfdist.parameter_server.tables.client import Form, TableClient
+from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.runtime.membership import Membership
+from tfdist.strategies import keras_scope
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import KeepsTables, UpdatesOnServers, WritesOnce
+from tfdist.strategies.embedded_rows import rows_of
+from tfdist.strategies.layer_states import LayerStates
+from tfdist.strategies.local_link import ElasticLink, LocalLink
+from tfdist.strategies.server_link import Link
+from tfdist.strategies.server_tables import Servers, ServerTables
+from tfdist.strategies.worker_options import WorkerOptions
+
+log = logging.getLogger("tfdist")
+
+
+class OneDevice(private.OneDeviceExtended):
+    """One device; a process without servers trains as usual."""
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        """The dataset itself. Its tuner would keep the end of an epoch waiting; see `private.not_tuned`."""
+        return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
+
+
+class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
+    """One device, whose optimizers update on servers.
+
+    Args:
+        strategy: the strategy that this is the `extended` of.
+        member: this task's membership.
+        timeouts: how long to wait for servers.
+        options: as the strategy's arguments say.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        member: Membership,
+        timeouts: Timeouts,
+        options: WorkerOptions,
+    ) -> None:
+        super().__init__(strategy, "CPU:0")
+        self.shares_data = options.shares_data
+        self.workers_wait = options.workers_wait
+        self._options = options
+        self.reported: set[str] = set()
+        self._task = member.control.task
+        self._servers = Servers(member, timeouts)
+        self._tables = ServerTables(self._servers)
+        self._is_chief = self._task == 0
+        self._links: dict[int, Link] = {}
+        self._begun: list[str] = []
+        self._epochs: SharedEpochs | None = None
+        self._fits = itertools.count()
+        self._states = LayerStates(lambda: self._servers.connection(0), member.control.task)
+        self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        atexit.register(self._close)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended this worker's communication with the servers, or None."""
+        failures: list[BaseException | None] = [link.failure for link in self._links.values()]
+        failures += [part.failure for part in (self._tables, self._epochs) if part is not None]
+        return next((failure for failure in failures if failure is not None), None)
+
+    @property
+    def is_writer(self) -> bool:
+        """The chief writes."""
+        return self._is_chief
+
+    def update_on_servers(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any],
+        samples: Any,
+        apply: Callable[[], None],
+        ticket: Any = None,
+    ) -> None:
+        """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        with tf.init_scope(), self._lock:
+            if not optimizer.built:
+                keras_scope.check(optimizer, variables, self._container_strategy())
+                optimizer.build(variables)
+            if id(optimizer) not in self._links and optimizer not in self._alone:
+                self._connect(optimizer)
+        if optimizer in self._alone:
+            apply()
+        else:
+            self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
+
+    def links(self, model: Any) -> list[Link]:
+        """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        variables = {id(variable) for variable in model.variables}
+        return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
+
+    @contextlib.contextmanager
+    def shared_epochs(self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]) -> Iterator[SharedEpochs]:
+        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        of = self._task, next(self._fits), plan
+        self._epochs = epochs = SharedEpochs(lambda: self._servers.connection(0), *of, within_batches, when_idle)
+        self.is_sharing = True
+        try:
+            yield epochs
+        finally:
+            self.is_sharing = False
+            epochs.close()
+
+    def begin_epoch(self, model: Any) -> None:
+        """Makes non-trainable weights the chief's; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        self._states.begin(model, {one for link in list(self._links.values()) for one in link.ids})
+
+    def link_of(self, optimizer: Any) -> Link | None:
+        """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        return self._links.get(id(optimizer))
+
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
+        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        return self._tables.table(name, form, cache)
+
+    def _connect(self, optimizer: Any) -> None:
+        """Makes the link of an optimizer, which takes its variables over from others."""
+        variables = [variable for variable in optimizer._trainable_variables if rows_of(variable) is None]
+        own = self._options.pushes is not None  # the worker's optimizer makes the updates
+        _check(optimizer, variables, 1 if own else len(self._servers), self._options.clips)
+        ids = {id(variable) for variable in variables}
+        for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
+            self._links.pop(number).hand_over(optimizer)
+        with contextlib.ExitStack() as stack:
+            connections = self._servers.connections(stack)
+            try:
+                link = self._linked((connections, self._task, self._begun, optimizer, variables, self._options))
+            except RefusedError as error:
+                if not error.refused.is_over:
+                    raise
+                log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
+                self._alone.add(optimizer)
+                return
+            stack.pop_all()
+        self._begun.append(link.name)
+        self._links[id(optimizer)] = link
+
+    def _linked(self, arguments: tuple[Any, ...]) -> Link:
+        """The link for what is pushed."""
+        pushes = self._options.pushes
+        if isinstance(pushes, LocalSteps):
+            return LocalLink(pushes, *arguments)
+        if isinstance(pushes, ElasticAveraging):
+            workers = sum(task.job in ("chief", "worker") for task in self._servers.tasks)
+            return ElasticLink(pushes.rate or 0.9 / workers, pushes, *arguments)
+        return Link(*arguments)
+
+    def _close(self) -> None:
+        while self._links:
+            self._links.popitem()[1].close()
+        self._tables.close()
+
+
+def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
+    """Refuses what the servers cannot do.
+
+    Raises:
+        ValueError: with what the optimizer or a variable asks for.
+    """
+    clips = clips and not optimizer.gradient_accumulation_steps
+    if optimizer.global_clipnorm and servers > 1 and not clips:
+        raise ValueError(
+            f"global_clipnorm needs the norm of an average that lies on {servers} parameter servers: use one server, "
+            "or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
+        )
+    overwritten = [variable.path for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
+    if overwritten:
+        raise ValueError(f"parameter servers do not support float8 training; got {', '.join(overwritten[:3])}")

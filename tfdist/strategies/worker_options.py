@@ -1,0 +1,32 @@
+"""What workers on parameter servers do alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfdist.compression.policy import Policy
+from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Options of a worker.
+
+    Attributes:
+        clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent. The norms
+            are then those of whole variables and of all of them, on any number of servers.
+        prefetch: how many steps may be under way while the next one is computed.
+        pushes: what is pushed; None for gradients.
+        compression: of it; None for none.
+        is_lazy: whether sparse gradients update the rows that they name alone.
+        shares_data: whether batches are dealt out to all workers.
+        workers_wait: whether workers wait for each other.
+    """
+
+    clips: bool
+    prefetch: int = 0
+    pushes: LocalSteps | ElasticAveraging | None = None
+    compression: Policy | None = None
+    is_lazy: bool = False
+    shares_data: bool = False
+    workers_wait: bool = False
