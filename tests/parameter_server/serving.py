@@ -29,10 +29,11 @@ def serving(
     policy=AsItIs(),  # noqa: B008
     tables=None,
     deals=None,
+    pull_compression=None,
     is_lazy=False,
 ):
     def make(model, occurrence):
-        return Shard(Ledger(mode, policy), compression=compression, is_lazy=is_lazy)
+        return Shard(Ledger(mode, policy), compression=compression, pull_compression=pull_compression, is_lazy=is_lazy)
 
     server = Server(Shards(make, tables, deals), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)

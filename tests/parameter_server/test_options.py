@@ -28,13 +28,15 @@ def of(
     data="own",
     pushes=None,
     compression=None,
+    pull_compression=None,
     sparse="exact",
     replicas=1,
     **snapshots,
 ):
     chosen = None if compression is None else as_policy(compression)
+    of_pulls = None if pull_compression is None else as_policy(pull_compression)
     snapshots = {"snapshots": None, "snapshot_seconds": 60.0, **snapshots}
-    return options.of(synchronization, staleness_policy, data, pushes, chosen, sparse, replicas, **snapshots)
+    return options.of(synchronization, staleness_policy, data, pushes, chosen, of_pulls, sparse, replicas, **snapshots)
 
 
 COMPRESSIONS = [
@@ -76,6 +78,7 @@ def test_options_that_differ_are_named():
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
         options.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
     others = {"data": "shared", "pushes": LocalSteps(2), "compression": c.Int8(), "replicas": 2, "sparse": "lazy"}
+    others["pull_compression"] = c.TopK(0.5)
     for name, value in others.items():
         with pytest.raises(MismatchError, match=f"{name}=.* on chief 0 .*same arguments on every task"):
             options.check_equal(of(), of(**{name: value}), "chief 0 (host:1)")

@@ -49,19 +49,20 @@ def served(
     pushes=None,
     compression=None,
     policy=AsItIs(),  # noqa: B008
+    pull_compression=None,
     data="own",
     is_lazy=False,
 ):
     """The strategies of some workers."""
     chosen = None if compression is None else as_policy(compression)
+    of_pulls = None if pull_compression is None else as_policy(pull_compression)
+    of_all = {"compression": chosen, "pull_compression": of_pulls, "is_lazy": is_lazy}
     with contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(
-                serving(mode, compression=chosen, policy=policy, is_lazy=is_lazy, deals=None if server else Deals()),
-            )
+            stack.enter_context(serving(mode, policy=policy, deals=None if server else Deals(), **of_all))
             for server in range(servers)
         ]
-        options = {"pushes": pushes, "compression": chosen, "is_lazy": is_lazy, "shares_data": data == "shared"}
+        options = {"pushes": pushes, "shares_data": data == "shared", **of_all}
         made = [Served(running, worker, mode, workers, **options) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)

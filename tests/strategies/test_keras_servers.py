@@ -83,6 +83,20 @@ def test_compressed_gradients_train_nearly_as_well(method, pushes):
         assert state.array("residual", state.arrays["residual"]).any()
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": compression.BFloat16()}], ids=["pulls", "pushes and pulls"])
+@pytest.mark.parametrize("method", [compression.BFloat16(), compression.TopK(0.3)], ids=str)
+def test_compressed_parameters_train_nearly_as_well(method, options):
+    expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1)), epochs=5)
+    with served(pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
+        found = fit(model, epochs=5, validation_data=(X, Y))
+        np.testing.assert_allclose(found.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
+        own = model.evaluate(X, Y, verbose=0)[0]
+        np.testing.assert_allclose(own, found.history["val_loss"][-1], rtol=1e-6, err_msg="the servers' own")
+        (link,) = links(model)
+        assert all(copy._has for copy in link.session._copies)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_data_of_unknown_length_make_no_update_more(steps):
     with served() as (strategy,):

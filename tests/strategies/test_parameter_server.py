@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.compression import BFloat16
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import LocalSteps, Synchronous
+from tfdist.parameter_server import DelayCompensated, LocalSteps, Synchronous
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -84,6 +85,12 @@ def test_batches_are_counted_by_pushes_of_gradients():
 def test_sparse_updates_that_cannot_be(options):
     with pytest.raises(ValueError, match='sparse must be "exact" or "lazy", and "exact" with pushes; got'):
         ParameterServerStrategy(**options)
+
+
+@pytest.mark.parametrize("options", [{"pushes": LocalSteps(2)}, {"staleness_policy": DelayCompensated(0.1)}])
+def test_what_needs_the_servers_own_parameters(options):
+    with pytest.raises(ValueError, match="pull_compression sends other parameters than the servers have: not with"):
+        ParameterServerStrategy(pull_compression=BFloat16(), **options)
 
 
 def test_snapshots_need_a_file_system():

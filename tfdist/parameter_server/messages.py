@@ -113,6 +113,8 @@ class Push(Message, frozen=True):
         decision: of that server, to the others.
         edition: of the values that the worker has; None if it wants whole variables.
         rows: the variables of which it takes newer rows in place of the whole.
+        generation: of its copy of the values, where differences to that are sent; with another one than before it wants
+            whole values.
     """
 
     id: int
@@ -129,6 +131,7 @@ class Push(Message, frozen=True):
     decision: Decision | None = None
     edition: Edition | None = None
     rows: tuple[int, ...] = ()
+    generation: int = 0
 
 
 What = Literal["values", "averages", "state"]
@@ -359,8 +362,9 @@ class Values(Message, frozen=True):
             it.
         decision: about the push, if it had a ticket.
         edition: of the parameters.
-        kinds: one for each variable, "sparse" where only those rows follow that are newer than what the worker has;
-            empty if all are whole.
+        kinds: one for each variable, "sparse" where only those rows follow that are newer than what the worker has,
+            "packed" where a difference follows; empty if all are whole.
+        copy: what the worker has then, where differences are sent (`tfdist.parameter_server.differences.Copy`).
     """
 
     id: int
@@ -373,6 +377,7 @@ class Values(Message, frozen=True):
     decision: Decision | None = None
     edition: Edition | None = None
     kinds: tuple[Kind, ...] = ()
+    copy: tuple[int, int, int] | None = None
 
 
 class Planned(Message, frozen=True):

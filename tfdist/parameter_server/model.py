@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tfdist.compression.policy import Policy
+from tfdist.parameter_server.differences import Copies
 from tfdist.parameter_server.gradients import Shapes
 from tfdist.parameter_server.packing import Packer, Whole
 from tfdist.parameter_server.sharding import Dealing, Part, Variable, deal
@@ -74,6 +75,18 @@ class Model:
         """Whether a part is a whole variable."""
         shape = self._shapes[part.variable]
         return not shape or part.end - part.begin == shape[0]
+
+    def copies(self, compression: Policy) -> list[Copies]:
+        """What decodes the differences of parameters, by server.
+
+        Args:
+            compression: chooses a method for each variable.
+        """
+        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        return [
+            Copies(compression, [whole[one.variable] for one in parts], shapes)
+            for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
+        ]
 
     def packers(self, compression: Policy, worker: int) -> list[Packer]:
         """What encodes a worker's gradients, by server.

@@ -25,7 +25,7 @@ _KNOWN = {
     for name in names.split()
 }
 
-_COMPARED = ("synchronization", "staleness_policy", "data", "pushes", "compression")
+_COMPARED = ("synchronization", "staleness_policy", "data", "pushes", "compression", "pull_compression")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -37,6 +37,7 @@ class Options(msgspec.Struct, frozen=True):
         data: as the strategy's argument.
         pushes: as the strategy's argument.
         compression: the policy.
+        pull_compression: the policy.
         sparse: as the strategy's argument.
         replicas: as the strategy's argument.
         snapshots: their folder; None for none.
@@ -49,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     data: str
     pushes: str
     compression: str
+    pull_compression: str = "None"
     sparse: str = "exact"
     replicas: int = 1
     snapshots: str | None = None
@@ -85,6 +87,7 @@ def of(
     data: str,
     pushes: Any,
     compression: Policy | None,
+    pull_compression: Policy | None,
     sparse: str,
     replicas: int,
     snapshots: str | None,
@@ -98,12 +101,14 @@ def of(
         data: as the strategy's argument.
         pushes: as the strategy's argument.
         compression: the policy.
+        pull_compression: the policy.
         sparse: as the strategy's argument.
         replicas: as the strategy's argument.
         snapshots: as the strategy's argument.
         snapshot_seconds: as the strategy's argument.
     """
-    values = dict(zip(_COMPARED, (synchronization, staleness_policy, data, pushes, compression), strict=True))
+    given = synchronization, staleness_policy, data, pushes, compression, pull_compression
+    values = dict(zip(_COMPARED, given, strict=True))
     return Options(
         **{name: _text(value) for name, value in values.items()},
         sparse=sparse,

@@ -47,15 +47,28 @@ class Packed:
         return [*self.vectors, *self.rest]
 
 
-class _Methods:
-    """The method for each variable of a shard, in each step."""
+class Methods:
+    """The method for each variable of a shard, in each step.
+
+    Args:
+        policy: which method each variable gets.
+        variables: that the shard has rows of.
+        shapes: of these rows.
+
+    Attributes:
+        shapes: as given.
+    """
 
     def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
-        self._shapes = shapes
+        self.shapes = shapes
         self._schedules = [
             chosen(policy, one.path, one.shape) if dtype.name in _FLOATS else None
             for one, dtype in zip(variables, shapes.dtypes, strict=True)
         ]
+
+    def is_chosen(self, place: int) -> bool:
+        """Whether a variable is compressed in some step."""
+        return self._schedules[place] is not None
 
     def at(self, place: int, step: int) -> Method | None:
         """The method for a variable; None if it is not compressed.
@@ -70,7 +83,7 @@ class _Methods:
         return choice
 
 
-class Packer(_Methods):
+class Packer(Methods):
     """A worker's side, with the residuals of its gradients.
 
     Args:
@@ -94,7 +107,7 @@ class Packer(_Methods):
             gradients: of the shard's variables.
             step: of this worker, from 0.
         """
-        arrays = self._shapes.layout(gradients.kinds).arrays(gradients.vectors)
+        arrays = self.shapes.layout(gradients.kinds).arrays(gradients.vectors)
         methods = {place: self.at(place, step) for place in arrays}
         payloads = {place: self._encoded(place, arrays[place], one) for place, one in methods.items() if one}
         if not payloads:
@@ -104,7 +117,7 @@ class Packer(_Methods):
         )
         left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
         sparse = [array for pair in gradients.sparse.values() for array in pair]
-        return Packed(kinds, self._shapes.layout(kinds).vectors(left), [*sparse, *payloads.values()])
+        return Packed(kinds, self.shapes.layout(kinds).vectors(left), [*sparse, *payloads.values()])
 
     def _encoded(self, place: int, array: np.ndarray, method: Method) -> np.ndarray:
         state, vector = self._states[place], as_working(array.reshape(-1))
@@ -115,7 +128,7 @@ class Packer(_Methods):
         return payload
 
 
-class Unpacker(_Methods):
+class Unpacker(Methods):
     """A server's side; see `Packer`."""
 
     def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], step: int) -> Gradients:
@@ -131,13 +144,13 @@ class Unpacker(_Methods):
         """
         packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
         if not packed:
-            return Gradients.received(kinds, arrays, self._shapes)
-        if len(kinds) != len(self._shapes.shapes) or len(arrays) < len(packed):
-            raise ValueError(f"{len(arrays)} arrays of {len(kinds)} gradients for {len(self._shapes.shapes)} variables")
+            return Gradients.received(kinds, arrays, self.shapes)
+        if len(kinds) != len(self.shapes.shapes) or len(arrays) < len(packed):
+            raise ValueError(f"{len(arrays)} arrays of {len(kinds)} gradients for {len(self.shapes.shapes)} variables")
         cut = len(arrays) - len(packed)
         others: list[Kind] = ["none" if kind == "packed" else kind for kind in kinds]
-        plain = Gradients.received(others, arrays[:cut], self._shapes)
-        left = self._shapes.layout(others).arrays(plain.vectors)
+        plain = Gradients.received(others, arrays[:cut], self.shapes)
+        left = self.shapes.layout(others).arrays(plain.vectors)
         found: list[np.ndarray | None] = [left.get(place) for place in range(len(kinds))]
         for place, payload in zip(packed, arrays[cut:], strict=True):
             try:
@@ -145,10 +158,10 @@ class Unpacker(_Methods):
             except Exception as error:  # of NumPy, for what a peer has sent
                 raise ValueError(f"a packed gradient cannot be decoded: {error}") from error
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds)
-        return Gradients(whole, self._shapes.layout(whole).vectors(found), plain.sparse)
+        return Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
 
     def _decoded(self, place: int, payload: np.ndarray, step: int) -> np.ndarray:
-        method, shape, dtype = self.at(place, step), self._shapes.shapes[place], self._shapes.dtypes[place]
+        method, shape, dtype = self.at(place, step), self.shapes.shapes[place], self.shapes.dtypes[place]
         if method is None or payload.dtype != np.uint8 or payload.ndim != 1:
             raise ValueError("a packed gradient where none is expected: all tasks need the same compression")
         out = as_working(np.empty(int(np.prod(shape)), dtype))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
@@ -43,6 +44,7 @@ class Session:
         begun: the names of the models that this worker has begun before.
         prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
             of this worker.
+        pull_compression: of the parameters, as the servers have it; None for none.
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
@@ -58,6 +60,7 @@ class Session:
         model: Model,
         begun: Sequence[str] = (),
         prefetch: int = 0,
+        pull_compression: Policy | None = None,
     ) -> None:
         self._connections = connections
         self._worker = worker
@@ -69,6 +72,7 @@ class Session:
         self._under_way: list[Callable[[], None]] = []
         self._unanswered: list[list[_Sent]] = [[] for _ in connections]
         self._replicas = [Replica(shapes) for shapes in model.shapes]
+        self._copies = [] if pull_compression is None else model.copies(pull_compression)
         self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
         self._values: Callable[[], State] | None = None
         self._versions = [0] * len(connections)
@@ -159,6 +163,7 @@ class Session:
                 decision=decided[0] if server and decided else None,
                 edition=have[server][0],
                 rows=have[server][1],
+                generation=self._copies[server].generation if self._copies else 0,
             )
 
         self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
@@ -243,6 +248,8 @@ class Session:
         ):
             replica.receive(answer.edition, (), shapes.layout().vectors(state.values))
             replica.take()
+        for copy in self._copies:
+            copy.forget()
         values = self._model.whole([state.values for state in states])
         slots: list[dict[str, np.ndarray]] = [{} for _ in values]
         for name in dict.fromkeys(name for state in states for own in state.slots for name in own):
@@ -347,8 +354,14 @@ class Session:
         """Queues the values of all servers, and notes how new they are."""
         vectors = self._noted(answers)
         for server, (replica, (answer, _), own) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
+            kinds = answer.kinds
             try:
-                replica.receive(answer.edition, answer.kinds, own)
+                if self._copies and answer.copy is None:
+                    self._copies[server].forget()
+                elif self._copies:
+                    whole = self._copies[server].received(kinds, own, answer.copy)
+                    kinds, own = whole.kinds, whole.arrays
+                replica.receive(answer.edition, kinds, own)
             except ValueError as error:
                 raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 

@@ -16,6 +16,7 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
 from tfdist.parameter_server.dealing.tickets import Tickets
 from tfdist.parameter_server.delay_compensation import DelayCompensation
+from tfdist.parameter_server.differences import Copy, Differences
 from tfdist.parameter_server.gradients import Gradients, Kind, weighted_sum
 from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
@@ -104,6 +105,7 @@ class Shard:
         ledger: which pushes have counted.
         snapshots: of this server; None if it keeps none.
         compression: of gradients; None for none.
+        pull_compression: of parameters; None for none.
         is_lazy: as of `Store`.
         store: its values; None until a worker has described them.
         tickets: of pushes whose batches were dealt.
@@ -118,6 +120,7 @@ class Shard:
     ledger: Ledger
     snapshots: Snapshots | None = None
     compression: Policy | None = None
+    pull_compression: Policy | None = None
     is_lazy: bool = False
     store: Store | None = None
     model: str = ""
@@ -129,6 +132,7 @@ class Shard:
     tickets: Tickets = field(init=False)
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
+    _differences: Differences | None = None
     _parked: list[_Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
 
@@ -180,6 +184,8 @@ class Shard:
         self._update()
         if self._compensation is not None:
             self._compensation.forget(worker)
+        if self._differences is not None:
+            self._differences.forget(worker)
 
     def set_idle(self, workers: frozenset[int]) -> None:
         """No round waits for workers that wait for a batch.
@@ -257,6 +263,8 @@ class Shard:
         if self.incarnations.get(message.worker) != message.incarnation:
             self.incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
+        if self._differences is not None:  # answers may be lost
+            self._differences.forget(message.worker)
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None), ())
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -304,10 +312,12 @@ class Shard:
             Exception: of Keras, for an optimizer that this process does not know.
         """
         self.store = Store(held, state, optimizer, self.is_lazy)
+        pairs = zip(held, self.store.shapes.shapes, strict=True)
+        whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
         if self.compression is not None:
-            pairs = zip(held, self.store.shapes.shapes, strict=True)
-            whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
             self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
+        if self.pull_compression is not None:
+            self._differences = Differences(self.pull_compression, whole, self.store.shapes)
         if isinstance(self.ledger.policy, DelayCompensated):
             self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
 
@@ -425,6 +435,7 @@ class Shard:
         slots: tuple[tuple[str, ...], ...] = ()
         scalars: tuple[str, ...] = ()
         kinds: tuple[Kind, ...] = ()
+        copy: Copy | None = None
         if what == "averages":
             arrays = self.store.averages() or self.store.vectors()
         elif what == "state":
@@ -433,18 +444,20 @@ class Shard:
         else:
             newer = self.store.since(message.edition, message.rows) if isinstance(message, Push) else self.store.since()
             kinds, arrays = newer.kinds if newer.sparse else (), newer.arrays()
+            if self._differences is not None and isinstance(message, Push):
+                answered = self._differences.answered(message, newer)
+                kinds, arrays, copy = answered.kinds, answered.arrays, answered.copy
             if self._compensation is not None:
                 self._compensation.sent(message.worker, self.ledger.version, self.store.vectors())
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - one.since
         clock = self.ledger.workers[message.worker].clock
-        answered = Values(
+        values = Values(
             *(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars),
             edition=self.store.edition,
             kinds=kinds,
+            copy=copy,
         )
         if isinstance(message, Push) and message.ticket is not None:
-            answered = msgspec.structs.replace(
-                answered, is_refused=one.is_refused, decision=self.tickets.decision(message)
-            )
-        one.answer(answered, arrays)
+            values = msgspec.structs.replace(values, is_refused=one.is_refused, decision=self.tickets.decision(message))
+        one.answer(values, arrays)

@@ -32,6 +32,7 @@ class ServerOptions:
         policy: what late gradients are worth.
         snapshots: their folder, and the seconds between two; None for none.
         compression: of gradients, as the workers have it.
+        pull_compression: of parameters, as the workers have it.
         replicas: 2 for a copy of each server's state on the next server.
         is_lazy: whether sparse gradients update the rows that they name alone.
     """
@@ -40,6 +41,7 @@ class ServerOptions:
     policy: StalenessPolicy
     snapshots: tuple[Path, float] | None = None
     compression: Policy | None = None
+    pull_compression: Policy | None = None
     replicas: int = 1
     is_lazy: bool = False
 
@@ -104,7 +106,8 @@ class Template:
         kept = self._of_model(model, occurrence) if self._keeps_snapshots else None
         awaited = {number for number, one in enumerate(self._tasks) if one.job in ("chief", "worker")}
         ledger = Ledger(self._options.synchronization, self._options.policy, awaited=awaited)
-        return Shard(ledger, kept, self._options.compression, self._options.is_lazy)
+        options = self._options
+        return Shard(ledger, kept, options.compression, options.pull_compression, options.is_lazy)
 
     def _of_model(self, model: str, occurrence: int) -> Snapshots:
         assert self._options.snapshots is not None

@@ -83,6 +83,7 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         if options is None:
             return
         mode, policy, compression = map(options.made, ("synchronization", "staleness_policy", "compression"))
+        of_pulls = options.made("pull_compression")
     except TfdistError as error:
         if member.control.failure is None:
             member.control.tell_failure(error)
@@ -92,7 +93,7 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     snapshots = "" if kept is None else f", snapshots in {kept[0]}"
     lazy = options.sparse == "lazy"
     notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
-    serve(member, ServerOptions(mode, policy, kept, compression, options.replicas, lazy), timeouts)
+    serve(member, ServerOptions(mode, policy, kept, compression, of_pulls, options.replicas, lazy), timeouts)
 
 
 def _say_who_can_reach(address: str) -> None:

@@ -50,6 +50,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             updates, and what they have changed is pushed. None for gradients, of which the servers make updates.
         compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
             an encoding lacks is added to the worker's next one. None for no compression.
+        pull_compression: likewise, for the parameters that come back: the servers send what they differ by from those
+            that the worker has, and keep these for each worker. Not with ``pushes``, nor `DelayCompensated`.
         sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
             `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
             where other rows keep their values. Not with ``pushes``.
@@ -73,6 +75,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         data: Literal["own", "shared"] = "own",
         pushes: LocalSteps | ElasticAveraging | None = None,
         compression: Choice | Schedule | Policy = None,
+        pull_compression: Choice | Schedule | Policy = None,
         sparse: Literal["exact", "lazy"] = "exact",
         snapshots: str | os.PathLike[str] | None = None,
         snapshot_seconds: float = 60.0,
@@ -97,7 +100,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if sparse not in ("exact", "lazy") or (sparse == "lazy" and pushes is not None):
             raise ValueError(f'sparse must be "exact" or "lazy", and "exact" with pushes; got {sparse!r} with {pushes}')
         _check_pushes(pushes, synchronization, staleness_policy)
+        if pull_compression is not None and (pushes is not None or isinstance(staleness_policy, DelayCompensated)):
+            other = staleness_policy if pushes is None else pushes
+            raise ValueError(f"pull_compression sends other parameters than the servers have: not with {other}")
         chosen = None if compression is None else policy.as_policy(compression)
+        of_pulls = None if pull_compression is None else policy.as_policy(pull_compression)
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
@@ -111,12 +118,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if cluster is not None and cluster.is_elastic and cluster.task.job != "evaluator":
             member = job.enter(cluster, timeouts)
             folder = None if snapshots is None else os.fspath(snapshots)
-            described = synchronization, staleness_policy, data, pushes, chosen, sparse, replicas
+            described = synchronization, staleness_policy, data, pushes, chosen, of_pulls, sparse, replicas
             agreement.agree(member, options.of(*described, folder, snapshot_seconds))
             if cluster.task.job == "ps":
                 kept = None if snapshots is None else (Path(snapshots), snapshot_seconds)
-                lazy = sparse == "lazy"
-                of_servers = ServerOptions(synchronization, staleness_policy, kept, chosen, replicas, lazy)
+                of_all = synchronization, staleness_policy, kept, chosen, of_pulls, replicas
+                of_servers = ServerOptions(*of_all, is_lazy=sparse == "lazy")
                 serving.serve(member, of_servers, timeouts)
                 sys.exit()
         keras_seams.install()
@@ -128,6 +135,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 prefetch=prefetch,
                 pushes=pushes,
                 compression=chosen,
+                pull_compression=of_pulls,
                 is_lazy=sparse == "lazy",
                 shares_data=data == "shared",
                 workers_wait=synchronization.lead() is not None,

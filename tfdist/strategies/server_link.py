@@ -67,7 +67,7 @@ class Link:
             self._name(),
         )
         self._packers = [] if options.compression is None else self._model.packers(options.compression, worker)
-        self._session = Session(connections, worker, self._model, begun, options.prefetch)
+        self._session = Session(*(connections, worker, self._model, begun, options.prefetch, options.pull_compression))
         self._successor = ""
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list

@@ -18,6 +18,7 @@ class WorkerOptions:
         prefetch: how many steps may be under way while the next one is computed.
         pushes: what is pushed; None for gradients.
         compression: of it; None for none.
+        pull_compression: of parameters; None for none.
         is_lazy: whether sparse gradients update the rows that they name alone.
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
@@ -27,6 +28,7 @@ class WorkerOptions:
     prefetch: int = 0
     pushes: LocalSteps | ElasticAveraging | None = None
     compression: Policy | None = None
+    pull_compression: Policy | None = None
     is_lazy: bool = False
     shares_data: bool = False
     workers_wait: bool = False
