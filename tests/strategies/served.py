@@ -38,6 +38,7 @@ class Served(tf.distribute.Strategy):
         )
         member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=control)
         options |= {"clips": not mode.averages, "workers_wait": mode.lead() is not None}
+        options["bound"] = None if mode.in_rounds else mode.lead()
         super().__init__(ServerExtended(self, member, Timeouts(heartbeat=DEADLINE), WorkerOptions(**options)))
 
 

@@ -1,5 +1,6 @@
 """Keras's methods on parameter servers, which are threads of this process."""
 
+import contextlib
 import threading
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from tests.strategies.served import served
 from tfdist import compression
-from tfdist.parameter_server import LocalSteps
+from tfdist.parameter_server import BoundedStaleness, LocalSteps
 from tfdist.strategies import keras_callbacks
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
@@ -304,6 +305,39 @@ def test_optimizers_take_turns():
         assert len(links(model)) == 1
         for server in strategy.servers:
             assert len(list(server._shards)) == 1, "the others are over"
+
+
+class TwoOptimizers(keras.Model):
+    """Each half of the variables has its optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.halves = [keras.layers.Dense(2), keras.layers.Dense(2)]
+        self.others = [keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.2)]
+
+    def call(self, inputs):
+        return self.halves[0](inputs) + self.halves[1](inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        variables = [half.trainable_variables for half in self.halves]
+        for optimizer, own, given in zip(self.others, variables, tape.gradient(loss, variables), strict=True):
+            optimizer.apply(given, own)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(1, False), (2, True)])
+def test_steps_with_several_optimizers_need_some_slack(steps, fits):
+    with served(mode=BoundedStaleness(steps)) as (strategy,):
+        with strategy.scope():
+            model = TwoOptimizers()
+            model.compile()
+        with (
+            contextlib.nullcontext() if fits else pytest.raises(ValueError, match=r"of a GAN, need BoundedStaleness\(2")
+        ):
+            fit(model, epochs=1)
 
 
 def test_two_models_with_a_shared_layer_may_not_be_trained_in_turn():

@@ -27,7 +27,10 @@ class Extended(parameter_server.OneDevice):
     ("arguments", "expected"),
     [
         ({"synchronization": Asynchronous(), "prefetch": 1}, {"clips": True, "prefetch": 1}),
-        ({"synchronization": BoundedStaleness(2), "data": "shared"}, {"shares_data": True, "workers_wait": True}),
+        (
+            {"synchronization": BoundedStaleness(2), "data": "shared"},
+            {"shares_data": True, "workers_wait": True, "bound": 2},
+        ),
         ({"synchronization": SoftSync(1), "sparse": "lazy"}, {"clips": False, "is_lazy": True}),
         ({"pushes": LocalSteps(3)}, {"pushes": LocalSteps(3)}),
     ],

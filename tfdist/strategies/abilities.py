@@ -137,12 +137,14 @@ class UpdatesOnServers(Ability, abc.ABC):
         shares_data: whether the batches of `fit` are dealt out to all workers.
         is_sharing: whether a call of `fit` reads batches that are dealt.
         workers_wait: whether workers wait for each other.
+        bound: of `BoundedStaleness`; None in other modes.
         reported: what has been logged, and is not again: why data were not shared, which methods write nothing.
     """
 
     shares_data = False
     is_sharing = False
     workers_wait = False
+    bound: int | None = None
     reported: set[str]
 
     @abc.abstractmethod

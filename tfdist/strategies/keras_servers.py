@@ -21,6 +21,11 @@ from tfdist.strategies.shares import batch_size
 
 log = logging.getLogger("tfdist")
 
+_LEAST_BOUND = 2
+"""The clock of a worker that comes back is that of the slowest when its update comes: of one optimizer, and of the next
+one when the slowest is up to the bound and one more ahead. With a lower bound than this, one worker could wait with its
+first update for another that waits with its second one for the first."""
+
 
 class _Step:
     """A step that is traced, or run eagerly.
@@ -39,7 +44,25 @@ class _Step:
         self.always_updates = False
         self._ticket = ticket
         self._is_taken = False
+        self._optimizers: set[int] = set()
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def note(self, optimizer: Any, bound: int | None) -> None:
+        """Notes that an optimizer makes an update.
+
+        Args:
+            optimizer: a Keras optimizer.
+            bound: of `BoundedStaleness`; None in other modes.
+
+        Raises:
+            ValueError: it is another one than before, and the bound is so low that workers could wait for each other.
+        """
+        self._optimizers.add(id(optimizer))
+        if bound is not None and bound < _LEAST_BOUND and len(self._optimizers) > 1:
+            raise ValueError(
+                f"steps with several optimizers, as of a GAN, need BoundedStaleness({_LEAST_BOUND}) or more; got "
+                f"BoundedStaleness({bound}): after a pause, a worker's clock may differ by {_LEAST_BOUND} between them"
+            )
 
     def ticket(self, waits: bool) -> tf.Tensor | None:
         """The ticket, for the first update of the step; None for others.
@@ -98,6 +121,8 @@ def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         step = _steps.under_way[-1] if _steps.under_way else None
         samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
+        if step is not None:
+            step.note(self, extended.bound)
         apply = functools.partial(original, self, grads, trainable_variables)
         extended.update_on_servers(self, list(grads), variables, samples, apply, ticket)
 

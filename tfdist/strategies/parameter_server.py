@@ -139,6 +139,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 is_lazy=sparse == "lazy",
                 shares_data=data == "shared",
                 workers_wait=synchronization.lead() is not None,
+                bound=None if synchronization.in_rounds else synchronization.lead(),
             )
             super().__init__(ServerExtended(self, member, timeouts, of_worker))
 

@@ -62,6 +62,7 @@ class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         super().__init__(strategy, "CPU:0")
         self.shares_data = options.shares_data
         self.workers_wait = options.workers_wait
+        self.bound = options.bound
         self._options = options
         self.reported: set[str] = set()
         self._task = member.control.task

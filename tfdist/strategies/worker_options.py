@@ -22,6 +22,7 @@ class WorkerOptions:
         is_lazy: whether sparse gradients update the rows that they name alone.
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
+        bound: of `BoundedStaleness`; None in other modes.
     """
 
     clips: bool
@@ -32,3 +33,4 @@ class WorkerOptions:
     is_lazy: bool = False
     shares_data: bool = False
     workers_wait: bool = False
+    bound: int | None = None
