@@ -349,6 +349,16 @@ def test_the_last_snapshot_does_not_miss_updates_made_while_another_is_written(t
     assert again.shard.ledger.version == 1
 
 
+def test_what_is_put_is_in_the_next_snapshot(tmp_path):
+    first = shot(tmp_path, created=True)
+    first.shard.snapshots.wait()
+    first.say(Put, 0, 1, arrays=[np.full(15, 5.0, np.float32)])
+    first.shard.close()
+    again = shot(tmp_path)
+    again.create(keras.optimizers.SGD(1.0))
+    assert again.bias == 5
+
+
 def test_the_first_snapshot_is_of_the_first_values(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()

@@ -335,7 +335,7 @@ class Shard:
             *(self.model, self.ledger.version, self.store.config, dict(state.scalars), parts),
             *(dict(self.ledger.counted), dict(self.applied), self.tickets.books(waiting)),
         )
-        self.snapshots.write(of)
+        self.snapshots.write(of, (self.ledger.version, self.store.edition))  # values may be assigned, too
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None

@@ -34,7 +34,7 @@ class Snapshots:
         self._seconds = seconds
         self._due = time.monotonic() + seconds
         self._writer: threading.Thread | None = None
-        self._written: int | None = None
+        self._written: Any = None
 
     @property
     def seconds_left(self) -> float:
@@ -77,16 +77,18 @@ class Snapshots:
                 return deals
         return None
 
-    def write(self, state: ShardState) -> None:
+    def write(self, state: ShardState, mark: Any = None) -> None:
         """Writes a snapshot on a thread, unless nothing is new or the last one is still being written.
 
         Args:
             state: whose arrays stay as they are.
+            mark: another one for each state; its version by default.
         """
         self._due = time.monotonic() + self._seconds
-        if self._written == state.version or (self._writer is not None and self._writer.is_alive()):
+        mark = state.version if mark is None else mark
+        if self._written == mark or (self._writer is not None and self._writer.is_alive()):
             return
-        self._written = state.version
+        self._written = mark
         self._writer = threading.Thread(target=self._write, args=(state,), name="tfdist-snapshot")
         self._writer.start()
 
