@@ -12,11 +12,11 @@ from tests.multiprocess import harness
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name, processes):
-    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", str(processes), str(EXAMPLES / name)]
+def run(name, processes, *options):
+    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", str(processes), *options, str(EXAMPLES / name)]
     ended = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return ended.stdout + (ended.stderr if options else "")
 
 
 @pytest.mark.multiprocess
@@ -37,6 +37,16 @@ def test_custom_loop():
 @pytest.mark.multiprocess
 def test_text():
     assert float(re.search(r"Test accuracy: ([\d.]+)", run("text.py", 2))[1]) > 0.9
+
+
+@pytest.mark.multiprocess
+def test_servers():
+    output = run("servers.py", 2, "--ps", "1")
+    found = re.search(r"chief: test accuracy ([\d.]+) after (\d+) updates", output)
+    assert float(found[1]) > 0.9
+    assert int(found[2]) == 10 * 47, "each batch of each epoch is part of one update"
+    updates = [int(number) for number in re.findall(r"epoch \d+: the servers made (\d+) updates", output)]
+    assert sum(updates) == 10 * 47
 
 
 @pytest.mark.multiprocess

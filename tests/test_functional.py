@@ -1,5 +1,7 @@
 """The functional interface on one process; `tests/multiprocess/test_functional.py` has it on several."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +20,19 @@ def test_before_init():
     assert not tfdist.is_initialized()
     with pytest.raises(RuntimeError, match=r"call tfdist.init\(\) first"):
         tfdist.rank()
+
+
+def test_the_role_is_known_after_a_strategy_was_made(monkeypatch):
+    monkeypatch.setattr(functional.job, "_entered", None)
+    with monkeypatch.context() as before:
+        before.setattr(functional.keras_seams, "is_installed", lambda: False)
+        with pytest.raises(RuntimeError, match="or make a strategy"):
+            tfdist.role()
+    tfdist.ParameterServerStrategy()
+    assert tfdist.role() == "chief"
+    task = {"cluster": {"chief": ["h:1"], "ps": ["h:2"]}, "task": {"type": "evaluator", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert tfdist.role() == "evaluator"
 
 
 def test_a_world_of_one_is_its_own_result():

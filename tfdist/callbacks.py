@@ -91,10 +91,15 @@ class Communication(keras.callbacks.Callback):
         self._traffic: dict[str, dict[str, int]] = {}
         self.history: dict[str, list[float]] = {}
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins anew."""
+        self._on_servers = None
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes a first reading."""
         if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
-            self._on_servers = server_figures.read(extended, self.model)
+            if self._on_servers is None:  # others may have begun the next epoch before this worker
+                self._on_servers = server_figures.read(extended, self.model)
             return
         self._begun = _reading(_group(self.model))
         self._traffic = self._compressed()
@@ -131,7 +136,8 @@ class Communication(keras.callbacks.Callback):
 
     def _report_servers(self, extended: UpdatesOnServers, epoch: int) -> None:
         assert self._on_servers is not None
-        figures, staleness = server_figures.figures(self._on_servers, server_figures.read(extended, self.model))
+        before, self._on_servers = self._on_servers, server_figures.read(extended, self.model)
+        figures, staleness = server_figures.figures(before, self._on_servers)
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
         if not isinstance(extended, WritesOnce) or not extended.is_writer:

@@ -31,6 +31,7 @@ from tfdist.errors import MismatchError  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
+from tfdist.strategies import keras_seams  # noqa: E402
 
 _COMBINE = {
     "sum": np.add,
@@ -146,9 +147,14 @@ def role() -> str:
     It is known after `init`, and after a strategy has been made.
     """
     member = job.current()
-    if _initialized is None and member is not None and member.cluster is not None:
+    if _initialized is not None:
+        return _initialized.world.role
+    if member is not None and member.cluster is not None:
         return "chief" if member.control.task == 0 else member.cluster.task.job
-    return _context().world.role
+    if not keras_seams.is_installed():
+        raise RuntimeError("call tfdist.init() first, or make a strategy")
+    cluster = discovery.discover(None)  # of a strategy that trains alone, also on an evaluator
+    return "evaluator" if cluster is not None and cluster.task.job == "evaluator" else world.current().role
 
 
 def local_rank() -> int:

@@ -62,6 +62,11 @@ from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_tra
 _installed = False
 
 
+def is_installed() -> bool:
+    """Whether a strategy of tfdist has been made."""
+    return _installed
+
+
 def install() -> None:
     """Installs the seams, once."""
     global _installed
