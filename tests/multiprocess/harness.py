@@ -90,6 +90,17 @@ def tf_config(rank: int, ports: Sequence[int]) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
 
+def tf_configs(*tasks: tuple[str, int]) -> list[dict[str, str]]:
+    """The environment of each task of a cluster on this machine; tasks are a job and an index."""
+    ports = iter(free_ports(len(tasks)))
+    cluster: dict[str, list[str]] = {}
+    for job, _ in tasks:
+        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
+    ]
+
+
 def environment(**settings: str) -> dict[str, str]:
     names = ("TF_CONFIG", "TFDIST_", "SLURM_", "PMI_")
     base = {name: value for name, value in os.environ.items() if not name.startswith(names)}

@@ -42,7 +42,7 @@ def await_snapshots(folder, updates, deadline=60.0):
 
 
 def test_a_server_comes_back_with_its_rows(tmp_path):
-    given = test_servers_faults.configs()
+    given = harness.tf_configs(*test_servers_faults.TASKS)
     with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")

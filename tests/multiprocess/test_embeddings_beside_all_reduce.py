@@ -10,17 +10,7 @@ from tests.multiprocess import harness
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "embeddings_beside_all_reduce.py")
-
-
-def configs(servers):
-    tasks = [("worker", 0), ("worker", 1), *(("ps", index) for index in range(servers))]
-    ports = iter(harness.free_ports(len(tasks)))
-    cluster = {}
-    for job, _ in tasks:
-        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
-    ]
+WORKERS = ("worker", 0), ("worker", 1)
 
 
 def assert_as_one_process(results):
@@ -42,7 +32,9 @@ def test_it_trains_as_one_process_does(tmp_path):
 @pytest.mark.parametrize("killed", ["ps 0", "worker 1"])
 def test_a_task_that_is_killed_ends_the_job(tmp_path, killed):
     what = ["compare", "train"] if killed == "ps 0" else ["train"]
-    with harness.started([PROGRAM, str(tmp_path), *what], 3, per_rank=configs(servers=1)) as processes:
+    with harness.started(
+        [PROGRAM, str(tmp_path), *what], 3, per_rank=harness.tf_configs(*WORKERS, ("ps", 0))
+    ) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "READY")
         processes.signal(2 if killed == "ps 0" else 1, signal.SIGKILL)

@@ -1,6 +1,5 @@
 """Tasks without a rank beside those that train: their deaths end nothing, and they may come back."""
 
-import json
 import signal
 
 import pytest
@@ -13,18 +12,8 @@ PROGRAM = [str(harness.PROGRAMS / "roles.py")]
 TASKS = [("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0)]
 
 
-def configs():
-    ports = iter(harness.free_ports(len(TASKS)))
-    cluster = {}
-    for job, _ in TASKS:
-        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in TASKS
-    ]
-
-
 def test_a_killed_server_comes_back_while_the_workers_train():
-    given = configs()
+    given = harness.tf_configs(*TASKS)
     with harness.started(PROGRAM, 4, per_rank=given) as processes:
         processes.await_output(0, "TRAINING")
         processes.await_output(2, "SERVING")

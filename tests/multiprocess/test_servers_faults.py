@@ -17,16 +17,6 @@ EPOCH = 22
 """Steps of an epoch."""
 
 
-def configs():
-    ports = iter(harness.free_ports(len(TASKS)))
-    cluster = {}
-    for job, _ in TASKS:
-        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in TASKS
-    ]
-
-
 def await_snapshot(folder, server, version, deadline=60.0):
     """Waits until a server has written a snapshot of a version."""
     end, found = time.monotonic() + deadline, None
@@ -41,7 +31,7 @@ def await_snapshot(folder, server, version, deadline=60.0):
 
 @pytest.mark.parametrize("kind", ["dense", "embedding"])
 def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path, kind):
-    given = configs()
+    given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), kind], 4, per_rank=given) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")
@@ -67,7 +57,7 @@ def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_
 
 
 def test_servers_die_while_others_have_copies(tmp_path):
-    given, command = configs(), [PROGRAM, str(tmp_path), "embedding", "replicas"]
+    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "embedding", "replicas"]
     with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "30"}, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 1")
         processes.signal(3, signal.SIGKILL)
@@ -93,7 +83,7 @@ def test_servers_die_while_others_have_copies(tmp_path):
 
 
 def test_the_chief_dies_and_comes_back(tmp_path):
-    given = configs()
+    given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), "dense"], 4, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 3")
         processes.signal(0, signal.SIGKILL)
@@ -113,7 +103,7 @@ def test_the_chief_dies_and_comes_back(tmp_path):
 
 
 def test_servers_that_are_gone_are_an_error(tmp_path):
-    given = configs()
+    given = harness.tf_configs(*TASKS)
     with harness.started(
         [PROGRAM, str(tmp_path), "dense"], 4, {"TFDIST_HEARTBEAT_TIMEOUT": "3"}, per_rank=given
     ) as processes:

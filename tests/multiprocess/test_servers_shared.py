@@ -15,20 +15,9 @@ PROGRAM = str(harness.PROGRAMS / "servers_shared.py")
 BATCHES, EPOCHS = 44, 3
 
 
-def configs(*tasks):
-    """TF_CONFIG of each task."""
-    ports = iter(harness.free_ports(len(tasks)))
-    cluster = {}
-    for job, _ in tasks:
-        cluster.setdefault(job, []).append(f"127.0.0.1:{next(ports)}")
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
-    ]
-
-
 def test_a_worker_is_killed_and_every_sample_of_each_epoch_counts_once(tmp_path):
     """It holds a batch more, which it has prepared; the other worker gets that one."""
-    given = configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
+    given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
     with harness.started([PROGRAM, str(tmp_path), "worker"], 4, per_rank=given) as processes:
         ended = processes.wait()
         outputs = processes.outputs()
@@ -52,7 +41,7 @@ def books(folder):
 
 def test_the_dealer_comes_back_and_every_sample_of_each_epoch_counts_once(tmp_path):
     """Both workers have trained on three batches and hold others; what a snapshot lacks is dealt again."""
-    given = configs(("worker", 0), ("worker", 1), ("ps", 0))
+    given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0))
     with harness.started([PROGRAM, str(tmp_path), "server"], 3, per_rank=given) as processes:
         for worker in (0, 1):
             processes.await_output(worker, "HOLDS")
