@@ -39,6 +39,7 @@ COMMANDS = {
     "servers_small": [sys.executable, HERE / "servers_small.py"],
     "servers_delays": [sys.executable, HERE / "servers_delays.py"],
     "servers_transport": [sys.executable, HERE / "servers_transport.py"],
+    "servers_embedding": [sys.executable, HERE / "servers_embedding.py"],
     "servers_accuracy": [sys.executable, HERE / "servers_accuracy.py"],
 }
 
@@ -309,6 +310,19 @@ def write_servers_transport(figures):
     return "\n".join(sections)
 
 
+def write_servers_embedding(figures):
+    rates = [
+        [name, *median_and_spread(values, ".0f")] for name, values in figures["thousands of keys per second"].items()
+    ]
+    ratios = [[name, *median_and_spread(values, ".2f")] for name, values in figures["ratios"].items()]
+    return "\n".join(
+        [
+            table(["", "thousands of keys per second", "from – to"], rates),
+            table(["", "times as fast", "from – to"], ratios),
+        ]
+    )
+
+
 def write_servers_accuracy(figures):
     target, sections = figures["target"], []
     for delay, of_delay in figures["delays"].items():
@@ -348,6 +362,7 @@ WRITERS = {
     "servers_small": write_servers_small,
     "servers_delays": write_servers_delays,
     "servers_transport": write_servers_transport,
+    "servers_embedding": write_servers_embedding,
     "servers_accuracy": write_servers_accuracy,
 }
 
