@@ -148,3 +148,16 @@ def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
                 started.kill()
                 started.wait(DEADLINE)
                 started.stdout.close()
+
+
+def test_a_connection_that_is_forgotten_does_not_hang():
+    """Garbage in a cycle, as after an exception, is collected in an order in which ZeroMQ waits for ever."""
+    program = """
+import gc
+from tfdist.parameter_server.client import Connection
+connection = Connection("127.0.0.1:1", "ps 0", 1.0)
+connection.itself = connection
+del connection
+gc.collect()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,5 +1,7 @@
 """A worker has, to the last bit, what its server thinks that it has; whatever is lost or comes twice."""
 
+import contextlib
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -173,10 +175,11 @@ def test_sessions_follow_several_servers(prefetch):
     values = [generator.normal(size=shape).astype("float32") for shape in shapes]
     held = [Held("a", 0, 500, 500), Held("b", 0, 9, 9)]
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.1))
-    with serving(pull_compression=policy) as first, serving(pull_compression=policy) as second:
-        servers = first, second
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving(pull_compression=policy)) for _ in range(2)]
         connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
         session = Session(connections, 0, model, (), prefetch, policy)
+        stack.callback(session.close)
         session.begin(held, optimizer, lambda: State(values, [{}] * 2))
         for step in range(60):
             if step < 30:
@@ -186,7 +189,7 @@ def test_sessions_follow_several_servers(prefetch):
             if step == 10:
                 session.pull()
             if step == 20:
-                first._shards.lost(0)
+                servers[0].lost(0)
             parts = [model.part_of(server, State(given)).values for server in range(2)]
             session.step([
                 Gradients(("dense",) * len(part), one.layout().vectors(part))
@@ -199,4 +202,3 @@ def test_sessions_follow_several_servers(prefetch):
         session.pull()
         for one, newest in zip(followed, session.values(), strict=True):
             np.testing.assert_allclose(one, newest, atol=1e-4)
-        session.close()

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,9 @@ class Connection:
         self._numbers = itertools.count()
         self._segment: Segment | None = None
         self._socket = self._connect()
+        self._open = [self._socket]
+        # Python's own order, in which the context ends before its socket, would never end.
+        weakref.finalize(self, _close, self._context, self._open).atexit = False
 
     def _connect(self) -> zmq.Socket[bytes]:
         made = self._context.socket(zmq.DEALER)
@@ -215,7 +219,7 @@ class Connection:
             self._address = address
             self._segment = None  # the server that takes over has not mapped it
             self._socket.close()
-            self._socket = self._connect()
+            self._open[0] = self._socket = self._connect()
 
     def _post(self, request: Request) -> None:
         """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""
@@ -245,5 +249,10 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._socket.close()
-        self._context.term()
+        _close(self._context, self._open)
+
+
+def _close(context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
+    for socket in sockets:
+        socket.close()
+    context.term()

@@ -321,7 +321,7 @@ class Slow:
             self.written.append(iterations)
             self._is_busy = True
 
-    def close(self):
+    def wait(self):
         self._is_busy = False
 
 
