@@ -13,7 +13,7 @@ from tfdist.parameter_server.curve import Keys
 from tfdist.parameter_server.messages import Attach, Suspend
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
-from tfdist.runtime import membership
+from tfdist.runtime import membership, server_host
 from tfdist.runtime.server_host import Host, address_of
 from tfdist.runtime.server_state import ServerOptions, Template
 
@@ -110,10 +110,19 @@ def test_the_next_one_takes_over_and_gives_back_a_copy(job, caplog):
     connection.close()
 
 
-def test_a_server_whose_copy_has_no_place_is_an_error(job):
+def test_a_server_whose_copy_has_no_place_is_an_error(job, caplog, monkeypatch):
+    monkeypatch.setattr(server_host, "_PATIENCE_SECONDS", 0.1)
     _, start = job
     alone = start(0, Timeouts(start=0.5, heartbeat=10))
     alone.threads[0].join(DEADLINE)
     (error,) = alone.errors
     assert isinstance(error, RendezvousError)
+    assert caplog.text.count("tfdist: waiting for ps 1") == 1
     assert "has not come in 0.5 s: with replicas=2 it has the copy of ps 0" in str(error)
+
+
+def test_a_job_that_is_over_is_no_error_while_the_other_task_is_waited_for(job):
+    _, start = job
+    alone = start(0)
+    alone.end()
+    assert alone.errors == []

@@ -333,10 +333,10 @@ class Largest(keras.metrics.Metric):
 def test_logs_of_an_epoch_are_of_all_workers():
     """Also of one that comes late, as here the second one, and gets none of the batches."""
     y = np.arange(SAMPLES, dtype="float32")[:, None]
-    metrics = lambda: [keras.metrics.MeanAbsoluteError("error"), Largest()]  # noqa: E731
 
     def make(strategy):
-        return counting_model(strategy, lambda: keras.optimizers.SGD(0.0), metrics=metrics())
+        metrics = [keras.metrics.MeanAbsoluteError("error"), Largest()]
+        return counting_model(strategy, lambda: keras.optimizers.SGD(0.0), metrics=metrics)
 
     own = {"epochs": 2, "validation_data": (X, y)}
     alone = fit(make(tf.distribute.get_strategy()), y=y, **own).history

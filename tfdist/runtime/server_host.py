@@ -22,6 +22,8 @@ log = logging.getLogger("tfdist")
 
 _LOOK_SECONDS = 0.2
 """Between two looks at whether the other task has come."""
+_PATIENCE_SECONDS = 10.0
+"""After which a person is told what a server waits for."""
 
 
 def address_of(server: int) -> str:
@@ -142,8 +144,11 @@ class Host:
         """Whether nobody else leads. Then the other task follows by now."""
         assert self._other is not None
         copy = _copy_on(self._server, self._tasks[self._other])
-        end, begun = time.monotonic() + seconds, ""
-        while time.monotonic() < end and not self._is_over:
+        start, begun, told = time.monotonic(), "", False
+        while (waited := time.monotonic() - start) < seconds and not self._is_over:
+            if waited > _PATIENCE_SECONDS and not told:
+                told = True
+                log.warning("tfdist: waiting for %s, which is to have a copy of this server.", self._tasks[self._other])
             if self._control.known(address_of(self._server)):
                 follower.end()
                 return False
@@ -159,7 +164,9 @@ class Host:
             if follower.is_begun:
                 self._has_follower = True
                 return True
-        raise self._control.failure or RendezvousError(
+        if self._is_over:
+            return False
+        raise RendezvousError(
             f"{self._tasks[self._other]} has not come in {seconds:g} s: with replicas=2 it has the copy of "
             f"{self._tasks[self._control.task]}. Start it, or start without replicas."
         )
