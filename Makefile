@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 
 OLDEST := .venv-oldest
 
+# One process each: those of folders, and those that build, read and run what is written.
+IN_PROCESS := $(addprefix tests/,cluster collectives comm compression engine model_parallel parameter_server runtime strategies test_docs.py test_import.py test_packaging.py)
+
 .PHONY: demo test test-oldest lint docs clean
 
 $(VENV)/installed: setup.cfg pyproject.toml
@@ -20,8 +23,9 @@ demo: $(VENV)/installed  ## Train a small CNN on two processes
 	@echo
 	@echo "To use tfdist in this shell, activate its environment:  . $(VENV)/bin/activate"
 
-test: $(VENV)/installed  ## Run all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/installed  ## Run all tests: those within one process side by side, then those that start processes
+	$(BIN)/python -m pytest --durations 10 --numprocesses 2 --dist loadfile $(IN_PROCESS)
+	$(BIN)/python -m pytest --durations 20 $(addprefix --ignore=,$(IN_PROCESS))
 
 $(OLDEST)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)

@@ -40,7 +40,9 @@ COMMANDS = {
     "servers_delays": [sys.executable, HERE / "servers_delays.py"],
     "servers_transport": [sys.executable, HERE / "servers_transport.py"],
     "servers_embedding": [sys.executable, HERE / "servers_embedding.py"],
+    "servers_hogwild": [sys.executable, HERE / "servers_hogwild.py"],
     "servers_accuracy": [sys.executable, HERE / "servers_accuracy.py"],
+    "device_scopes": [sys.executable, HERE / "device_scopes.py"],
 }
 
 
@@ -279,6 +281,14 @@ def write_servers_small(figures):
     )
 
 
+def write_servers_hogwild(figures):
+    cases = list(figures)
+    names = list(next(iter(figures.values())))
+    cell = "{0[0]} ({0[1]})".format
+    rows = [[name, *(cell(median_and_spread(figures[case][name], ".0f")) for case in cases)] for name in names]
+    return table(["steps per second of all workers", *cases], rows)
+
+
 def write_servers_delays(figures):
     rows = [
         [
@@ -344,6 +354,25 @@ def write_servers_accuracy(figures):
     return "\n".join(sections)
 
 
+def write_device_scopes(figures):
+    rates = figures["steps per second"]
+    rows = [[name, *median_and_spread(values, ".1f")] for name, values in rates.items()]
+    alone = next(iter(rates.values()))
+    for name, values in list(rates.items())[1:]:
+        ratios = [one / other for one, other in zip(values, alone, strict=True)]
+        rows.append([f"{name} : {next(iter(rates))}", *median_and_spread(ratios, ".2f")])
+    stages = [
+        [str(number), *median_and_spread(ratios, ".2f")]
+        for number, ratios in enumerate(zip(*figures["predicted : measured"], strict=True))
+    ]
+    return "\n".join(
+        [
+            table(["two towers", "steps per second", "from – to"], rows),
+            table(["stage", "seconds predicted : measured", "from – to"], stages),
+        ]
+    )
+
+
 WRITERS = {
     "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
@@ -363,7 +392,9 @@ WRITERS = {
     "servers_delays": write_servers_delays,
     "servers_transport": write_servers_transport,
     "servers_embedding": write_servers_embedding,
+    "servers_hogwild": write_servers_hogwild,
     "servers_accuracy": write_servers_accuracy,
+    "device_scopes": write_device_scopes,
 }
 
 

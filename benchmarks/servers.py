@@ -112,15 +112,17 @@ def strategy(mode, policy="AsItIs()"):
     """A strategy, on workers; a parameter server serves here, and ends.
 
     Args:
-        mode: "all-reduce", or a mode of parameter servers with its argument, as ``"BoundedStaleness(2)"``.
+        mode: "all-reduce", a mode of parameter servers with its argument, as ``"BoundedStaleness(2)"``, or "Hogwild()".
         policy: for stale gradients, with its argument.
     """
     import tfdist
-    from tfdist.parameter_server import staleness, synchronization
+    from tfdist.parameter_server import Hogwild, staleness, synchronization
     from tfdist.strategies.parameter_server import ParameterServerStrategy
 
     if mode == ALL_REDUCE:
         return tfdist.AllReduceStrategy()
+    if mode == "Hogwild()":
+        return ParameterServerStrategy(pushes=Hogwild())
     return ParameterServerStrategy(
         synchronization=_made(synchronization, mode), staleness_policy=_made(staleness, policy)
     )

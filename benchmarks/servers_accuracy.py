@@ -33,23 +33,26 @@ RUNS = {
     servers.ALL_REDUCE: (servers.ALL_REDUCE, "AsItIs()"),
     "Synchronous()": ("Synchronous()", "AsItIs()"),
     **{f"{mode}, {policy}": (mode, policy) for mode in WITH_POLICIES for policy in POLICIES},
+    "Hogwild()": ("Hogwild()", "AsItIs()"),
 }
 AVERAGING = (servers.ALL_REDUCE, "Synchronous()", "SoftSync(1)")
 """Modes whose updates contain a gradient of each of two workers."""
-QUICK = (ALONE, servers.ALL_REDUCE, "Synchronous()", "Asynchronous(), AsItIs()", "Asynchronous(), Inverse()")
+OWN = ("Hogwild()",)
+"""Modes in which each worker counts its own updates: it makes half of them."""
+QUICK = (ALONE, servers.ALL_REDUCE, "Synchronous()", "BoundedStaleness(4), AsItIs()", "Asynchronous(), AsItIs()", *OWN)
 
 
 def train(name, delay, gradients, seed):
     """Trains on every worker; the chief reports seconds, updates and test accuracy in the course of the training."""
     mode, policy = RUNS[name]
-    strategy = None if mode == ALONE else servers.strategy(mode, policy)
     import fashion
 
     (x, y), test = fashion.load()
+    strategy = None if mode == ALONE else servers.strategy(mode, policy)
     import keras
 
     rank, workers = servers.rank(), 1 if mode == ALONE else 2
-    updates = gradients // 2 if mode in AVERAGING else gradients
+    updates = gradients // 2 if mode in (*AVERAGING, *OWN) else gradients
     keras.utils.set_random_seed(seed)
     batch = BATCH
     if mode == servers.ALL_REDUCE:  # it divides the same batches over the workers

@@ -1,9 +1,10 @@
 """Steps per second of a small model (25,000 parameters, 100 kB) with one worker and one parameter server.
 
 Compared with plain Keras in one process, and with TensorFlow's own parameter servers, once with a step in each call
-that its coordinator schedules, once with several. Rounds alternate. A last part counts, with two workers, how many of
-the steps the optimizer's iterations contain at the end: TensorFlow's workers overwrite each other's count, and tfdist
-counts each push once.
+that its coordinator schedules, once with several; tfdist likewise, by `steps_per_execution`, with the next step
+computed while the last one is on its way (`prefetch=1`) and without, and with `Hogwild`. Rounds alternate. A last part
+counts, with two workers, how many of the steps the optimizer's iterations contain at the end: TensorFlow's workers
+overwrite each other's count, and tfdist counts each push once.
 
     python benchmarks/servers_small.py
 """
@@ -21,7 +22,15 @@ import side_by_side
 BATCH, INPUTS, HIDDEN, OUTPUTS = 32, 64, 256, 32
 STEPS_PER_CALL = 20
 TENSORFLOW = {"TensorFlow, 1 step a call": 1, f"TensorFlow, {STEPS_PER_CALL} steps a call": STEPS_PER_CALL}
-TFDIST, PLAIN = "tfdist", "plain Keras"
+PLAIN = "plain Keras"
+TFDIST = {  # prefetch, steps in a call, pushes
+    "tfdist": (0, 1, "None"),
+    "tfdist, prefetch=1": (1, 1, "None"),
+    f"tfdist, {STEPS_PER_CALL} steps a call": (0, STEPS_PER_CALL, "None"),
+    f"tfdist, prefetch=1, {STEPS_PER_CALL} steps a call": (1, STEPS_PER_CALL, "None"),
+    "tfdist, Hogwild": (0, 1, "Hogwild"),
+    f"tfdist, Hogwild, {STEPS_PER_CALL} steps a call": (0, STEPS_PER_CALL, "Hogwild"),
+}
 
 
 def make_model():
@@ -41,31 +50,34 @@ def make_dataset():
     return tf.data.Dataset.from_tensor_slices((x, x[:, :OUTPUTS])).repeat().batch(BATCH)
 
 
-def by_fit(model, steps, readings):
+def by_fit(model, steps, readings, dataset=None):
     """Steps per second of each epoch of `fit`, after one that is not counted."""
     import keras
 
     ends = []
     clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
-    model.fit(make_dataset(), steps_per_epoch=steps, epochs=readings + 1, verbose=0, callbacks=[clock])
+    model.fit(dataset or make_dataset(), steps_per_epoch=steps, epochs=readings + 1, verbose=0, callbacks=[clock])
     return [steps / (after - before) for before, after in itertools.pairwise(ends)]
 
 
-def measure_keras(plain, steps, readings):
+def measure_keras(name, steps, readings):
     import keras
 
-    scope = contextlib.nullcontext()
-    if not plain:
-        from tfdist.strategies.parameter_server import ParameterServerStrategy
+    scope, steps_per_call = contextlib.nullcontext(), 1
+    if name != PLAIN:
+        import tfdist
+        from tfdist.parameter_server import Hogwild
 
-        scope = ParameterServerStrategy().scope()
+        prefetch, steps_per_call, pushes = TFDIST[name]
+        strategy = tfdist.ParameterServerStrategy(prefetch=prefetch, pushes=Hogwild() if pushes == "Hogwild" else None)
+        scope = strategy.scope()
     keras.utils.set_random_seed(0)
     with scope:
         model = make_model()
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", steps_per_execution=steps_per_call)
     rates = by_fit(model, steps, readings)
     found = {"rates": rates, "steps": steps * (readings + 1), "iterations": int(model.optimizer.iterations)}
-    (side_by_side if plain else servers).report(found)
+    (side_by_side if name == PLAIN else servers).report(found)
 
 
 def measure_tensorflow(workers, steps_per_call, steps, readings):
@@ -94,17 +106,21 @@ def main():
             [__file__, "--measure-tensorflow", str(workers), str(steps_per_call), *amount], cores=False
         )
 
-    def tfdist(workers):
-        return servers.run([__file__, "--measure-tfdist", *amount], workers, cores=options.cores)
+    def tfdist(name, workers):
+        return servers.run([__file__, "--measure-keras", name, *amount], workers, cores=options.cores)
 
-    rates = {name: [] for name in (PLAIN, TFDIST, *TENSORFLOW)}
+    rates = {name: [] for name in (PLAIN, *TFDIST, *TENSORFLOW)}
     for _ in range(options.rounds):
-        found = {PLAIN: side_by_side.measure([__file__, "--measure-plain", *amount], cores=False)}
-        found[TFDIST] = tfdist(1)[0]
+        found = {PLAIN: side_by_side.measure([__file__, "--measure-keras", PLAIN, *amount], cores=False)}
+        found.update({name: tfdist(name, 1)[0] for name in TFDIST})
         found.update({name: tensorflow(1, steps) for name, steps in TENSORFLOW.items()})
         for name, one in found.items():
             rates[name].append(statistics.median(one["rates"]))
-    ratios = {f"tfdist : {name}": divided(rates[TFDIST], rates[name]) for name in rates if name != TFDIST}
+    ratios = {
+        f"{name} : {other}": divided(rates[name], rates[other])
+        for name, (_, steps_per_call, _) in TFDIST.items()
+        for other in (PLAIN, *(other for other, steps in TENSORFLOW.items() if steps == steps_per_call))
+    }
     columns = ["median", "from", "to"]
     side_by_side.table(
         [(name, servers.spread(values)) for name, values in rates.items()], columns, "steps per second, by rounds"
@@ -113,8 +129,8 @@ def main():
         [(name, servers.spread(values)) for name, values in ratios.items()], columns, "ratios, by rounds"
     )
     counts = {name: tensorflow(2, steps) for name, steps in TENSORFLOW.items()}
-    ours = tfdist(2)
-    counts[TFDIST] = {
+    ours = tfdist("tfdist", 2)
+    counts["tfdist"] = {
         "steps": sum(one["steps"] for one in ours),
         "iterations": max(one["iterations"] for one in ours),  # of the last worker to end
     }
@@ -132,7 +148,7 @@ def divided(ours, theirs):
 if __name__ == "__main__":
     if "--measure-tensorflow" in sys.argv:
         measure_tensorflow(*map(int, sys.argv[2:6]))
-    elif "--measure-tfdist" in sys.argv or "--measure-plain" in sys.argv:
-        measure_keras("--measure-plain" in sys.argv, *map(int, sys.argv[2:4]))
+    elif "--measure-keras" in sys.argv:
+        measure_keras(sys.argv[2], *map(int, sys.argv[3:5]))
     else:
         main()

@@ -26,7 +26,7 @@ def installed(module):
     return importlib.util.find_spec(module) is not None
 
 
-def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=()):
+def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=(), python=sys.executable):
     """Runs a command, with one core per process, and returns its last report.
 
     Args:
@@ -37,6 +37,7 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, la
         deadline: in seconds; None for none.
         cores: whether each process is pinned to a core; by default where there are enough.
         launcher: more arguments of `tfdist run`.
+        python: the interpreter of processes that are started "plain".
     """
     from tfdist.cli import resources
 
@@ -50,7 +51,7 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, la
         commands = [[f"{binary}/mpiexec", "-n", str(size), sys.executable, *command]]
     else:
         port = str(free_port())
-        commands = [[sys.executable, *command, str(rank), str(size), port] for rank in range(size)]
+        commands = [[python, *command, str(rank), str(size), port] for rank in range(size)]
     popens = []
     for rank, one in enumerate(commands):
         core = {available[rank]} if pinned and way == "plain" else set(available)

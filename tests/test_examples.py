@@ -50,5 +50,14 @@ def test_servers():
 
 
 @pytest.mark.multiprocess
+def test_two_devices():
+    command = [sys.executable, str(EXAMPLES / "two_devices.py")]
+    ended = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = re.search(r"Test accuracy: ([\d.]+), on CPU:0 and CPU:1", ended.stdout)
+    assert float(found[1]) > 0.85
+
+
+@pytest.mark.multiprocess
 def test_functions():
     assert float(re.search(r"Epoch 10: loss ([\d.]+)", run("functions.py", 2))[1]) < 0.3

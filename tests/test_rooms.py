@@ -16,6 +16,7 @@ ORDER = (
     ("engine",),
     ("runtime",),
     ("strategies",),
+    ("model_parallel",),
     ("functional", "callbacks", "layers"),
     ("cli",),
     ("__init__", "__main__"),

@@ -47,9 +47,15 @@ if TYPE_CHECKING:
         send,
         size,
     )
+    from tfdist.model_parallel.analysis import analyze
+    from tfdist.model_parallel.device_scope import device_scope
+    from tfdist.model_parallel.loading import load_model
+    from tfdist.model_parallel.partition import partition
+    from tfdist.model_parallel.replicate import replicate
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
     from tfdist.strategies.parameter_server import ParameterServerStrategy
+    from tfdist.strategies.sidecar_evaluator import SidecarEvaluator
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
 PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
@@ -58,7 +64,13 @@ local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
+    "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
     "Timeouts": "tfdist.cluster.settings",
+    "analyze": "tfdist.model_parallel.analysis",
+    "device_scope": "tfdist.model_parallel.device_scope",
+    "load_model": "tfdist.model_parallel.loading",
+    "partition": "tfdist.model_parallel.partition",
+    "replicate": "tfdist.model_parallel.replicate",
     "scale_summed_loss": "tfdist.strategies.keras_losses",
     **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
     **dict.fromkeys(_FUNCTIONS.split(), "tfdist.functional"),
@@ -76,6 +88,7 @@ __all__ = [
     "PayloadError",
     "PeerLostError",
     "RendezvousError",
+    "SidecarEvaluator",
     "TensorFlowMissingError",
     "TfdistError",
     "Timeouts",
@@ -83,23 +96,28 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "analyze",
     "barrier",
     "broadcast",
     "broadcast_variables",
     "callbacks",
     "compression",
+    "device_scope",
     "errors",
     "functional",
     "init",
     "is_initialized",
     "join",
     "layers",
+    "load_model",
     "local_rank",
     "local_size",
     "parameter_server",
+    "partition",
     "rank",
     "receive",
     "reduce_scatter",
+    "replicate",
     "role",
     "scale_summed_loss",
     "send",

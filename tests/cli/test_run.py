@@ -13,7 +13,6 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.harness import tfdist
-from tfdist.cli.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -61,26 +60,8 @@ def test_only_the_chief_is_heard(script):
     assert ended.stderr == ""
 
 
-def test_failing_rank_is_named_shown_and_its_code_passed_on(script):
-    path = script(RANK + "print('noise')\nif rank == 1: raise SystemExit('sorry')\ntime.sleep(600)")
-    begun = time.monotonic()
-    ended = tfdist("run", "-n", "2", path)
-    assert ended.returncode == 1
-    assert "[rank 1] sorry" in ended.stderr
-    assert "tfdist run: rank 1 (process" in ended.stderr
-    assert "exited with code 1" in ended.stderr
-    assert time.monotonic() - begun < 50, "the sleeping process was not ended"
-
-
 def test_exit_code(script):
     assert tfdist("run", "-n", "2", script(RANK + "sys.exit(7 if rank == 0 else 0)")).returncode == 7
-
-
-def test_killed_rank(script):
-    path = script(RANK + "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)")
-    ended = tfdist("run", "-n", "2", path)
-    assert ended.returncode == 128 + signal.SIGKILL
-    assert "was killed by SIGKILL" in ended.stderr
 
 
 def test_victims_are_not_blamed(script, tmp_path):
@@ -219,64 +200,3 @@ def test_what_is_not_kept_is_said_and_can_be(script, tmp_path):
     whole = tmp_path / "logs" / "rank-1.log"
     assert f"all of them are in {whole}:" in ended.stderr
     assert whole.read_text().splitlines() == [f"line {number}" for number in range(1000)]
-
-
-SLOW_TO_END = "import threading; threading.Thread(target=threading.Event().wait).start()\n"
-
-
-def test_the_others_keep_going(script, tmp_path):
-    """Long after one has failed: until they are told to end."""
-    path = script(
-        RANK
-        + f"""
-from pathlib import Path
-folder = Path({str(tmp_path)!r})
-if rank == 1: sys.exit(7)
-while not (folder / 'end').exists(): time.sleep(0.01)
-(folder / str(rank)).write_text('went on')
-"""
-    )
-    with subprocess.Popen([sys.executable, "-m", "tfdist.cli", "run", "-n", "3", "--keep-going", path]) as popen:
-        with pytest.raises(subprocess.TimeoutExpired):
-            popen.wait(GRACE_SECONDS + 2)  # by then they would have been ended
-        (tmp_path / "end").touch()
-        assert popen.wait(30) == 7
-    assert all((tmp_path / str(rank)).read_text() == "went on" for rank in (0, 2))
-
-
-def test_cause_that_is_slow_to_end_is_named(script):
-    """With nothing of tfdist but what its hook tells the launcher: all ranks have a thread that stays."""
-    path = script(
-        RANK + SLOW_TO_END + "from tfdist.cluster import launcher\n"
-        "launcher.tell(launcher.CAUSE if rank == 1 else launcher.VICTIM)\n"
-        "if rank == 0: os._exit(1)\n"
-        "raise ValueError(f'of rank {rank}')"
-    )
-    ended = tfdist("run", "-n", "3", path)
-    assert ended.returncode == 1, ended.stderr
-    assert "[rank 1] ValueError: of rank 1" in ended.stderr
-    assert "tfdist run: rank 1 (process" in ended.stderr
-    assert "stood still, or failed and did not end by itself" in ended.stderr
-    assert "of rank 2" not in ended.stderr
-
-
-def test_rank_that_stands_still_is_named_with_what_the_others_say(script):
-    path = script(
-        RANK + "from tfdist.cluster import launcher\n"
-        "if rank == 1: print('I wait'); time.sleep(600)\n"
-        "launcher.tell(launcher.VICTIM)\n"
-        "sys.exit(f'rank 1 is lost, says rank {rank}')"
-    )
-    ended = tfdist("run", "-n", "3", path)
-    assert ended.returncode == 1, ended.stderr
-    assert "[rank 1] I wait" in ended.stderr
-    assert "tfdist run: rank 1 (process" in ended.stderr
-
-
-def test_traceback_of_a_cause_that_does_not_end():
-    """With TensorFlow: the other rank is lost by it, and ends long before."""
-    program = str(harness.PROGRAMS / "endings.py")
-    ended = tfdist("run", "-n", "2", program, TEST_CASE="thread_that_stays")
-    assert "[rank 1] ValueError: a mistake" in ended.stderr, ended.stderr
-    assert "tfdist run: rank 1 (process" in ended.stderr, ended.stderr
-    harness.assert_nothing_left()

@@ -13,10 +13,12 @@ from tests.multiprocess import harness
 pytestmark = pytest.mark.multiprocess
 
 
-def until(condition, what, deadline=60.0):
+def until(condition, what, launcher, deadline=60.0):
     end = time.monotonic() + deadline
     while not condition():
-        assert time.monotonic() < end, what
+        if launcher.poll() is not None or time.monotonic() > end:
+            launcher.kill()
+            pytest.fail(f"{what}; the launcher ended with {launcher.wait()} and printed:\n{launcher.stderr.read()}")
         time.sleep(0.02)
 
 
@@ -27,17 +29,17 @@ def stopped(pid):
 def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
     """For longer than a silent rank is waited for."""
     command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", str(harness.PROGRAMS / "endless_sums.py")]
-    env = harness.environment(TEST_FOLDER=str(tmp_path), TFDIST_HEARTBEAT_TIMEOUT="2")
+    env = harness.environment(TEST_FOLDER=str(tmp_path), TFDIST_HEARTBEAT_TIMEOUT="4")
     launcher = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
     try:
-        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start")
+        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start", launcher)
         pids = [launcher.pid, *(int((tmp_path / str(rank)).read_text()) for rank in range(2))]
         for _ in range(2):
             launcher.send_signal(signal.SIGTSTP)
-            until(lambda: all(map(stopped, pids)), "not all are stopped")
-            time.sleep(4)
+            until(lambda: all(map(stopped, pids)), "not all are stopped", launcher)
+            time.sleep(6)
             launcher.send_signal(signal.SIGCONT)
-            until(lambda: not any(map(stopped, pids)), "not all go on")
+            until(lambda: not any(map(stopped, pids)), "not all go on", launcher)
         (tmp_path / "stop").touch()
         assert launcher.wait(60) == 0, launcher.stderr.read()
     finally:

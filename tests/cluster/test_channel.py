@@ -124,3 +124,11 @@ def test_closing_is_no_failure(ends):
     ends.channel.close()
     with pytest.raises(queue.Empty):
         ends.failed.get(timeout=0.05)
+
+
+def test_nobody_waits_for_a_reply_after_the_end(ends):
+    """The listener may not take the end for a failure, as the job is over."""
+    ends.server.shutdown(socket.SHUT_RDWR)
+    ends.failure()
+    with pytest.raises(TfdistError, match="the job is over"):
+        ends.channel.request(get, 10 * DEADLINE)

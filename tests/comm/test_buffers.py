@@ -40,5 +40,4 @@ def test_vectors_of_similar_sizes_share_memory():
         assert buffer.nbytes == nbytes
         addresses.add(buffer.ctypes.data)
         del buffer
-        gc.collect()
     assert len(addresses) <= 2

@@ -53,6 +53,24 @@ def test_edges_are_told_apart_by_name_and_calls_by_order(ranks, call):
     assert found == [[step, ord(edge)] for edge in "ba" for step in range(3)]
 
 
+@WAYS
+def test_expected_tensors_come_while_nobody_waits(ranks, call):
+    """Those that were not expected come behind them."""
+
+    def work(group):
+        edges = Edges(group)
+        if group.rank == 1:
+            for value in range(3):
+                edges.send(tf.constant([value]), 0, "x")
+            return None
+        spec = tf.TensorSpec([None], tf.int32)
+        for _ in range(2):
+            call(lambda: edges.expect(spec, 1, "x"))
+        return [int(call(lambda: edges.receive(spec, 1, "x"))[0]) for _ in range(3)]
+
+    assert ranks(2)(work)[0] == [0, 1, 2]
+
+
 def test_groups_have_edges_of_their_own(ranks):
     """Also where both ends are in all of them."""
 

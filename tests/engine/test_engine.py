@@ -255,6 +255,41 @@ def test_more_calls_of_one_key_than_tags():
             engine.close()
 
 
+def test_calls_of_a_key_start_in_order_although_its_number_comes_while_the_queue_is_read():
+    class Held(Agreeing):
+        def ask(self, make, then):
+            self.answer = then
+
+    class Arriving(dict):
+        """Numbers that come when the queue's fourth call is looked up."""
+
+        lookups = 0
+
+        def get(self, site, default=None):
+            self.lookups += 1
+            if self.lookups == 2 * calls + 4:  # each call has looked twice when it was posted
+                control.answer(0)
+            return super().get(site, default)
+
+    calls, control, started = 10, Held(), []
+    engine = Engine(LocalWorld(2).communicator(0), control, Timeouts(), tags=1 << 20)
+
+    def plan(call):
+        def schedule(comm, tag):
+            started.append(call)
+            yield ()
+
+        return schedule
+
+    engine._numbers = Arriving()
+    for call in range(calls):
+        engine.post("x", plan(call), overlaps=False)
+    for _ in range(100):
+        engine.advance()
+    engine.close()
+    assert started == list(range(calls))
+
+
 def test_groups_of_other_members_may_use_one_key(engines):
     made, _ = engines
 

@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.multiprocess import forking
 
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 120.0
@@ -36,7 +39,7 @@ class Ended:
 class Processes:
     """Processes under way, one a rank."""
 
-    def __init__(self, popens: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
+    def __init__(self, popens: list[subprocess.Popen[bytes] | forking.Forked], outputs: list[Path]) -> None:
         self.popens = popens
         self._outputs = outputs
         self._kept: list[str] = []
@@ -77,12 +80,21 @@ class Processes:
         return [ended[rank] for rank in range(len(self.popens))]
 
 
+_given_ports: set[int] = set()
+_giving_ports = threading.Lock()
+
+
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
+    """Ports that nobody listens at, and that no other launch has been given, as launches may overlap."""
+    with _giving_ports, contextlib.ExitStack() as listeners:
+        ports: list[int] = []
+        while len(ports) < count:
+            listener = listeners.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listener.getsockname()[1]
+            if port not in _given_ports:
+                ports.append(port)
+        _given_ports.update(ports)
+        return ports
 
 
 def tf_config(rank: int, ports: Sequence[int]) -> str:
@@ -121,19 +133,22 @@ def started(
 ) -> Iterator[Processes]:
     """Starts ``python command…`` once per rank, with TF_CONFIG; ends whatever is left at the end.
 
-    ``prefixes`` are commands that each rank's own is run by.
+    ``prefixes`` are commands that run each rank's own. Without them, scripts with TensorFlow are forks (`forking`).
     """
     ports = free_ports(size)
-    popens: list[subprocess.Popen[bytes]] = []
+    popens: list[subprocess.Popen[bytes] | forking.Forked] = []
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}" for rank in range(size)]
         try:
             for rank in range(size):
-                env = environment(**(settings or {}))
+                own = {**(settings or {}), **(per_rank[rank] if per_rank else {})}
                 if clustered and size > 1:
-                    env["TF_CONFIG"] = tf_config(rank, ports)
-                env.update(per_rank[rank] if per_rank else {})
+                    own.setdefault("TF_CONFIG", tf_config(rank, ports))
+                env = environment(**own)
                 with outputs[rank].open("wb") as output:
+                    if not prefixes and forking.applies(command, own):
+                        popens.append(forking.start(rank, command, env, outputs[rank]))
+                        continue
                     popens.append(
                         subprocess.Popen(
                             [*(prefixes[rank] if prefixes else ()), sys.executable, *command],

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.multiprocess.test_equal_mathematics import check, worlds
+from tests.multiprocess.test_parameter_server import test_synchronous_steps_equal_one_process
 
 NAMES = (
     "arrays_with_a_partial_batch",
@@ -20,10 +21,10 @@ NAMES = (
     "hand_written_loop",
 )
 
-__all__ = ["worlds"]
+__all__ = ["test_synchronous_steps_equal_one_process", "worlds"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes(name, worlds):
-    (one,), two = worlds(1, 1, ",".join(NAMES)), worlds(2, 1, ",".join(NAMES))
+    two, (one,) = worlds((2, 1, ",".join(NAMES)), (1, 1, ",".join(NAMES)))
     check(name, two, one)

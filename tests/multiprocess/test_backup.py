@@ -1,6 +1,7 @@
 """Training that was killed, also in the middle of a backup, resumes from a whole one."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,14 +15,26 @@ OWN_STEPS = harness.PROGRAMS / "backup_own_steps.py"
 GOES_ON = {"5": "EPOCHS 1 2 3", "6": "EPOCHS 1 2 3", "7": "EPOCHS 2 3"}
 
 
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """How each training, killed and started again, ended; at the same time, as each is one process."""
+
+    folder = tmp_path_factory.mktemp("killed")
+
+    def run(kill):
+        backup = str(folder / kill)
+        with harness.started([str(PROGRAM), backup], 1, {"TEST_KILL": kill}) as processes:
+            assert processes.wait()[0].code == -signal.SIGKILL, processes.outputs()
+        return harness.run([str(PROGRAM), backup], 1)[0]
+
+    with ThreadPoolExecutor() as threads:
+        return {kill: threads.submit(run, kill) for kill in GOES_ON}
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("kill", GOES_ON)
-def test_killed_in_a_backup(kill, tmp_path):
-    backup = str(tmp_path / "backup")
-    with harness.started([str(PROGRAM), backup], 1, {"TEST_KILL": kill}) as processes:
-        assert processes.wait()[0].code == -signal.SIGKILL, processes.outputs()
-    (ended,) = harness.run([str(PROGRAM), backup], 1)
-    assert GOES_ON[kill] in ended.output
+def test_killed_in_a_backup(kill, resumed):
+    assert GOES_ON[kill] in resumed[kill].result().output
 
 
 @pytest.mark.multiprocess

@@ -74,5 +74,6 @@ def test_a_rank_that_is_late_is_named_and_the_job_goes_on():
             told = end.output
             assert "rank 0 has posted a sum that one is late for (call 1: kernel, bias); missing: rank 1." in told
             assert "rank 2 has posted a sum that one is late for (call 2: kernel, bias); missing: rank 1." in told
+            assert "DONE" in told, processes.outputs()
             assert "is in no collective; it has not posted a sum that one is late for." in told, rank
     harness.assert_nothing_left()

@@ -15,10 +15,11 @@ PROGRAM = str(harness.PROGRAMS / "dynamic_embedding.py")
 
 
 def test_users_and_items_are_embedded():
-    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
-    assert len(found) == 2, ended.stdout + ended.stderr
+    given = harness.tf_configs(*test_servers_faults.TASKS)
+    with harness.started([PROGRAM], 4, {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [0] * 4, processes.outputs()
+    found = harness.results(ended[:2])
     for result in found:
         assert result["accuracy"] > 0.8, found
         assert result["steps"] == 6 * 40

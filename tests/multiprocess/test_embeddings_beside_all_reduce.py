@@ -1,6 +1,5 @@
 """`AllReduceStrategy` in a job with parameter servers, with real processes."""
 
-import json
 import signal
 
 import pytest
@@ -22,10 +21,11 @@ def assert_as_one_process(results):
 
 
 def test_it_trains_as_one_process_does(tmp_path):
-    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, str(tmp_path), "compare")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = sorted(line for line in ended.stdout.splitlines() if "RESULT " in line)
-    assert_as_one_process([json.loads(line.partition("RESULT ")[2]) for line in lines])
+    given = harness.tf_configs(*WORKERS, ("ps", 0), ("ps", 1))
+    with harness.started([PROGRAM, str(tmp_path), "compare"], 4, {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [0] * 4, processes.outputs()
+    assert_as_one_process(harness.results(ended[:2]))
     harness.assert_nothing_left()
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.multiprocess import harness
 
 TRAIN = [str(harness.PROGRAMS / "train.py")]
+DIE_AT_START = [str(harness.PROGRAMS / "die_at_start.py")]
 NOTICE_SECONDS = 5.0
 
 pytestmark = pytest.mark.multiprocess
@@ -67,7 +69,7 @@ def test_rank_that_ends_its_script_early():
         assert "has ended its script without it" in ended[0].output, processes.outputs()
 
 
-def test_stopped_rank_is_noticed_by_heartbeats():
+def stopped_rank():
     settings = {"TEST_DO": "stop", "TFDIST_HEARTBEAT_TIMEOUT": "3"}
     with harness.started(TRAIN, 2, settings) as processes:
         processes.await_output(0, "ERROR PeerLostError rank 1, worker 1")
@@ -78,7 +80,7 @@ def test_stopped_rank_is_noticed_by_heartbeats():
         assert "ERROR PeerLostError" in ended[1].output, processes.outputs()
 
 
-def test_rank_that_does_not_take_part_in_time():
+def late_rank():
     settings = {"TEST_DO": "sleep", "TFDIST_COLLECTIVE_TIMEOUT": "3"}
     with harness.started(TRAIN, 2, settings) as processes:
         processes.await_output(0, "ERROR CollectiveTimeoutError rank 0 waited 3 s")
@@ -148,12 +150,17 @@ def kill_server(chief, deadline=30.0):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_death_at_every_point_of_the_start(rank):
-    """The victim ends itself as it reaches each point; the other must say so and end, and never hang."""
-    for point in ("before_handshake", "after_handshake", "in_mpi_init", "after_mpi_init"):
-        settings = {"TFDIST_START_TIMEOUT": "6"}
-        command = [str(harness.PROGRAMS / "die_at_start.py")]
-        per_rank = [{"TEST_POINT": point} if own == rank else {} for own in range(2)]
-        with harness.started(command, 2, settings, per_rank) as processes:
+    """The victim ends itself as it reaches each point; the other must say so and end, and never hang.
+
+    The jobs run at the same time, as they wait most of it.
+    """
+    with contextlib.ExitStack() as jobs:
+        started = {}
+        for point in ("before_handshake", "after_handshake", "in_mpi_init", "after_mpi_init"):
+            per_rank = [{"TEST_POINT": point} if own == rank else {} for own in range(2)]
+            job = harness.started(DIE_AT_START, 2, {"TFDIST_START_TIMEOUT": "6"}, per_rank)
+            started[point] = jobs.enter_context(job)
+        for point, processes in started.items():
             ended = processes.wait(40)
             survivor = ended[1 - rank]
             assert ended[rank].code == -signal.SIGKILL, (point, processes.outputs())
@@ -164,23 +171,18 @@ def test_death_at_every_point_of_the_start(rank):
             )
 
 
-def test_death_of_the_server_during_the_start():
-    """Both tasks wait in MPI's initialization while the server is killed."""
-    command = [str(harness.PROGRAMS / "die_at_start.py")]
+def server_dies_at_start():
     per_rank = [{"TEST_POINT": "server_in_mpi_init"}, {}]
-    with harness.started(command, 2, {"TFDIST_START_TIMEOUT": "6"}, per_rank) as processes:
+    with harness.started(DIE_AT_START, 2, {"TFDIST_START_TIMEOUT": "6"}, per_rank) as processes:
         ended = processes.wait(40)
         assert [end.code for end in ended] == [1, 1], processes.outputs()
         for end in ended:
             assert "the rendezvous server at 127.0.0.1" in end.output, processes.outputs()
 
 
-def test_initialization_of_mpi_that_does_not_end():
-    """Rank 1's MPI gets no answer, and rank 0's waits for it; both without an end of their own."""
-    command = [str(harness.PROGRAMS / "die_at_start.py")]
-    with harness.started(
-        command, 2, {"TFDIST_START_TIMEOUT": "5"}, [{}, {"TEST_POINT": "deaf_in_mpi_init"}]
-    ) as processes:
+def deaf_mpi():
+    per_rank = [{}, {"TEST_POINT": "deaf_in_mpi_init"}]
+    with harness.started(DIE_AT_START, 2, {"TFDIST_START_TIMEOUT": "5"}, per_rank) as processes:
         ended = processes.wait(40)
         assert [end.code for end in ended] == [1, 1], processes.outputs()
         for end in ended:
@@ -188,8 +190,7 @@ def test_initialization_of_mpi_that_does_not_end():
             assert "did not end within 5 s" in end.output, processes.outputs()
 
 
-def test_no_mpi_library():
-    """If the chief has ended before the other one comes, that one finds nobody."""
+def no_mpi():
     settings = {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": "/nonexistent/libmpi.so", "TFDIST_START_TIMEOUT": "10"}
     with harness.started(TRAIN, 2, settings) as processes:
         ended = processes.wait(60)
@@ -197,3 +198,35 @@ def test_no_mpi_library():
         assert "MPIUnavailableError: no MPI library could be loaded" in ended[0].output, processes.outputs()
         assert "pip install mpich" in ended[0].output, processes.outputs()
         assert re.search("MPIUnavailableError|RendezvousError", ended[1].output), processes.outputs()
+
+
+@pytest.fixture(scope="module")
+def awaited():
+    """Waits for a check of jobs that mostly wait themselves, and so run at the same time."""
+    checks = (stopped_rank, late_rank, server_dies_at_start, deaf_mpi, no_mpi)
+    with ThreadPoolExecutor(len(checks)) as threads:
+        futures = {check: threads.submit(check) for check in checks}
+    return lambda check: futures[check].result()
+
+
+def test_stopped_rank_is_noticed_by_heartbeats(awaited):
+    awaited(stopped_rank)
+
+
+def test_rank_that_does_not_take_part_in_time(awaited):
+    awaited(late_rank)
+
+
+def test_death_of_the_server_during_the_start(awaited):
+    """Both tasks wait in MPI's initialization while the server is killed."""
+    awaited(server_dies_at_start)
+
+
+def test_initialization_of_mpi_that_does_not_end(awaited):
+    """Rank 1's MPI gets no answer, and rank 0's waits for it; both without an end of their own."""
+    awaited(deaf_mpi)
+
+
+def test_no_mpi_library(awaited):
+    """If the chief has ended before the other one comes, that one finds nobody."""
+    awaited(no_mpi)

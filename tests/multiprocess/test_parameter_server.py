@@ -24,19 +24,27 @@ PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
 """Of each worker: every 4 steps, and with local steps also for the 2 that are left at the end of an epoch."""
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["asynchronous", "bounded", "synchronous", "soft", "compensated", "local", "local-synchronous", "elastic"],
-)
+MODES = "asynchronous bounded synchronous soft compensated local local-synchronous elastic hogwild".split()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_digits_are_learnt(mode):
-    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", PROGRAM, mode)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = results_of(ended)
+    """With a secret, as `tfdist run` sets one. In one mode, an evaluator runs the same script."""
+    tasks = [("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1)] + [("evaluator", 0)] * (mode == "asynchronous")
+    given = harness.tf_configs(*tasks)
+    with harness.started([PROGRAM, mode], len(tasks), {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [0] * len(tasks), processes.outputs()
+    found = harness.results(ended[:2])
+    for evaluated in harness.results(ended[4:]):
+        assert evaluated["epoch"] == sorted(set(evaluated["epoch"])), "each version once"
+        assert 0 < evaluated["epoch"][-1] <= 2 * STEPS
+        assert len(evaluated["val_accuracy"]) == len(evaluated["epoch"])
     for result in found:
         assert result["accuracy"] > 0.8, found
         assert result["steps"] == PUSHES.get(mode, STEPS)
     updates = max(result["iterations"] for result in found)
-    if mode in PUSHES:
+    if mode in PUSHES or mode == "hogwild":
         assert updates == STEPS, "the optimizer is the worker's own"
     elif mode in ("synchronous", "soft"):
         assert updates <= STEPS, "each is the mean of two gradients"
@@ -55,6 +63,8 @@ def test_synchronous_steps_equal_one_process():
         assert found["error"] < 1e-5, (name, found, other[name])
         assert found["sum"] == other[name]["sum"], f"{name}: the workers' weights differ"
         assert found["iterations"] == 12, name
+        assert found["is_there"], f"{name}: variables are on another device than that of the worker"
+        assert other[name]["is_there"], f"{name}: variables are on another device than that of the worker"
     harness.assert_nothing_left()
 
 

@@ -59,3 +59,22 @@ def test_the_dealer_comes_back_and_every_sample_of_each_epoch_counts_once(tmp_pa
         assert result["counts"] == [EPOCHS], outputs
         assert result["iterations"] == EPOCHS * BATCHES, outputs
     harness.assert_nothing_left()
+
+
+def test_the_chief_comes_back_and_goes_on_with_its_stream(tmp_path):
+    """The other worker has what the chief had read and not trained on, and waits for the rest."""
+    given = harness.tf_configs(("chief", 0), ("worker", 0), ("ps", 0))
+    command = [PROGRAM, str(tmp_path), "chief"]
+    with harness.started(command, 3, per_rank=given) as processes:
+        end = time.monotonic() + 60
+        while not (tmp_path / "died").exists():
+            assert time.monotonic() < end, processes.outputs()
+            time.sleep(0.01)
+        with harness.started(command, 1, per_rank=given[:1]) as again:
+            ended = [*again.wait(), *processes.wait()[1:]]
+            outputs = processes.outputs() + again.outputs()
+    assert [end.code for end in ended] == [0, 0, 0], outputs
+    for result in harness.results(ended[:2]):
+        assert result["counts"] == [EPOCHS], outputs
+        assert result["iterations"] == EPOCHS * BATCHES, outputs
+    harness.assert_nothing_left()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +23,28 @@ pytestmark = pytest.mark.multiprocess
 def nothing_left():
     yield
     harness.assert_nothing_left()
+
+
+WAITING = {}
+
+
+def waiting(job):
+    """Declares a job that mostly waits; `awaited` runs it, and the test of its name says how it has to end."""
+    WAITING[job.__name__] = job
+    return job
+
+
+@pytest.fixture(scope="module")
+def awaited():
+    """How each job that mostly waits ended, as `joining` returns it; they run at the same time."""
+    with ThreadPoolExecutor(len(WAITING)) as threads:
+        futures = {name: threads.submit(job) for name, job in WAITING.items()}
+    return lambda name: futures[name].result()
+
+
+def joining(configs, settings=None, clustered=True):
+    with harness.started(JOIN, len(configs), settings, configs, clustered) as processes:
+        return processes.wait(60), processes.outputs()
 
 
 def sums(ended, size):
@@ -72,8 +95,8 @@ def test_mpiexec(tmp_path):
     assert found == ["SUM 0 3 0 6.0", "SUM 1 3 1 6.0", "SUM 2 3 2 6.0"]
 
 
-def test_srun_without_a_process_manager():
-    """What srun sets, and nothing else: tfdist makes the cluster of it by itself."""
+@waiting
+def srun():
     step = {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "127.0.0.1",
@@ -82,10 +105,14 @@ def test_srun_without_a_process_manager():
         "SLURM_LOCALID": "0",
     }
     ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    with harness.started(JOIN, 2, step, ranks, clustered=False) as processes:
-        ended = processes.wait(60)
-        assert [end.code for end in ended] == [0, 0], processes.outputs()
-        sums(ended, 2)
+    return joining(ranks, step, clustered=False)
+
+
+def test_srun_without_a_process_manager(awaited):
+    """What srun sets, and nothing else: tfdist makes the cluster of it by itself."""
+    ended, text = awaited("srun")
+    assert [end.code for end in ended] == [0, 0], text
+    sums(ended, 2)
 
 
 def test_mpi_listens_on_no_outside_interface():
@@ -167,42 +194,47 @@ def test_port_in_use():
     assert f"the chief cannot listen at 127.0.0.1:{port}: another process uses it" in end.output
 
 
-def test_tasks_that_never_come_are_listed():
+@waiting
+def absent_tasks():
     ports = harness.free_ports(4)
     configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(2)]
-    with harness.started(JOIN, 2, {"TFDIST_START_TIMEOUT": "3"}, configs) as processes:
-        ended = processes.wait(30)
-        for end in ended:
-            assert end.code == 1, processes.outputs()
-            assert "2 of 4 tasks came within 3 s" in end.output, processes.outputs()
-            assert f"worker 2 (127.0.0.1:{ports[2]}), worker 3 (127.0.0.1:{ports[3]})" in end.output
-            assert end.seconds < 15
+    return ports, *joining(configs, {"TFDIST_START_TIMEOUT": "5"})
 
 
-def test_chief_that_never_comes():
+def test_tasks_that_never_come_are_listed(awaited):
+    ports, ended, text = awaited("absent_tasks")
+    for end in ended:
+        assert end.code == 1, text
+        assert "2 of 4 tasks came within 5 s" in end.output, text
+        assert f"worker 2 (127.0.0.1:{ports[2]}), worker 3 (127.0.0.1:{ports[3]})" in end.output
+        assert end.seconds < 17
+
+
+@waiting
+def absent_chief():
     ports = harness.free_ports(2)
-    config = {"TF_CONFIG": harness.tf_config(1, ports), "TFDIST_START_TIMEOUT": "2"}
-    with harness.started(JOIN, 1, config) as processes:
-        (end,) = processes.wait(30)
+    return joining([{"TF_CONFIG": harness.tf_config(1, ports)}], {"TFDIST_START_TIMEOUT": "2"})
+
+
+def test_chief_that_never_comes(awaited):
+    (end,), _ = awaited("absent_chief")
     assert end.code == 1
     assert "Missing: the chief" in end.output
     assert end.output.splitlines()[-1].startswith("tfdist.errors.RendezvousError"), end.output
 
 
-def joining(configs, settings=None, deadline=60):
-    with harness.started(JOIN, len(configs), {"TFDIST_START_TIMEOUT": "20", **(settings or {})}, configs) as processes:
-        return processes.wait(deadline), processes.outputs()
-
-
-def test_two_tasks_that_claim_one_index():
+@waiting
+def twins():
     ports = harness.free_ports(3)
     first = {"TF_CONFIG": harness.tf_config(0, ports)}
     twin = {"TF_CONFIG": harness.tf_config(1, ports)}
-    with harness.started(JOIN, 3, {"TFDIST_START_TIMEOUT": "4"}, [first, twin, twin]) as processes:
-        ended = processes.wait(30)
-        text = "".join(end.output for end in ended[1:])
-        assert "two tasks claim one index: worker 1" in text, processes.outputs()
-        assert "2 of 3 tasks came" in ended[0].output, processes.outputs()
+    return joining([first, twin, twin], {"TFDIST_START_TIMEOUT": "6"})
+
+
+def test_two_tasks_that_claim_one_index(awaited):
+    ended, text = awaited("twins")
+    assert "two tasks claim one index: worker 1" in "".join(end.output for end in ended[1:]), text
+    assert "2 of 3 tasks came" in ended[0].output, text
 
 
 @pytest.mark.parametrize("secret", ["wrong", None])
@@ -237,19 +269,25 @@ def test_secret_from_a_file(tmp_path):
     assert "no job secret" not in ended[0].output
 
 
-def test_another_cluster_spec():
+@waiting
+def two_specs():
     ports = harness.free_ports(3)
     configs = [
         {"TF_CONFIG": harness.tf_config(0, ports[:2])},
         {"TF_CONFIG": harness.tf_config(1, [ports[0], ports[2]])},
     ]
-    ended, text = joining(configs, {"TFDIST_START_TIMEOUT": "3"})
+    return joining(configs, {"TFDIST_START_TIMEOUT": "5"})
+
+
+def test_another_cluster_spec(awaited):
+    ended, text = awaited("two_specs")
     assert [end.code for end in ended] == [1, 1], text
     assert "another cluster spec" in ended[1].output, text
     assert "Refused: worker 1" in ended[0].output, text
 
 
-def test_another_version():
+@waiting
+def two_versions():
     ports = harness.free_ports(2)
     configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(2)]
     program = (
@@ -257,15 +295,18 @@ def test_another_version():
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
     )
     with (
-        harness.started(JOIN, 1, {"TFDIST_START_TIMEOUT": "4"}, configs[:1]) as chief,
+        harness.started(JOIN, 1, {"TFDIST_START_TIMEOUT": "6"}, configs[:1]) as chief,
         harness.started(["-c", program, *JOIN], 1, None, configs[1:]) as other,
     ):
-        (end,) = other.wait(30)
-        assert end.code == 1
-        assert "another tfdist version: the chief runs" in end.output
-        assert "this task 9.9" in end.output
-        (end,) = chief.wait(30)
-        assert "Refused: worker 1" in end.output
+        return [*other.wait(30), *chief.wait(30)], other.outputs() + chief.outputs()
+
+
+def test_another_version(awaited):
+    (other, chief), text = awaited("two_versions")
+    assert other.code == 1, text
+    assert "another tfdist version: the chief runs" in other.output, text
+    assert "this task 9.9" in other.output, text
+    assert "Refused: worker 1" in chief.output, text
 
 
 def test_random_bytes_at_the_rendezvous_change_nothing():

@@ -31,11 +31,14 @@ def serving(
     deals=None,
     pull_compression=None,
     is_lazy=False,
+    is_hogwild=False,
+    chief=0,
 ):
     def make(model, occurrence):
-        return Shard(Ledger(mode, policy), compression=compression, pull_compression=pull_compression, is_lazy=is_lazy)
+        options = {"compression": compression, "pull_compression": pull_compression}
+        return Shard(Ledger(mode, policy), is_lazy=is_lazy, is_hogwild=is_hogwild, **options)
 
-    server = Server(Shards(make, tables, deals), address, keys)
+    server = Server(Shards(make, tables, deals, chief=chief), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.multiprocess import harness
 from tests.parameter_server.serving import DEADLINE, attach, connected, create, push, serving
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server import client as clients
@@ -103,51 +104,25 @@ def test_a_server_that_is_gone():
         attach(one)
 
 
-STOPPED = """
-import sys
-from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.server import Server
-from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.staleness import AsItIs
-from tfdist.parameter_server.synchronization import Asynchronous
-
-server = Server(Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), AsItIs()))), sys.argv[1])
-print("SERVING", server.address, flush=True)
-server.run()
-"""
-
-
-def process(address="127.0.0.1:0"):
-    started = subprocess.Popen([sys.executable, "-c", STOPPED, address], stdout=subprocess.PIPE, text=True)
-    line = started.stdout.readline()
-    assert line.startswith("SERVING"), line
-    return started, line.split()[1]
-
-
 def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
     """The connection finds the new one by itself; it has to be told of the worker and the model again."""
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.2)
-    first, address = process()
-    second = None
-    try:
+    program = str(harness.PROGRAMS / "one_server.py")
+    with harness.started([program, "127.0.0.1:0"], 1) as first:
+        first.await_output(0, " now")
+        address = first.output(0).partition("SERVING ")[2].split()[0]
         with connected(address) as one:
             attach(one)
             create(one)
             push(one)
-            first.send_signal(signal.SIGKILL)
-            first.wait(DEADLINE)
-            second, _ = process(address)
-            with pytest.raises(RefusedError) as caught:
-                push(one, clock=1)
-            assert caught.value.refused.is_unknown
-            assert not attach(one).is_created
-    finally:
-        for started in (first, second):
-            if started is not None:
-                started.kill()
-                started.wait(DEADLINE)
-                started.stdout.close()
+            first.signal(0, signal.SIGKILL)
+            first.wait()
+            with harness.started([program, address], 1) as second:
+                second.await_output(0, " now")
+                with pytest.raises(RefusedError) as caught:
+                    push(one, clock=1)
+                assert caught.value.refused.is_unknown
+                assert not attach(one).is_created
 
 
 def test_a_connection_that_is_forgotten_does_not_hang():

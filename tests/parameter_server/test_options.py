@@ -13,8 +13,10 @@ from tfdist.parameter_server import (
     DropBeyond,
     ElasticAveraging,
     Exponential,
+    Hogwild,
     Inverse,
     LocalSteps,
+    PerHost,
     SoftSync,
     Synchronous,
     options,
@@ -31,12 +33,24 @@ def of(
     pull_compression=None,
     sparse="exact",
     replicas=1,
+    hierarchy=None,
     **snapshots,
 ):
     chosen = None if compression is None else as_policy(compression)
     of_pulls = None if pull_compression is None else as_policy(pull_compression)
     snapshots = {"snapshots": None, "snapshot_seconds": 60.0, **snapshots}
-    return options.of(synchronization, staleness_policy, data, pushes, chosen, of_pulls, sparse, replicas, **snapshots)
+    return options.of(
+        synchronization,
+        staleness_policy,
+        data,
+        pushes,
+        chosen,
+        of_pulls,
+        sparse,
+        replicas,
+        hierarchy=hierarchy,
+        **snapshots,
+    )
 
 
 COMPRESSIONS = [
@@ -52,8 +66,9 @@ COMPRESSIONS = [
 GIVEN = [
     *({"synchronization": one} for one in (BoundedStaleness(2), SoftSync(3), Synchronous(backup_workers=1))),
     *({"staleness_policy": one} for one in (Inverse(), Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))),
-    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5))),
+    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5), Hogwild())),
     *({"compression": one} for one in COMPRESSIONS),
+    {"hierarchy": PerHost(BoundedStaleness(2), roots=2)},
     {"snapshots": "folder", "snapshot_seconds": 2.0},
 ]
 
@@ -78,7 +93,7 @@ def test_options_that_differ_are_named():
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
         options.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
     others = {"data": "shared", "pushes": LocalSteps(2), "compression": c.Int8(), "replicas": 2, "sparse": "lazy"}
-    others["pull_compression"] = c.TopK(0.5)
+    others |= {"pull_compression": c.TopK(0.5), "hierarchy": PerHost()}
     for name, value in others.items():
         with pytest.raises(MismatchError, match=f"{name}=.* on chief 0 .*same arguments on every task"):
             options.check_equal(of(), of(**{name: value}), "chief 0 (host:1)")

@@ -9,9 +9,9 @@ import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.client import Connection, RefusedError
-from tfdist.parameter_server.dealing.dealer import Plan
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
+from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.session import Session

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.messages import BeginEpoch, Dealt, Take
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     Attach,
     Attached,
-    BeginEpoch,
     Create,
-    Dealt,
     Decision,
     Done,
     Leave,
@@ -23,7 +22,6 @@ from tfdist.parameter_server.messages import (
     Put,
     Refused,
     Suspend,
-    Take,
     Values,
     Waiting,
 )
@@ -218,6 +216,16 @@ def test_a_push_that_comes_again_is_answered_once():
     given = [answer for answers in talk.answers.values() for answer, _ in answers if isinstance(answer, Values)]
     assert len(given) == 1
     assert talk.bias == -4
+
+
+def test_the_end_of_fit_counts_once():
+    """The message may come twice; the next call of `fit` ends, too."""
+    talk = Talk(Synchronous(), workers=2)
+    for again in (False, True):
+        assert isinstance(talk.say(Suspend, 0, 1, True, again=again), Done)
+    assert talk.shard.ledger.workers[0].round == (1, 0)
+    talk.say(Suspend, 0, 1, True)
+    assert talk.shard.ledger.workers[0].round == (2, 0)
 
 
 @pytest.mark.parametrize("gone", [lambda talk: talk.shard.lost(1), lambda talk: talk.say(Suspend, 1, 1)])

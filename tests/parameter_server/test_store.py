@@ -77,8 +77,8 @@ OPTIMIZERS = {
     "lamb": lambda: keras.optimizers.Lamb(0.01),
     "accumulation": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
 }
-for name in ("ScheduleFreeAdamW", "Muon"):  # newer than the oldest Keras that is supported
-    if hasattr(keras.optimizers, name):
+for name in ("ScheduleFreeAdamW", "Muon"):  # not in the oldest Keras that is supported, or fails there by itself
+    if hasattr(keras.optimizers, name) and not (name == "Muon" and keras.__version__.startswith("3.10.")):
         OPTIMIZERS[name] = lambda name=name: getattr(keras.optimizers, name)(0.01)
 
 

@@ -1,6 +1,7 @@
 """What the programs share: which strategy they run under, and the few lines that make runs comparable.
 
-With ``TEST_PLAIN=1`` a program is plain Keras: its strategy is TensorFlow's default one, which does nothing.
+With ``TEST_PLAIN=1`` a program is plain Keras: its strategy is TensorFlow's default one, which does nothing. With
+``TEST_SERVERS=1`` it trains on parameter servers.
 """
 
 import os
@@ -24,6 +25,8 @@ def strategy():
         return tf.distribute.get_strategy()
     import tfdist
 
+    if os.environ.get("TEST_SERVERS") == "1":
+        return tfdist.ParameterServerStrategy()
     return tfdist.AllReduceStrategy()
 
 

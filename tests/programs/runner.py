@@ -5,7 +5,7 @@
 
 A program is a script that sets ``results``, a dict of numbers, and may set ``TOLERANCE``. If one fails, its
 traceback is written and the process ends, so that the other ranks, which would wait for it, end too.
-`test_programs.py` starts the remaining programs again.
+`test_programs.py` starts the remaining programs again. It imports Keras here so that its processes can be forks.
 """
 
 import faulthandler
@@ -18,6 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
+import keras  # noqa: F401
 import numpy as np
 
 HERE = Path(__file__).parent

@@ -8,6 +8,8 @@ largest value. Two keys have a meaning:
   be equal on all ranks and finite. The program's docstring says why.
 - ``close``: results that the mathematics of shares changes slightly; they must agree within a fifth.
 
+Each runs on 2 processes, and on 1 or 3, which are dealt out; with ``--all-sizes`` on all of them.
+
 One launch runs many programs, as TensorFlow takes seconds to import, but only the selected ones
 (``pytest tests/programs -k vae``, or ``-k 2-vae``). A program that fails ends its launch; the rest is launched again.
 """
@@ -46,7 +48,7 @@ def launch(size, names, folder):
     """Runs the programs on ``size`` processes (0: plain Keras); returns the results of each, or its error."""
     found, left = {}, list(names)
     ranks = max(size, 1)
-    settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder), "PYTHONPATH": str(HERE.parents[1])}
+    settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder)}
     while left:
         with harness.started([str(HERE / "runner.py"), *left], ranks, settings) as processes:
             try:
@@ -153,9 +155,15 @@ def short(array):
     return np.array2string(array.ravel()[:4], precision=6)
 
 
+def pytest_generate_tests(metafunc):
+    if "size" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--all-sizes")
+        sizes = {name: (1, 2, 3) if every else (2, 1 + 2 * (place % 2)) for place, name in enumerate(PROGRAMS)}
+        cases = [(name, size) for size in (1, 2, 3) for name in PROGRAMS if size in sizes[name]]
+        metafunc.parametrize(("name", "size"), cases, ids=[f"{size}-{name}" for name, size in cases])
+
+
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("size", [1, 2, 3])
 def test_program(name, size, worlds):
     (plain,) = succeeded(worlds(0)[name], "plain Keras")
     complaints = compare(succeeded(worlds(size)[name], f"{size} processes"), plain)

@@ -14,7 +14,8 @@ from tfdist.parameter_server.messages import Attach, Suspend
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
 from tfdist.runtime import membership, server_host
-from tfdist.runtime.server_host import Host, address_of
+from tfdist.runtime.server_address import address_of
+from tfdist.runtime.server_host import Host
 from tfdist.runtime.server_state import ServerOptions, Template
 
 DEADLINE = 20.0

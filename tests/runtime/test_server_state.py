@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.runtime.jobs import cluster_of
+from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.messages import Attach, Create, Push
-from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.staleness import AsItIs, DropBeyond
 from tfdist.parameter_server.state import Held
-from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.parameter_server.synchronization import BoundedStaleness, Synchronous
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.messages import AttachTable
 from tfdist.parameter_server.tables.row_policy import RowPolicy
@@ -83,3 +84,21 @@ def test_another_models_snapshots_are_named(tmp_path, caplog):
     (tmp_path / "Adam-2").mkdir()
     train(template(folder=tmp_path).leading(), 1)
     assert f"{tmp_path} has snapshots of other models (Adam-2): this one, SGD-1, begins anew" in caplog.text
+
+
+def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
+    """The tasks are the chief, a worker, a root and the server of their host."""
+    cluster = cluster_of("ps", chief=1, worker=1, ps=2)
+    options = ServerOptions(BoundedStaleness(3), DropBeyond(1), (tmp_path, 60.0), hierarchy=PerHost(Synchronous()))
+    control = SimpleNamespace(job="job", present={})
+    root, host = (Template(options, cluster.tasks, server, control) for server in range(2))
+    host.tell = lambda event: None
+    shards = [made.leading() for made in (root, host)]
+    for one in shards:
+        one.heard(b"0", Attach(1, 0, 1, KEY[0]), [], lambda message, arrays: None)
+    ledgers = [one[KEY].ledger for one in shards]
+    assert [ledger.synchronization for ledger in ledgers] == [BoundedStaleness(3), Synchronous()]
+    assert [ledger.policy for ledger in ledgers] == [DropBeyond(1), AsItIs()]
+    assert [ledger.awaited for ledger in ledgers] == [{3}, {1}]
+    assert [one[KEY].snapshots is not None for one in shards] == [True, False]
+    assert shards[1][KEY].above.has_chief

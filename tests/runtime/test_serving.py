@@ -18,7 +18,7 @@ from tfdist.parameter_server.messages import Attach, Inspect, Pull
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import BoundedStaleness
 from tfdist.runtime import agreement, membership, serving
-from tfdist.runtime.server_host import address_of
+from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_state import ServerOptions
 
 DEADLINE = 20.0

@@ -1,10 +1,11 @@
-"""Models and optimizers made outside the scope, and parameter servers, which are threads of this process."""
+"""Models and optimizers made outside the scope. Parameter servers are threads of this process."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tests.strategies.served import served
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -117,3 +118,9 @@ def test_models_without_the_strategy_are_left_alone():
         own.compile(keras.optimizers.Adam(), "mse")
         own.fit(X, Y, verbose=0)
         assert strategy.extended.links(own) == []
+
+
+def test_strategies_without_servers():
+    strategy = tfdist.AllReduceStrategy()
+    with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): the model sequential"):
+        whole_model(strategy)

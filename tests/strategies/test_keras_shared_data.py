@@ -255,21 +255,8 @@ def test_validation_split_and_weights():
         assert "val_loss" in found.history
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"x": tf.data.Dataset.from_tensor_slices((X, X[:, :1])).shuffle(9).batch(4)}, "the dataset shuffles"),
-        ({"x": X, "y": X[:, :1], "batch_size": BATCH, "steps_per_epoch": 3}, "steps_per_epoch is 3, but the data have"),
-    ],
-)
-def test_data_that_cannot_be_shared_are_each_workers_own(given, why, caplog):
-    with served(workers=2, data="shared") as strategies:
-        models = [counting_model(strategy) for strategy in strategies]
-        for model in models:
-            model.fit(verbose=0, **given)
-        expected = given.get("steps_per_epoch", BATCHES)
-        assert pushes(*models) == [expected, expected]
-    assert why in caplog.text
+def slices():
+    return tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
 
 
 def test_own_data_are_not_shared():
@@ -281,10 +268,10 @@ def test_own_data_are_not_shared():
         assert pushes(*models) == [BATCHES, BATCHES]
 
 
-def test_shared_and_own_data_in_turn():
+def test_data_by_index_and_streams_in_turn():
     with served(data="shared") as (strategy,):
         model = counting_model(strategy)
-        shuffled = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).shuffle(9).batch(BATCH)
+        shuffled = slices().shuffle(9).batch(BATCH)
         for _ in range(2):
             fit(model)
             model.fit(shuffled, verbose=0)

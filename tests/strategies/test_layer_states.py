@@ -109,6 +109,6 @@ def test_only_other_weights_are_assigned():
         before = kept.numpy()
         chief.layers[1].set_weights([np.zeros((4, 3)), np.ones(3)])
         for model, updated in ((chief, ()), (worker, {id(kept)})):
-            model.distribute_strategy.extended._states.begin(model, updated)
+            model.distribute_strategy.extended._begun.states.begin(model, updated)
         np.testing.assert_array_equal(kept.numpy(), before)
         np.testing.assert_array_equal(taken.numpy(), np.ones(3))

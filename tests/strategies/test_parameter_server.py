@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.compression import BFloat16
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import DelayCompensated, LocalSteps, Synchronous
+from tfdist.parameter_server import DelayCompensated, LocalSteps, PerHost, Synchronous
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -48,6 +48,7 @@ def test_without_servers_a_process_trains_as_usual():
 
 def test_without_servers_no_seam_is_at_work():
     strategy = ParameterServerStrategy()
+    assert (strategy.rank, strategy.size) == (0, 1)
     assert at_work.of_strategy(strategy, UpdatesOnServers) is None
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
 
@@ -81,9 +82,15 @@ def test_batches_are_counted_by_pushes_of_gradients():
         ParameterServerStrategy(data="shared", pushes=LocalSteps(2))
 
 
-@pytest.mark.parametrize("options", [{"sparse": "row"}, {"sparse": "lazy", "pushes": LocalSteps(2)}])
-def test_sparse_updates_that_cannot_be(options):
-    with pytest.raises(ValueError, match='sparse must be "exact" or "lazy", and "exact" with pushes; got'):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparse": "row"}, 'sparse must be "exact" or "lazy"; got \'row\''),
+        ({"sparse": "lazy", "pushes": LocalSteps(2)}, "pushes none: use sparse"),
+    ],
+)
+def test_sparse_updates_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
         ParameterServerStrategy(**options)
 
 
@@ -96,3 +103,30 @@ def test_what_needs_the_servers_own_parameters(options):
 def test_snapshots_need_a_file_system():
     with pytest.raises(ValueError, match="got gs://bucket/folder"):
         ParameterServerStrategy(snapshots="gs://bucket/folder")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("replicas", 2),
+        ("data", "shared"),
+        ("pushes", LocalSteps(2)),
+        ("compression", BFloat16()),
+        ("pull_compression", BFloat16()),
+        ("staleness_policy", DelayCompensated(0.1)),
+    ],
+)
+def test_what_does_not_go_with_a_hierarchy(name, value):
+    with pytest.raises(ValueError, match=rf"PerHost\(.* does not go with what is given as {name}=\. Leave that out"):
+        ParameterServerStrategy(hierarchy=PerHost(), **{name: value})
+
+
+def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
+    cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(ClusterSpecError, match=r"beside 1 root server\(s\); the cluster has 1 task\(s\)"):
+        ParameterServerStrategy(hierarchy=PerHost())
+
+
+def test_a_process_alone_needs_no_servers_of_hosts():
+    assert at_work.of_strategy(ParameterServerStrategy(hierarchy=PerHost()), UpdatesOnServers) is None

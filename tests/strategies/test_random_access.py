@@ -9,9 +9,11 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, Over, order
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, Over
+from tfdist.parameter_server.dealing.plan import order
+from tfdist.strategies.dealt_batches import dataset
 from tfdist.strategies.keras_private import array_slicing, data_adapters, tree
-from tfdist.strategies.random_access import dataset, source_of
+from tfdist.strategies.random_access import source_of
 
 ROWS = 10
 
@@ -344,66 +346,6 @@ def test_nothing_is_read_from_a_generator():
     read = (batch for batch in data)
     assert isinstance(source_of(read), str)
     assert next(data) == 0
-
-
-def test_tickets_come_with_their_batches():
-    source = source_of(numbers(), batch_size=5)
-    made = dataset(source, lambda: iter([(2**60, np.arange(5)), (7, np.arange(5, 10))]), with_tickets=True)
-    assert made.element_spec == (tf.TensorSpec([], tf.int64), tf.TensorSpec([5], tf.float32))
-    assert [(int(ticket), float(batch[0])) for ticket, batch in made] == [(2**60, 0), (7, 5)]
-
-
-def test_each_iteration_has_tickets_of_its_own_and_closes_them():
-    source = source_of(numbers(), batch_size=1)
-    closed = []
-
-    def tickets():
-        place = len(opened)
-        opened.append(place)
-        try:
-            for row in range(5):
-                yield row, [row]
-        finally:
-            closed.append(place)
-
-    opened = []
-    made = dataset(source, tickets)
-    first = iter(made)
-    assert not opened, "nothing is taken before a batch is asked for"
-    assert next(first).numpy() == [0]
-    second = iter(made)
-    assert [float(batch[0]) for batch in second] == [0, 1, 2, 3, 4]
-    assert next(first).numpy() == [1]
-    assert (opened, closed) == ([0, 1], [1])
-    del first
-    assert closed == [1, 0]
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_no_more_batches_are_made_ahead_than_wanted(prefetch):
-    source = source_of(numbers(), batch_size=1)
-    taken = 0
-
-    def tickets():
-        nonlocal taken
-        for step in range(200):
-            taken += 1
-            yield step, [step % ROWS]
-
-    for used, _ in enumerate(dataset(source, tickets, prefetch=prefetch)):
-        assert taken <= used + 1 + prefetch
-    assert taken == 200
-
-
-def test_what_tickets_raise_ends_the_iteration():
-    def tickets():
-        yield 0, [0]
-        raise RuntimeError("the server is gone")
-
-    batches = iter(dataset(source_of(numbers(), batch_size=1), tickets))
-    next(batches)
-    with pytest.raises(tf.errors.OpError, match="the server is gone"):
-        next(batches)
 
 
 def model_of():

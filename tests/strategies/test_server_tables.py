@@ -243,12 +243,3 @@ def test_tables_have_names_of_their_own():
                 tables.table("rows_5", FORM).lookup(KEYS, create=False)
         names = [served.described.table for served in server._shards.tables]
         assert names == ["rows-0", "rows-1", "strategy 1 rows-0", "strategy 1 rows-1"]
-
-
-def test_a_worker_that_the_cluster_does_not_name_has_a_name():
-    """In messages about whom another one waits for."""
-    servers = servers_of([], 0)
-    servers.tasks = ("worker 0 (a:1)", "ps 0 (b:1)")
-    servers.member.control.present = {2: "worker 5"}
-    names = [servers._name_of(number) for number in range(4)]
-    assert names == ["worker 0 (a:1)", "ps 0 (b:1)", "worker 5", "task 3"]

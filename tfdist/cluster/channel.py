@@ -56,6 +56,7 @@ class Channel:
         self._on_reply: dict[int, Callable[[Any], None]] = {}
         self._sending = threading.Lock()
         self._closing = False
+        self._has_ended = False
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
 
@@ -125,11 +126,13 @@ class Channel:
         while (waited := time.monotonic() - begin) < timeout:
             with self.arrived:
                 step = min(_LATE_SECONDS, timeout - waited)
-                self.arrived.wait_for(lambda: number in self._replies or self.failure is not None, step)
+                self.arrived.wait_for(lambda: number in self._replies or self.failure or self._has_ended, step)
                 if number in self._replies:
                     return _value(self._replies.pop(number))
             if self.failure:
                 raise self.failure
+            if self._has_ended:
+                raise TfdistError("the job is over: its rendezvous server has ended")
             if late:
                 try:
                     late(time.monotonic() - begin)
@@ -170,6 +173,9 @@ class Channel:
             )
             self.send(messages.Fails(str(failure)[:1000], mismatch=False))
             self._on_failure(failure, False)
+        finally:
+            self._has_ended = True
+            self.notify()
 
     def _listen_until_closed(self) -> None:
         assert self._socket is not None

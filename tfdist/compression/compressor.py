@@ -90,14 +90,18 @@ class Compressor:
         rank: this process's rank.
         size: the number of processes.
         seed: the seed of all randomness; the same on all ranks.
+        part: names the part of a model whose gradients the processes reduce, if others of the job reduce other parts.
 
     Raises:
         TypeError: ``compression`` is not a method, a schedule or a policy.
     """
 
-    def __init__(self, compression: Choice | Schedule | Policy, rank: int = 0, size: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, compression: Choice | Schedule | Policy, rank: int = 0, size: int = 1, seed: int = 0, part: str = ""
+    ) -> None:
         self._policy = policy.as_policy(compression)
         self._rank, self._size, self._seed = rank, size, seed
+        self._part = part
         self._variables: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._momentum: dict[str, float] = {}
         self._tensors: dict[str, Compressed | None] = {}
@@ -176,7 +180,7 @@ class Compressor:
 
     def file(self, prefix: Any) -> Path:
         """The path of this rank's file beside a checkpoint."""
-        return Path(f"{os.fspath(prefix)}.compression-{self._rank}-of-{self._size}.npz")
+        return Path(f"{os.fspath(prefix)}.compression-{self._part}{self._rank}-of-{self._size}.npz")
 
     def save(self, prefix: Any) -> None:
         """Writes this rank's state beside a checkpoint, atomically.
@@ -217,7 +221,7 @@ class Compressor:
         self._restored.clear()
         path = self.file(prefix)
         if not path.exists():
-            others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-0-of-*.npz"
+            others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-{self._part}0-of-*.npz"
             if self._rank == 0 and (found := sorted(path.parent.glob(others))):
                 log.warning(
                     "tfdist: %s is not used: it was saved by another number of processes than the current %d",

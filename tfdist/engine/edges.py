@@ -6,11 +6,15 @@ graph. Their calls are matched by order: the n-th tensor that is received is the
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import point_to_point
 from tfdist.engine.group import Group
+from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError
 from tfdist.tensors import to_array, to_tensor
 
@@ -24,6 +28,8 @@ class Edges:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self._expected: collections.defaultdict[tuple[int, str], collections.deque[Pending]]
+        self._expected = collections.defaultdict(collections.deque)
 
     @tf.autograph.experimental.do_not_convert
     def send(self, tensor: tf.Tensor, destination: int, edge: str) -> None:
@@ -66,14 +72,12 @@ class Edges:
                 dimensions.
             MismatchError: the received tensor has another shape.
         """
-        if spec.shape.rank is None:
-            raise ValueError(f"receive must know how many dimensions the tensor has; got {spec}")
+        begin = self._beginning(spec, source, edge)
         pair = self._pair(source, self._group.rank)
-        dtype = np.dtype(spec.dtype.as_numpy_dtype)
 
         def on_host() -> tf.Tensor:
-            plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
-            array = pair.wait(pair.post(self._key(edge), plan, _kind(spec), overlaps=False), tf.executing_eagerly())
+            expected = self._expected[source, edge]
+            array = pair.wait(expected.popleft() if expected else begin(False), tf.executing_eagerly())
             if not spec.shape.is_compatible_with(array.shape):
                 raise MismatchError(
                     f"rank {self._of_job(self._group.rank)} expected {spec.dtype.name} {spec.shape} along "
@@ -87,6 +91,41 @@ class Edges:
         tensor = tf.py_function(on_host, [], spec.dtype, name="tfdist_receive")
         tensor.set_shape(spec.shape)
         return tensor
+
+    @tf.autograph.experimental.do_not_convert
+    def expect(self, spec: tf.TensorSpec, source: int, edge: str) -> None:
+        """Lets a tensor come while this process computes; a later `receive` waits for it.
+
+        Args:
+            spec: as of `receive`.
+            source: as of `receive`.
+            edge: as of `receive`.
+
+        Raises:
+            ValueError: as `receive`.
+        """
+        begin = self._beginning(spec, source, edge)
+
+        def on_host() -> None:
+            self._expected[source, edge].append(begin(True))
+
+        if tf.executing_eagerly():
+            on_host()
+        else:
+            tf.py_function(on_host, [], [], name="tfdist_expect")
+
+    def _beginning(self, spec: tf.TensorSpec, source: int, edge: str) -> Callable[[bool], Pending]:
+        """A function that begins to receive; its argument is whether nobody waits yet."""
+        if spec.shape.rank is None:
+            raise ValueError(f"receive must know how many dimensions the tensor has; got {spec}")
+        pair = self._pair(source, self._group.rank)
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+
+        def begin(overlaps: bool) -> Pending:
+            plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
+            return pair.post(self._key(edge), plan, _kind(spec), overlaps=overlaps)
+
+        return begin
 
     def _pair(self, source: int, destination: int) -> Group:
         for rank in (source, destination):

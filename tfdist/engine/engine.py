@@ -320,12 +320,16 @@ class Engine:
 
     def _start_queued(self) -> None:
         """Starts every queued call whose key has a number, and whose tag is free."""
+        passed_over: set[Site] = set()  # their later calls wait too, although a number may come while this loop runs
         for pending in self._queued.copy():
+            site = (pending.members, pending.key)
             if pending.number is None:
-                pending.number = self._numbers.get((pending.members, pending.key))
-            if pending.number is None or any(
+                pending.number = self._numbers.get(site)
+            tag_is_used = any(
                 other.number == pending.number and other.call <= pending.call - _TAGS_OF_A_KEY for other in self._active
-            ):
+            )
+            if pending.number is None or tag_is_used or site in passed_over:
+                passed_over.add(site)
                 continue
             self._queued.remove(pending)
             self._start(pending)

@@ -34,6 +34,16 @@ class Exchange:
     def __init__(self, group: Group) -> None:
         self._group = group
 
+    @property
+    def rank(self) -> int:
+        """This process's rank in the job."""
+        return self._group.members[self._group.rank]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the processes in the job."""
+        return self._group.members
+
     @tf.autograph.experimental.do_not_convert
     def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
         """Concatenates a tensor over all processes, in the order of the ranks.

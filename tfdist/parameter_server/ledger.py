@@ -22,12 +22,14 @@ class Worker:
         round: where there are rounds, that of its next push.
         sequence: of its last push that was counted; pushes with this number or a lower one are duplicates.
         is_active: whether others wait for it. A worker that evaluates, saves or traces is not waited for.
+        suspended: the number of its last request that nobody waits for it; the same one may come twice.
     """
 
     clock: int
     round: Round
     sequence: int = -1
     is_active: bool = False
+    suspended: int = -1
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,19 @@ class Ledger:
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
 
-    def suspend(self, worker: int, is_end: bool = False) -> None:
-        """Nobody waits for a worker until it pushes again. In rounds everybody does, until a call of `fit` ends."""
+    def suspend(self, worker: int, is_end: bool = False, number: int | None = None) -> None:
+        """Nobody waits for a worker until it pushes again. In rounds everybody does, until a call of `fit` ends.
+
+        Args:
+            worker: its number.
+            is_end: whether a call of `fit` has ended.
+            number: of the request; one that is not higher than all before has been heard already.
+        """
         one = self.workers[worker]
+        if number is not None:
+            if number <= one.suspended:
+                return
+            one.suspended = number
         if not self.synchronization.in_rounds:
             one.is_active = False
         elif is_end:

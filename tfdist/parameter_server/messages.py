@@ -11,6 +11,19 @@ from typing import Any, Literal
 import msgspec
 
 from tfdist.parameter_server.changes import Edition
+from tfdist.parameter_server.dealing.messages import (
+    BeginEpoch,
+    Bring,
+    Brought,
+    Dealt,
+    LeaveEpoch,
+    Merged,
+    MergeMetrics,
+    NoBatch,
+    Planned,
+    Skip,
+    Take,
+)
 from tfdist.parameter_server.gradients import Kind
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
@@ -33,11 +46,13 @@ class Attach(Message, frozen=True):
 
     Attributes:
         worker: its task's number.
-        incarnation: a random number of this process, so that a worker that comes again is not taken for the first.
+        incarnation: a random number of this entry, so that a worker that comes again is not taken for the first.
         model: its name (`tfdist.parameter_server.model.Model.name`). What else comes over this connection is about it.
         occurrence: how often this worker has begun a model of this name before.
         place: how many models this worker has begun before.
         variables: of the model, described for messages.
+        joins: whether it is the server of a host, which asks what it has pushed for its workers before.
+        program: a random number of the process, the same for all of its models; 0 if it is the incarnation.
     """
 
     id: int
@@ -47,6 +62,8 @@ class Attach(Message, frozen=True):
     occurrence: int = 0
     place: int = 0
     variables: tuple[str, ...] = ()
+    joins: bool = False
+    program: int = 0
 
 
 class Create(Message, frozen=True):
@@ -64,6 +81,8 @@ class Create(Message, frozen=True):
         has_values: whether the arrays follow.
         slots: for each variable, the names of its slots.
         scalars: names of the optimizer's scalars.
+        shapes: of what is held.
+        dtypes: of what is held, by name.
     """
 
     id: int
@@ -75,6 +94,8 @@ class Create(Message, frozen=True):
     has_values: bool
     slots: tuple[tuple[str, ...], ...] = ()
     scalars: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -115,6 +136,7 @@ class Push(Message, frozen=True):
         rows: the variables of which it takes newer rows in place of the whole.
         generation: of its copy of the values, where differences to that are sent; with another one than before it wants
             whole values.
+        parts: of the server of a host, the worker, incarnation and sequence of each push that it has joined.
     """
 
     id: int
@@ -132,10 +154,37 @@ class Push(Message, frozen=True):
     edition: Edition | None = None
     rows: tuple[int, ...] = ()
     generation: int = 0
+    parts: tuple[tuple[int, int, int], ...] = ()
+
+
+class OpenMemory(Message, frozen=True):
+    """Asks for the memory in which the values are, with `Hogwild`; the answer is `OpenedMemory`.
+
+    Attributes:
+        worker: its task's number.
+        incarnation: as of `Attach`.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
 
 
 What = Literal["values", "averages", "state"]
 """What a worker pulls: the parameters; their moving averages; or parameters, slots and scalars (`State`)."""
+
+
+class Read(Message, frozen=True):
+    """Asks for the newest model of a name, by a task that takes no part in its training; the answer is `Values`.
+
+    Attributes:
+        model: its name.
+        what: as of `Pull`.
+    """
+
+    id: int
+    model: str
+    what: What = "values"
 
 
 class Pull(Message, frozen=True):
@@ -185,68 +234,6 @@ class Leave(Message, frozen=True):
     is_over: bool = False
 
 
-class BeginEpoch(Message, frozen=True):
-    """A worker takes part in an epoch whose batches are dealt to all workers. It need not have attached.
-
-    Attributes:
-        worker: its task's number.
-        incarnation: a random number of this call of `fit`.
-        fit: how many such calls of `fit` this worker has made before.
-        epoch: number of the epoch.
-        samples: as of `tfdist.parameter_server.dealing.dealer.Plan`.
-        batch_size: as of `Plan`.
-        seed: proposed for the order; None if samples are not shuffled.
-    """
-
-    id: int
-    worker: int
-    incarnation: int
-    fit: int
-    epoch: int
-    samples: int
-    batch_size: int
-    seed: int | None
-
-
-class Take(Message, frozen=True):
-    """Asks for a batch.
-
-    Attributes:
-        worker: as of `BeginEpoch`.
-        incarnation: as of `BeginEpoch`.
-        fit: as of `BeginEpoch`.
-        epoch: as of `BeginEpoch`.
-        request: higher than that of all earlier ones.
-        is_idle: whether the worker has told all servers that nobody has to wait for it. Otherwise it is told when it
-            has to wait for a batch and has none.
-    """
-
-    id: int
-    worker: int
-    incarnation: int
-    fit: int
-    epoch: int
-    request: int
-    is_idle: bool = False
-
-
-class Skip(Message, frozen=True):
-    """A batch was used up in a step that made no update: it counts as committed."""
-
-    id: int
-    worker: int
-    incarnation: int
-    ticket: int
-
-
-class LeaveEpoch(Message, frozen=True):
-    """The worker takes no more batches in this call of `fit`: those that it has are dealt again."""
-
-    id: int
-    worker: int
-    incarnation: int
-
-
 class GiveState(Message, frozen=True):
     """Compares a model's weights that no server updates with the chief's. The chief gives its own.
 
@@ -270,29 +257,6 @@ class GiveState(Message, frozen=True):
     variables: tuple[str, ...]
     digests: tuple[bytes, ...]
     given: tuple[int, ...] = ()
-
-
-Rule = Literal["sum", "mean", "max", "min", "first"]
-"""How the values of a metric's variable are merged; "first" takes that of the worker with the lowest number."""
-
-
-class MergeMetrics(Message, frozen=True):
-    """Asks for the state of metrics at the end of an epoch, over all workers; the worker's own follows in arrays.
-
-    Attributes:
-        worker: as of `BeginEpoch`.
-        incarnation: as of `BeginEpoch`.
-        fit: as of `BeginEpoch`.
-        epoch: as of `BeginEpoch`.
-        rules: how each array is merged.
-    """
-
-    id: int
-    worker: int
-    incarnation: int
-    fit: int
-    epoch: int
-    rules: tuple[Rule, ...]
 
 
 class Share(Message, frozen=True):
@@ -327,11 +291,13 @@ class Attached(Message, frozen=True):
     Attributes:
         clock: with which it begins.
         is_created: whether the server has its part of the model.
+        counted: to the server of a host, worker, incarnation and sequence of the last pushes that were counted.
     """
 
     id: int
     clock: int
     is_created: bool
+    counted: tuple[tuple[int, int, int], ...] = ()
 
 
 class Done(Message, frozen=True):
@@ -380,38 +346,6 @@ class Values(Message, frozen=True):
     copy: tuple[int, int, int] | None = None
 
 
-class Planned(Message, frozen=True):
-    """The worker takes part in the epoch.
-
-    Attributes:
-        seed: of its order, for all workers.
-    """
-
-    id: int
-    seed: int | None
-
-
-class Dealt(Message, frozen=True):
-    """A batch; see `tfdist.parameter_server.dealing.dealer.Batch`."""
-
-    id: int
-    ticket: int
-    start: int
-    stop: int
-
-
-class NoBatch(Message, frozen=True):
-    """There is no batch for the worker.
-
-    Attributes:
-        is_over: whether the epoch is over. If not, the worker may ask again, after it has told all servers that nobody
-            has to wait for it.
-    """
-
-    id: int
-    is_over: bool
-
-
 class StateDiffers(Message, frozen=True):
     """Answers `GiveState`.
 
@@ -426,12 +360,6 @@ class StateDiffers(Message, frozen=True):
     is_known: bool = True
 
 
-class Merged(Message, frozen=True):
-    """The state of metrics over all workers, in arrays that follow."""
-
-    id: int
-
-
 class Waiting(Message, frozen=True):
     """The answer comes when other workers have pushed, or the chief has given values: a sign of life meanwhile.
 
@@ -441,6 +369,23 @@ class Waiting(Message, frozen=True):
 
     id: int
     awaited: tuple[int, ...] = ()
+
+
+class OpenedMemory(Message, frozen=True):
+    """Where the values are (`tfdist.parameter_server.hogwild.memory.Memory`).
+
+    Attributes:
+        process: the server's number.
+        opened: the number that the memory's open file has there.
+        token: of the memory.
+        place: the worker's own.
+    """
+
+    id: int
+    process: int
+    opened: int
+    token: bytes
+    place: int
 
 
 class Refused(Message, frozen=True):
@@ -474,10 +419,12 @@ class Report(Message, frozen=True):
     servers: tuple[str, ...] = ()
 
 
-_OfModels = Attach | Create | Push | Pull | Put | Suspend | Leave
-_OfEpochs = BeginEpoch | Take | Skip | LeaveEpoch | MergeMetrics
+_OfModels = Attach | Create | Push | Pull | Put | OpenMemory | Suspend | Leave
+_OfEpochs = BeginEpoch | Bring | Take | Skip | LeaveEpoch | MergeMetrics
 _OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
 
-FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | GiveState | Share | Inspect)
-_Answers = Attached | Done | Values | Planned | Dealt | NoBatch | Merged | StateDiffers | Waiting | Refused
-FROM_SERVER = Codec(_Answers | TableAttached | Rows | Report)
+FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | GiveState | Share | Inspect | Read)
+_AboutModels = Attached | Done | Values | StateDiffers | OpenedMemory | Report
+_AboutEpochs = Planned | Dealt | Brought | NoBatch | Merged
+_AboutTables = TableAttached | Rows
+FROM_SERVER = Codec(_AboutModels | _AboutEpochs | _AboutTables | Waiting | Refused)

@@ -11,6 +11,8 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import MismatchError, TfdistError
 from tfdist.parameter_server import pushes, staleness, synchronization
 from tfdist.parameter_server.expressions import ExpressionError, read
+from tfdist.parameter_server.hierarchy import option
+from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.staleness import StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 
@@ -19,13 +21,14 @@ _KNOWN = {
     for module, names in (
         (synchronization, "Asynchronous BoundedStaleness SoftSync Synchronous"),
         (staleness, "AsItIs Inverse Exponential DropBeyond DelayCompensated"),
-        (pushes, "LocalSteps ElasticAveraging"),
+        (pushes, "LocalSteps ElasticAveraging Hogwild"),
+        (option, "PerHost"),
         (compression, " ".join(set(compression.__all__) - {"Method", "Policy", "Route", "State"})),
     )
     for name in names.split()
 }
 
-_COMPARED = ("synchronization", "staleness_policy", "data", "pushes", "compression", "pull_compression")
+_COMPARED = ("synchronization", "staleness_policy", "data", "pushes", "compression", "pull_compression", "hierarchy")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -42,6 +45,7 @@ class Options(msgspec.Struct, frozen=True):
         replicas: as the strategy's argument.
         snapshots: their folder; None for none.
         snapshot_seconds: as the strategy's argument.
+        hierarchy: as the strategy's argument.
         own: names of the options whose value is of a class of the user's.
     """
 
@@ -55,6 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     replicas: int = 1
     snapshots: str | None = None
     snapshot_seconds: float = 60.0
+    hierarchy: str = "None"
     own: tuple[str, ...] = ()
 
     def encode(self) -> str:
@@ -92,6 +97,7 @@ def of(
     replicas: int,
     snapshots: str | None,
     snapshot_seconds: float,
+    hierarchy: PerHost | None = None,
 ) -> Options:
     """Describes options.
 
@@ -106,8 +112,9 @@ def of(
         replicas: as the strategy's argument.
         snapshots: as the strategy's argument.
         snapshot_seconds: as the strategy's argument.
+        hierarchy: as the strategy's argument.
     """
-    given = synchronization, staleness_policy, data, pushes, compression, pull_compression
+    given = synchronization, staleness_policy, data, pushes, compression, pull_compression, hierarchy
     values = dict(zip(_COMPARED, given, strict=True))
     return Options(
         **{name: _text(value) for name, value in values.items()},

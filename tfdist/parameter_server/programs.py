@@ -34,11 +34,15 @@ class Program:
 class Programs:
     """The programs of all workers.
 
+    Args:
+        chief: number of the one that others are compared with; None for no comparison.
+
     Attributes:
         of: each worker's, by number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chief: int | None = CHIEF) -> None:
+        self._chief = chief
         self.of: dict[int, Program] = {}
 
     def note(self, begun: Begun) -> Program:
@@ -47,9 +51,11 @@ class Programs:
         Returns:
             The worker's program.
         """
-        program = self.of.get(begun.worker)
-        if program is None or program.incarnation != begun.incarnation:
-            program = self.of[begun.worker] = Program(begun.incarnation, program is None)
+        program, process = self.of.get(begun.worker), begun.incarnation
+        if isinstance(begun, Attach) and begun.program:
+            process = begun.program
+        if program is None or program.incarnation != process:
+            program = self.of[begun.worker] = Program(process, program is None)
         program.models[begun.place] = begun
         return program
 
@@ -60,10 +66,10 @@ class Programs:
             The messages of workers whose model is another one, each with an explanation: that of the sender; if the
             chief is the sender, those of all others.
         """
-        chief = self.of.get(CHIEF)
+        chief = None if self._chief is None else self.of.get(self._chief)
         if chief is None:
             return []
-        others = self.of if begun.worker == CHIEF else [begun.worker]
+        others = self.of if begun.worker == self._chief else [begun.worker]
         found = []
         for worker in others:
             own = self.of[worker].models.get(begun.place)

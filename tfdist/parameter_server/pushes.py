@@ -50,6 +50,23 @@ class ElasticAveraging:
             raise ValueError(f"ElasticAveraging(rate=…) must be above 0 and at most 1; got {self.rate!r}")
 
 
+@dataclass(frozen=True)
+class Hogwild:
+    """Workers on the server's machine change its memory directly, in each step, without locks and without messages.
+
+    The worker's optimizer makes its update of the worker's copy; what has changed is added to the server's memory, and
+    what others have changed there is read. Where two workers write to an element at the same time, one of the two
+    changes may be lost: rare where gradients are sparse, or the model is large. Of an embedding, only rows that a batch
+    has, and those that others have changed, are touched, if the optimizer leaves the other rows alone (SGD without
+    momentum, Adagrad, Adadelta, RMSprop without momentum). Slots, iterations and the learning rate are each worker's
+    own. Workers on other machines push what their optimizers have changed in each step.
+
+    References:
+        Recht, Ré, Wright and Niu, *Hogwild!: a lock-free approach to parallelizing stochastic gradient descent*,
+        NeurIPS 2011.
+    """
+
+
 def _check_steps(name: str, steps: object) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"{name}(steps=…) must be a whole number of at least 1; got {steps!r}")

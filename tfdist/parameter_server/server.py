@@ -25,6 +25,7 @@ from tfdist.parameter_server.messages import (
     Inspect,
     Leave,
     Push,
+    Read,
     Refused,
     Share,
 )
@@ -155,7 +156,7 @@ class Server:
             self._log.append(Lost, worker)
             self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
 
-        self._tell(event)
+        self.tell(event)
 
     def came(self, task: int) -> None:
         """Tells the shards of a task that is there; from any thread.
@@ -168,7 +169,7 @@ class Server:
             self._shards.came(task)
             self._log.append(Came, task)
 
-        self._tell(event)
+        self.tell(event)
 
     def followed(self, address: str | None) -> None:
         """Has a follower from now on, which gets everything; from any thread.
@@ -176,11 +177,11 @@ class Server:
         Args:
             address: ``host:port`` of it; None if it is lost, so that there is none.
         """
-        self._tell(lambda: self._log.end() if address is None else self._begin_log(address))
+        self.tell(lambda: self._log.end() if address is None else self._begin_log(address))
 
     def stop(self) -> None:
         """Ends `run`; from any thread."""
-        self._tell(None)
+        self.tell(None)
 
     def copy(self) -> None:
         """Sends the follower everything that is here; before `run`, or in its thread."""
@@ -191,7 +192,12 @@ class Server:
         self._log.begin(address)
         self.copy()
 
-    def _tell(self, event: Callable[[], None] | None) -> None:
+    def tell(self, event: Callable[[], None] | None) -> None:
+        """Has the thread of `run` call a function; from any thread.
+
+        Args:
+            event: the function; None ends `run`.
+        """
         self._events.put(event)
         with contextlib.suppress(OSError):  # it has ended already
             self._waker.send(b"\0")
@@ -226,7 +232,7 @@ class Server:
 
         if isinstance(message, Share):
             self._share(peer, message, send)
-        elif isinstance(message, Inspect):
+        elif isinstance(message, (Inspect, Read)):
             self._shards.heard(peer, message, arrays, send)
         else:
             self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))

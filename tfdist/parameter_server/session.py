@@ -15,7 +15,20 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError, Request
 from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.messages import Attach, Create, Decision, Inspect, Leave, Pull, Push, Put, Suspend, What
+from tfdist.parameter_server.messages import (
+    Attach,
+    Create,
+    Decision,
+    Inspect,
+    Leave,
+    OpenedMemory,
+    OpenMemory,
+    Pull,
+    Push,
+    Put,
+    Suspend,
+    What,
+)
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.packing import Packed
 from tfdist.parameter_server.replica import Replica
@@ -45,12 +58,15 @@ class Session:
         prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
             of this worker.
         pull_compression: of the parameters, as the servers have it; None for none.
+        joins: whether this is the server of a host, which pushes for its workers.
+        program: as of `tfdist.parameter_server.messages.Attach`.
 
     Attributes:
         pushes: the number of steps that this worker has pushed.
         refusals: how many of them were not applied, as their batches were dealt to others.
         iterations: updates that the optimizer had made when this worker last read.
         is_suspended: whether others do not wait for this worker.
+        counted: of a host's server, by worker and incarnation, the sequence of the last push that was counted.
     """
 
     def __init__(
@@ -61,7 +77,10 @@ class Session:
         begun: Sequence[str] = (),
         prefetch: int = 0,
         pull_compression: Policy | None = None,
+        joins: bool = False,
+        program: int = 0,
     ) -> None:
+        self._program = program
         self._connections = connections
         self._worker = worker
         self._incarnation = secrets.randbits(63)
@@ -82,13 +101,21 @@ class Session:
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
+        self._joins = joins
+        self.counted: dict[tuple[int, int], int] = {}
 
     @property
     def version(self) -> int:
         """The number of updates that the parameters contain; of the server that has least."""
         return min(self._versions)
 
-    def begin(self, held: Sequence[Held], optimizer: dict[str, Any], values: Callable[[], State] | None) -> Vectors:
+    def begin(
+        self,
+        held: Sequence[Held],
+        optimizer: dict[str, Any],
+        values: Callable[[], State] | None,
+        follows: bool = True,
+    ) -> Vectors:
         """Attaches to all servers, and waits for the model.
 
         Args:
@@ -96,6 +123,7 @@ class Session:
             optimizer: as `keras.saving.serialize_keras_object` describes it.
             values: yields the model's state as this worker has it, for servers that do not have the model and find no
                 snapshot; of the chief, else None.
+            follows: whether to go on to the model that all others have gone on to.
 
         Returns:
             The variables' values.
@@ -111,7 +139,7 @@ class Session:
                     self._attach(server)
                 return self.pull()
             except RefusedError as error:
-                if error.refused.newest is None:
+                if error.refused.newest is None or not follows:
                     raise
                 self._occurrence = error.refused.newest
 
@@ -121,6 +149,8 @@ class Session:
         samples: float = 1.0,
         rate: float | None = None,
         ticket: int | None = None,
+        read: int | None = None,
+        parts: tuple[tuple[int, int, int], ...] = (),
     ) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
 
@@ -132,6 +162,8 @@ class Session:
             samples: their weight where several workers' are averaged.
             rate: the chief's learning rate; None on others.
             ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
+            read: the version of the parameters that the gradients are of; by default what was returned last.
+            parts: as of `tfdist.parameter_server.messages.Push`.
 
         Returns:
             The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step. Where
@@ -147,7 +179,7 @@ class Session:
         for replica, own in zip(self._replicas, places, strict=True):
             replica.keep(own)
         have = [(replica.edition, replica.kept) for replica in self._replicas]
-        sequence, read = self.pushes, tuple(self._versions)
+        sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
 
         decided: list[Decision | None] = []
 
@@ -155,7 +187,7 @@ class Session:
             kinds = gradients[server].kinds
             sender = id, self._worker, self._incarnation
             return Push(
-                *(*sender, sequence, self._clocks[server], read[server], samples),
+                *(*sender, sequence, self._clocks[server], versions[server], samples),
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
@@ -164,6 +196,7 @@ class Session:
                 edition=have[server][0],
                 rows=have[server][1],
                 generation=self._copies[server].generation if self._copies else 0,
+                parts=parts,
             )
 
         self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
@@ -260,6 +293,17 @@ class Session:
                     own[name] = array
         return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
 
+    def memories(self) -> list[OpenedMemory]:
+        """Where each server has its values, with `Hogwild`.
+
+        Raises:
+            RefusedError: one has no room for this worker, or other options.
+            PeerLostError: one cannot be reached.
+        """
+        return [
+            answer for answer, _ in self._answers(lambda server, id: OpenMemory(id, self._worker, self._incarnation))
+        ]
+
     def report(self) -> ModelReport:
         """What the servers have done so far for the model."""
         key = self._model.name, self._occurrence
@@ -283,13 +327,11 @@ class Session:
             self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation, is_end))
             self.is_suspended = True
 
-    def close(self, is_over: bool = False) -> None:
-        """Leaves all servers, when they have what is under way.
-
-        One that does not answer learns from the rendezvous that this worker has ended.
+    def leave(self, is_over: bool = False) -> None:
+        """Leaves all servers, when they have what is under way. The next request enters again.
 
         Args:
-            is_over: whether this worker goes on with another optimizer for the same variables.
+            is_over: as of `close`.
         """
         with contextlib.suppress(TfdistError):
             self._finish()
@@ -298,6 +340,18 @@ class Session:
                 connection.request(
                     lambda id: Leave(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
                 )
+        self.is_suspended = True
+
+    def close(self, is_over: bool = False) -> None:
+        """Leaves all servers, when they have what is under way.
+
+        One that does not answer learns from the rendezvous that this worker has ended.
+
+        Args:
+            is_over: whether this worker goes on with another optimizer for the same variables.
+        """
+        self.leave(is_over)
+        for connection in self._connections:
             connection.close()
 
     def _suspend_on_others(self) -> None:
@@ -323,9 +377,11 @@ class Session:
     def _attached(self, server: int) -> None:
         connection, model = self._connections[server], self._model
         connection.answer_bytes = model.nbytes
-        of = model.name, self._occurrence, self._place, model.described
+        of = model.name, self._occurrence, self._place, model.described, self._joins, self._program
         answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, *of))
         self._clocks[server] = answer.clock
+        for worker, incarnation, sequence in answer.counted:
+            self.counted[worker, incarnation] = max(sequence, self.counted.get((worker, incarnation), -1))
         connection.share(self._worker, model.area(server), 1 + self._prefetch)
         if answer.is_created:
             return
@@ -333,10 +389,12 @@ class Session:
         held = self._model.held(server, described)
         part = State([]) if self._values is None else self._model.part_of(server, self._values())
         slots, scalars = part.names()
+        shapes = model.shapes[server]
+        of_held = tuple(shapes.shapes), tuple(dtype.name for dtype in shapes.dtypes)
 
         def create(id: int) -> Message:
             sender = id, self._worker, self._incarnation
-            return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars)
+            return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
 
         connection.request(create, part.arrays())
         if self._values is None:  # wait for those of the chief, or a snapshot

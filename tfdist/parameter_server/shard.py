@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
 from tfdist.parameter_server.dealing.tickets import Tickets
 from tfdist.parameter_server.delay_compensation import DelayCompensation
-from tfdist.parameter_server.differences import Copy, Differences
-from tfdist.parameter_server.gradients import Gradients, Kind, weighted_sum
+from tfdist.parameter_server.differences import Differences
+from tfdist.parameter_server.gradients import Gradients, weighted_sum
+from tfdist.parameter_server.hogwild.store import MemoryStore
 from tfdist.parameter_server.ledger import Ledger, weights
 from tfdist.parameter_server.messages import (
     Attach,
@@ -25,13 +27,17 @@ from tfdist.parameter_server.messages import (
     Create,
     Done,
     Leave,
+    OpenedMemory,
+    OpenMemory,
     Pull,
     Push,
     Put,
+    Read,
     Refused,
     Suspend,
     Values,
     Waiting,
+    What,
 )
 from tfdist.parameter_server.packing import Unpacker, Whole
 from tfdist.parameter_server.report import ModelReport, WorkerReport
@@ -42,7 +48,7 @@ from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import Store
 from tfdist.parameter_server.wire import Message
 
-_IMPORT_IT = (
+IMPORT_IT = (
     " The parameter servers have to import the module that defines it: above the strategy in the script, or with "
     "`tfdist serve --import MODULE`."
 )
@@ -64,7 +70,7 @@ class _Traffic:
 
 
 @dataclass(frozen=True)
-class _Parked:
+class Parked:
     """A message whose answer has to wait.
 
     Attributes:
@@ -89,12 +95,14 @@ class Pushed:
         read: version of the parameters that they are of.
         gradients: as they came.
         ticket: of the batch, if it was dealt.
+        parts: as of `tfdist.parameter_server.messages.Push`.
     """
 
     source: tuple[int, int]
     read: int
     gradients: Gradients
     ticket: int | None = None
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass
@@ -107,6 +115,7 @@ class Shard:
         compression: of gradients; None for none.
         pull_compression: of parameters; None for none.
         is_lazy: as of `Store`.
+        is_hogwild: whether workers change the values themselves.
         store: its values; None until a worker has described them.
         tickets: of pushes whose batches were dealt.
         model: its name.
@@ -122,7 +131,8 @@ class Shard:
     compression: Policy | None = None
     pull_compression: Policy | None = None
     is_lazy: bool = False
-    store: Store | None = None
+    is_hogwild: bool = False
+    store: Store | MemoryStore | None = None
     model: str = ""
     is_restored: bool = False
     incarnations: dict[int, int] = field(default_factory=dict)
@@ -133,7 +143,7 @@ class Shard:
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
     _differences: Differences | None = None
-    _parked: list[_Parked] = field(default_factory=list)
+    _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
 
     def __post_init__(self) -> None:
@@ -151,21 +161,23 @@ class Shard:
         match message:
             case Attach():
                 self._attach(message, answer)
-            case Create() | Push() | Pull() | Put() | Suspend() | Leave() if not self._knows(message):
+            case Create() | Push() | Pull() | Put() | OpenMemory() | Suspend() | Leave() if not self._knows(message):
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
             case Create():
                 self._create(message, arrays, answer)
-            case Push() | Put() if self.store is None:
+            case Push() | Put() | OpenMemory() if self.store is None:
                 answer(Refused(message.id, "this server was started again and has no model", is_unknown=True), ())
             case Push():
                 self._push(message, arrays, answer)
             case Pull():
-                self._answer_or_park(_Parked(message, answer))
+                self._answer_or_park(Parked(message, answer))
             case Put():
                 self._put(message, arrays, answer)
+            case OpenMemory():
+                self._open_memory(message, answer)
             case Suspend():
-                self.ledger.suspend(message.worker, message.is_end)
+                self.ledger.suspend(message.worker, message.is_end, message.id)
                 answer(Done(message.id, self.ledger.version), ())
                 self._update()
             case Leave():
@@ -223,6 +235,7 @@ class Shard:
             model: the name of its model.
             occurrence: how many models of this name came before it.
         """
+        self._settle()
         known = self.ledger.workers
         workers = tuple(
             WorkerReport(
@@ -256,7 +269,7 @@ class Shard:
             self.take_snapshot()
             self.snapshots.wait()
 
-    def _knows(self, sender: Create | Push | Pull | Put | Suspend | Leave) -> bool:
+    def _knows(self, sender: Create | Push | Pull | Put | OpenMemory | Suspend | Leave) -> bool:
         return self.incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:
@@ -265,7 +278,8 @@ class Shard:
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
         if self._differences is not None:  # answers may be lost
             self._differences.forget(message.worker)
-        answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None), ())
+        counted = tuple((*source, sequence) for source, sequence in self.sequences.items()) if message.joins else ()
+        answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
         if self.store is None:
@@ -273,7 +287,7 @@ class Shard:
                 self._make(message, arrays)
             except Exception as error:  # of Keras, for what the worker has sent; or a snapshot of another model
                 why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
-                rest = _IMPORT_IT if "Could not locate" in why else ""
+                rest = IMPORT_IT if "Could not locate" in why else ""
                 answer(Refused(message.id, f"the model cannot be made: {why}{rest}"), ())
                 return
         answer(Done(message.id, self.ledger.version), ())
@@ -311,7 +325,10 @@ class Shard:
         Raises:
             Exception: of Keras, for an optimizer that this process does not know.
         """
-        self.store = Store(held, state, optimizer, self.is_lazy)
+        if self.is_hogwild:
+            self.store = MemoryStore(held, state, optimizer)
+        else:
+            self.store = Store(held, state, optimizer, self.is_lazy)
         pairs = zip(held, self.store.shapes.shapes, strict=True)
         whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
         if self.compression is not None:
@@ -325,6 +342,7 @@ class Shard:
         """Has a snapshot written, in the background, of what is applied by now."""
         if self.snapshots is None or self.store is None:
             return
+        self._settle()
         state = self.store.state()
         parts = tuple(
             PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
@@ -350,18 +368,20 @@ class Shard:
                 return
             counted = self.tickets.counted(message)
             source = message.worker, message.incarnation
-            self.sequences[source] = message.sequence
+            pushes = ((*source, message.sequence), *message.parts)
+            _note(self.sequences, pushes)
             if counted is None:
-                self.applied[source] = message.sequence
+                _note(self.applied, pushes)
             else:
-                self.pushed[id(counted)] = Pushed(source, message.read, gradients, message.ticket)
+                self.pushed[id(counted)] = Pushed(source, message.read, gradients, message.ticket, message.parts)
             is_refused = self.tickets.settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self.pushed and not self.ledger.synchronization.in_rounds:
                 # The worker goes on, and its memory with it.
-                self.pushed[id(counted)] = Pushed(source, message.read, gradients.copy(), message.ticket)
+                waiting = self.pushed[id(counted)]
+                self.pushed[id(counted)] = replace(waiting, gradients=gradients.copy())
         if message.pulls:
-            self._answer_or_park(_Parked(message, answer, is_refused))
+            self._answer_or_park(Parked(message, answer, is_refused))
         else:
             answer(Done(message.id, self.ledger.version, is_refused, self.tickets.decision(message)), ())
 
@@ -380,6 +400,22 @@ class Shard:
         else:
             answer(Done(message.id, self.ledger.version), ())
 
+    def _open_memory(self, message: OpenMemory, answer: Answer) -> None:
+        if not isinstance(self.store, MemoryStore):
+            answer(Refused(message.id, "this server has its values for itself: not with Hogwild()"), ())
+            return
+        try:
+            place = self.store.place_of(message.worker)
+        except ValueError as error:
+            answer(Refused(message.id, str(error)), ())
+        else:
+            answer(OpenedMemory(message.id, os.getpid(), self.store.opened, self.store.token, place), ())
+
+    def _settle(self) -> None:
+        """Counts what workers have done to the values themselves."""
+        if isinstance(self.store, MemoryStore):
+            self.store.settle(self.ledger)
+
     def _update(self) -> None:
         """Makes the updates that are due, and answers what may be answered then."""
         while due := self.ledger.due():
@@ -392,7 +428,7 @@ class Shard:
             self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
             self.tickets.updated(due)
             for one, known in zip(pushed, due, strict=True):
-                self.applied[one.source] = max(known.sequence, self.applied.get(one.source, -1))
+                _note(self.applied, ((*one.source, known.sequence), *one.parts))
         self._answer_parked()
 
     def _corrected(self, pushed: Pushed) -> Gradients:
@@ -402,7 +438,7 @@ class Shard:
         assert self.store is not None
         return self._compensation.corrected(pushed.source[0], pushed.read, pushed.gradients, self.store.vectors())
 
-    def _answer_or_park(self, one: _Parked) -> None:
+    def _answer_or_park(self, one: Parked) -> None:
         """The same message may come again; its last sender is answered."""
         mine = one.message.worker, one.message.id
         self._parked = [other for other in self._parked if (other.message.worker, other.message.id) != mine]
@@ -419,45 +455,68 @@ class Shard:
             for one in ready:
                 self._answer(one)
 
-    def _may_be_answered(self, one: _Parked) -> bool:
+    def _may_be_answered(self, one: Parked) -> bool:
         if self.store is None:
             return False
         return isinstance(one.message, Pull) or self.ledger.may_read(one.message.worker)
 
-    def _awaited_by(self, one: _Parked) -> tuple[int, ...]:
+    def _awaited_by(self, one: Parked) -> tuple[int, ...]:
         """The workers that a message's answer waits for; the chief gives the first values."""
         return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(one.message.worker)))
 
-    def _answer(self, one: _Parked) -> None:
+    def _answer(self, one: Parked) -> None:
         assert self.store is not None
-        message = one.message
-        what = message.what if isinstance(message, Pull) else "values"
+        message, clock = one.message, self.ledger.workers[one.message.worker].clock
+        if isinstance(message, Pull):
+            values, arrays = self._whole(message.id, message.what, clock)
+        else:
+            values, arrays = self._newer(message, clock)
+        if self._compensation is not None and (isinstance(message, Push) or message.what == "values"):
+            self._compensation.sent(message.worker, self.ledger.version, self.store.vectors())
+        self._traffic.sent += sum(array.nbytes for array in arrays)
+        self._traffic.waited[message.worker] += time.monotonic() - one.since
+        if isinstance(message, Push) and message.ticket is not None:
+            values = msgspec.structs.replace(values, is_refused=one.is_refused, decision=self.tickets.decision(message))
+        one.answer(values, arrays)
+
+    def _whole(self, id: int, what: What, clock: int) -> tuple[Values, list[np.ndarray]]:
+        """Answers who pulls."""
+        assert self.store is not None
+        self._settle()
         slots: tuple[tuple[str, ...], ...] = ()
         scalars: tuple[str, ...] = ()
-        kinds: tuple[Kind, ...] = ()
-        copy: Copy | None = None
         if what == "averages":
             arrays = self.store.averages() or self.store.vectors()
         elif what == "state":
             state = self.store.state()
             (slots, scalars), arrays = state.names(), state.arrays()
         else:
-            newer = self.store.since(message.edition, message.rows) if isinstance(message, Push) else self.store.since()
-            kinds, arrays = newer.kinds if newer.sparse else (), newer.arrays()
-            if self._differences is not None and isinstance(message, Push):
-                answered = self._differences.answered(message, newer)
-                kinds, arrays, copy = answered.kinds, answered.arrays, answered.copy
-            if self._compensation is not None:
-                self._compensation.sent(message.worker, self.ledger.version, self.store.vectors())
-        self._traffic.sent += sum(array.nbytes for array in arrays)
-        self._traffic.waited[message.worker] += time.monotonic() - one.since
-        clock = self.ledger.workers[message.worker].clock
-        values = Values(
-            *(message.id, self.ledger.version, self.store.iterations, clock, slots, scalars),
-            edition=self.store.edition,
-            kinds=kinds,
-            copy=copy,
-        )
-        if isinstance(message, Push) and message.ticket is not None:
-            values = msgspec.structs.replace(values, is_refused=one.is_refused, decision=self.tickets.decision(message))
-        one.answer(values, arrays)
+            arrays = self.store.since().arrays()
+        counts = id, self.ledger.version, self.store.iterations, clock
+        return Values(*counts, slots, scalars, edition=self.store.edition), arrays
+
+    def _newer(self, message: Push, clock: int) -> tuple[Values, list[np.ndarray]]:
+        """Answers who has pushed."""
+        assert self.store is not None
+        self._settle()
+        newer = self.store.since(message.edition, message.rows)
+        kinds, arrays, copy = newer.kinds if newer.sparse else (), newer.arrays(), None
+        if self._differences is not None:
+            answered = self._differences.answered(message, newer)
+            kinds, arrays, copy = answered.kinds, answered.arrays, answered.copy
+        counts = message.id, self.ledger.version, self.store.iterations, clock
+        return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
+
+    def read(self, message: Read) -> tuple[Values, list[np.ndarray]] | None:
+        """Answers a task that takes no part in the training; None where there are no values yet.
+
+        Args:
+            message: of the task.
+        """
+        return None if self.store is None else self._whole(message.id, message.what, clock=0)
+
+
+def _note(sequences: dict[tuple[int, int], int], pushes: Iterable[tuple[int, int, int]]) -> None:
+    """Notes the last push of each worker and incarnation."""
+    for worker, incarnation, sequence in pushes:
+        sequences[worker, incarnation] = max(sequence, sequences.get((worker, incarnation), -1))

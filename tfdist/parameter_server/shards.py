@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.deals import Answer, Deals, OfDealer
+from tfdist.parameter_server.dealing.deals import Answer, Deals
+from tfdist.parameter_server.dealing.messages import DealerMessage
 from tfdist.parameter_server.layer_states import LayerStates
-from tfdist.parameter_server.messages import Attach, GiveState, Inspect, Leave, Refused, Report
+from tfdist.parameter_server.messages import Attach, GiveState, Inspect, Leave, Read, Refused, Report
 from tfdist.parameter_server.programs import CHIEF, Programs
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -30,6 +31,7 @@ class Shards:
         tasks: yields the names of all tasks, by number, for reports; others may join.
         servers: the addresses of all servers, for reports.
         is_chief_there: as of `LayerStates`.
+        chief: the worker whose models are the others'; None if it is not among this server's workers.
 
     Attributes:
         deals: as given.
@@ -50,8 +52,10 @@ class Shards:
         tasks: Callable[[], Sequence[str]] = tuple,
         servers: Sequence[str] = (),
         is_chief_there: Callable[[], bool] = lambda: True,
+        chief: int | None = CHIEF,
     ) -> None:
         self._make = make
+        self._chief = chief
         self._tasks = tasks
         self._servers = tuple(servers)
         self.deals = deals
@@ -60,7 +64,7 @@ class Shards:
             deals.when_left = self._absent
         self._shards: dict[Key, Shard] = {}
         self.peers: dict[bytes, tuple[int, Key]] = {}
-        self.programs = Programs()
+        self.programs = Programs(chief)
         self.gone_on: dict[Key, set[int]] = {}
         self.over: set[Key] = set()
         self.absent: set[int] = set()
@@ -102,11 +106,17 @@ class Shards:
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
             answer(Report(message.id, models, tuple(self._tasks()), self._servers), ())
+        elif isinstance(message, Read):
+            newest = max((key for key in self._shards if key[0] == message.model), default=None)
+            if newest is None or (values := self._shards[newest].read(message)) is None:
+                answer(Refused(message.id, f"this server has no model {message.model}", is_unknown=True), ())
+            else:
+                answer(*values)
         elif isinstance(message, GiveState):
             self.states.heard(message, arrays, answer)
         elif isinstance(message, TableMessage):
             self.tables.heard(message, arrays, answer)
-        elif isinstance(message, OfDealer):
+        elif isinstance(message, DealerMessage):
             if self.deals is None:
                 answer(Refused(message.id, "this server deals no batches"), ())
             else:
@@ -198,7 +208,7 @@ class Shards:
         """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
         self.programs.note(message)
         differences = self.programs.differences(message)
-        if message.worker != CHIEF:
+        if message.worker != self._chief:
             return differences[0][1] if differences else None
         for begun, why in differences:
             self._shards[begun.model, begun.occurrence].refuse(begun.worker, why)
@@ -206,8 +216,9 @@ class Shards:
 
     def _drop_if_over(self, key: Key) -> None:
         """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
-        ledger = self._shards[key].ledger
-        if CHIEF in self.gone_on.get(key, ()) and not ledger.workers and not ledger.awaited:
+        ledger, gone_on = self._shards[key].ledger, self.gone_on.get(key, set())
+        has_chief = bool(gone_on) if self._chief is None else self._chief in gone_on
+        if has_chief and not ledger.workers and not ledger.awaited:
             self._shards.pop(key).close()
             self.over.add(key)
             del self.gone_on[key]

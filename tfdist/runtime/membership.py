@@ -76,9 +76,9 @@ class Membership:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. The server serves the training tasks that are left, and ends without them."""
+        """Closes the connection. The server serves tasks that are left, also of other groups, and ends with them."""
         self.is_closed = True
-        waits = self.started is None and any(task != self.control.task for task in self.control.present)
+        waits = any(task != self.control.task for task in self.control.present)
         self.control.close()
         if self.server:
             self.server.release() if waits else self.server.close()

@@ -16,6 +16,7 @@ from tfdist.parameter_server.replication.follower import Follower
 from tfdist.parameter_server.replication.log import Log
 from tfdist.parameter_server.server import Server
 from tfdist.parameter_server.shards import Shards
+from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_state import Template
 
 log = logging.getLogger("tfdist")
@@ -24,15 +25,6 @@ _LOOK_SECONDS = 0.2
 """Between two looks at whether the other task has come."""
 _PATIENCE_SECONDS = 10.0
 """After which a person is told what a server waits for."""
-
-
-def address_of(server: int) -> str:
-    """The key under which the task that leads a server publishes its address.
-
-    Args:
-        server: index of the parameter server.
-    """
-    return f"address of parameter server {server}"
 
 
 def _copy_on(server: int, task: Task) -> str:
@@ -191,6 +183,7 @@ class Host:
     def _lead(self, shards: Shards, follower: Log, keys: Keys | None) -> None:
         address = self._tasks[self._control.task].address if self._is_first else f"{self._own_host()}:0"
         server = Server(shards, address, keys, follower)
+        self._template.tell = server.tell
         if self._has_follower:
             server.copy()
         self._begin(server)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.cluster.control import Control
+from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
 from tfdist.compression.policy import Policy
+from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.hierarchy.option import PerHost
+from tfdist.parameter_server.hierarchy.places import places_of
+from tfdist.parameter_server.hierarchy.shard import Above, HostShard
+from tfdist.parameter_server.hierarchy.uplink import Ended
 from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.programs import CHIEF
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.snapshots.running import Snapshots
-from tfdist.parameter_server.staleness import StalenessPolicy
+from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy
 from tfdist.parameter_server.synchronization import Synchronization
 from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
+from tfdist.runtime import server_address
 
 log = logging.getLogger("tfdist")
 
@@ -35,6 +44,8 @@ class ServerOptions:
         pull_compression: of parameters, as the workers have it.
         replicas: 2 for a copy of each server's state on the next server.
         is_lazy: whether sparse gradients update the rows that they name alone.
+        is_hogwild: whether workers change the values themselves.
+        hierarchy: of servers; None for none.
     """
 
     synchronization: Synchronization
@@ -44,6 +55,8 @@ class ServerOptions:
     pull_compression: Policy | None = None
     replicas: int = 1
     is_lazy: bool = False
+    is_hogwild: bool = False
+    hierarchy: PerHost | None = None
 
 
 class Template:
@@ -54,24 +67,39 @@ class Template:
         tasks: of the job.
         server: index of the server.
         control: of this task.
+        timeouts: how long the server of a host waits for the roots.
 
     Attributes:
         server: as given.
+        tell: has the server's thread call a function; to be set before it serves.
     """
 
-    def __init__(self, options: ServerOptions, tasks: Sequence[Task], server: int, control: Control) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        tasks: Sequence[Task],
+        server: int,
+        control: Control,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008
+    ) -> None:
         self._options = options
         self._tasks = tasks
         self.server = server
         self._control = control
-        self._servers = [one.address for one in tasks if one.job == "ps"]
+        self._timeouts = timeouts
+        self._places = places_of(tasks, options.hierarchy)
+        self._above: Above | None = None
+        number = next(number for number, one in enumerate(tasks) if one.job == "ps" and one.index == server)
+        self._of_host = number if number in self._places.workers else None
+        self._servers = [tasks[one].address for one in (self._places.roots if self._of_host is None else [number])]
+        self.tell: Callable[[Callable[[], None]], None] | None = None
         self._keeps_snapshots = False
         folders = options.snapshots[0].glob("*/") if options.snapshots else ()
         self._found = sorted(path.name for path in folders if not path.name.startswith(PREFIX))
 
     def leading(self) -> Shards:
         """The state of a server that leads: it keeps snapshots, and goes on from them."""
-        self._keeps_snapshots = self._options.snapshots is not None
+        self._keeps_snapshots = self._options.snapshots is not None and self._of_host is None
         made = self.following()
         if made.deals is not None and self._options.snapshots is not None:
             made.deals.restore(Snapshots.newest_deals(self._options.snapshots[0]))
@@ -80,9 +108,13 @@ class Template:
     def following(self) -> Shards:
         """The state of one that follows: its leader keeps the snapshots."""
         deals = Deals(job=self._control.job) if self.server == 0 else None  # one server deals batches for the whole job
+        chief: int | None = self._places.chief
+        if self._of_host is not None:
+            chief = CHIEF if chief == self._of_host else None
         return Shards(
             *(self._shard, Tables(self._of_table), deals),
             *(self._names, self._servers, lambda: 0 in self._control.present),
+            chief,
         )
 
     def take_over(self, shards: Shards) -> None:
@@ -103,11 +135,36 @@ class Template:
         return [*map(str, self._tasks), *(present.get(number, f"task {number}") for number in more)]
 
     def _shard(self, model: str, occurrence: int) -> Shard:
+        if self._of_host is not None:
+            return self._shard_of_host(self._of_host)
         kept = self._of_model(model, occurrence) if self._keeps_snapshots else None
-        awaited = {number for number, one in enumerate(self._tasks) if one.job in ("chief", "worker")}
+        awaited = set(self._places.members)
         ledger = Ledger(self._options.synchronization, self._options.policy, awaited=awaited)
         options = self._options
-        return Shard(ledger, kept, options.compression, options.pull_compression, options.is_lazy)
+        methods = options.compression, options.pull_compression
+        return Shard(ledger, kept, *methods, options.is_lazy, options.is_hogwild)
+
+    def _shard_of_host(self, number: int) -> HostShard:
+        """Joins gradients of its workers. What late ones are worth is for the roots to say."""
+        hierarchy, workers = self._options.hierarchy, set(self._places.workers[number])
+        assert hierarchy is not None
+        assert self.tell is not None
+        if self._above is None:
+            self._above = Above(number, self._places.roots, CHIEF in workers, self._connected, self.tell)
+        return HostShard(Ledger(hierarchy.synchronization, AsItIs(), awaited=workers), above=self._above)
+
+    def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:
+        """Connections of the server of a host to the roots."""
+        made = []
+        for place, root in enumerate(self._places.roots):
+            made.append(
+                server_address.connection(
+                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts),
+                    failure=lambda: self._control.failure or ended(),
+                )
+            )
+            stack.callback(made[-1].close)
+        return made
 
     def _of_model(self, model: str, occurrence: int) -> Snapshots:
         assert self._options.snapshots is not None

@@ -12,6 +12,7 @@ from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
 from tfdist.notices import notice
 from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.pushes import Hogwild
 from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import Host
@@ -26,7 +27,7 @@ def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> Non
     Args:
         member: of a parameter server task.
         options: of the servers, as the workers have them.
-        timeouts: how long to wait for the next server.
+        timeouts: how long to wait for other servers.
 
     Raises:
         TfdistError: the job has failed.
@@ -38,7 +39,7 @@ def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> Non
         _say_who_can_reach(task.address)
     servers = [number for number, one in enumerate(tasks) if one.job == "ps"]
     own = [task.index] if options.replicas == 1 else [task.index, (task.index - 1) % len(servers)]
-    templates = [Template(options, tasks, server, control) for server in own]
+    templates = [Template(options, tasks, server, control, timeouts) for server in own]
     running = [Host(control, tasks, options.replicas > 1, template) for template in templates]
 
     def stop(error: TfdistError) -> None:
@@ -83,7 +84,8 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         if options is None:
             return
         mode, policy, compression = map(options.made, ("synchronization", "staleness_policy", "compression"))
-        of_pulls = options.made("pull_compression")
+        hogwild = isinstance(options.made("pushes"), Hogwild)
+        of_pulls, hierarchy = options.made("pull_compression"), options.made("hierarchy")
     except TfdistError as error:
         if member.control.failure is None:
             member.control.tell_failure(error)
@@ -93,7 +95,8 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     snapshots = "" if kept is None else f", snapshots in {kept[0]}"
     lazy = options.sparse == "lazy"
     notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
-    serve(member, ServerOptions(mode, policy, kept, compression, of_pulls, options.replicas, lazy), timeouts)
+    of_all = mode, policy, kept, compression, of_pulls, options.replicas, lazy, hogwild, hierarchy
+    serve(member, ServerOptions(*of_all), timeouts)
 
 
 def _say_who_can_reach(address: str) -> None:

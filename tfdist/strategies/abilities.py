@@ -15,14 +15,16 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `KeepsTables` | `DynamicEmbedding`, whose rows are then in tables on parameter servers |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
-| any | `compile` in the model's scope, and errors as they were before a graph wrapped them |
+| `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
+| any | `compile` in the model's scope, models built without a batch, errors as before a graph wrapped them |
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
-    from tfdist.parameter_server.dealing.dealer import Plan
+    from tfdist.parameter_server.dealing.bringing import Stream
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
+    from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.server_link import Link
@@ -64,19 +67,33 @@ class Ability:
         """The error that ended this process's communication, or None."""
         return None
 
+    def holds(self, model: Any, variable: Any) -> bool:
+        """Whether this process has a variable of a model.
+
+        Args:
+            model: a Keras model.
+            variable: of it, of its metrics or its optimizer.
+        """
+        return True
+
 
 class HasCollectives(Ability):
     """The base of the abilities for which all processes call the same collectives.
 
     Attributes:
-        group: the processes.
+        group: the processes that are replicas of each other.
         bridge: reduces tensors over the group.
-        exchange: broadcasts and gathers tensors.
+        exchange: broadcasts and gathers tensors in the group.
     """
 
     group: Group
     bridge: Bridge
     exchange: Exchange
+
+    @property
+    def everyone(self) -> Exchange:
+        """Broadcasts and gathers tensors among all processes, which are more where a replica is on several."""
+        return self.exchange
 
     @property
     def is_local_only(self) -> bool:
@@ -138,6 +155,8 @@ class UpdatesOnServers(Ability, abc.ABC):
         is_sharing: whether a call of `fit` reads batches that are dealt.
         workers_wait: whether workers wait for each other.
         bound: of `BoundedStaleness`; None in other modes.
+        observes: whether this task is an evaluator, which reads and does not train.
+        over: of an evaluator, set when no task is left that trains.
         reported: what has been logged, and is not again: why data were not shared, which methods write nothing.
     """
 
@@ -145,6 +164,8 @@ class UpdatesOnServers(Ability, abc.ABC):
     is_sharing = False
     workers_wait = False
     bound: int | None = None
+    observes = False
+    over: threading.Event
     reported: set[str]
 
     @abc.abstractmethod
@@ -178,7 +199,7 @@ class UpdatesOnServers(Ability, abc.ABC):
 
     @abc.abstractmethod
     def shared_epochs(
-        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None]
+        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
     ) -> contextlib.AbstractContextManager[SharedEpochs]:
         """Context in which this worker takes part in epochs whose batches are dealt to all workers.
 
@@ -186,6 +207,7 @@ class UpdatesOnServers(Ability, abc.ABC):
             plan: as of `SharedEpochs`.
             within_batches: as of `SharedEpochs`.
             when_idle: as of `SharedEpochs`.
+            stream: as of `SharedEpochs`; read on the chief only.
         """
 
     @abc.abstractmethod
@@ -194,6 +216,15 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def version(self, model: Any, reads: bool = True) -> int:
+        """The number of updates that a model's parameters contain.
+
+        Args:
+            model: a Keras model.
+            reads: whether the newest parameters are read first.
         """
 
     @abc.abstractmethod
@@ -244,6 +275,21 @@ class WritesOnce(Ability, abc.ABC):
         """Context for what the writer does alone: nothing inside waits for other processes."""
         yield
 
+    def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
+        """Has the writer do what needs all variables of a model; other processes take part as far as they must.
+
+        Args:
+            model: a Keras model.
+            action: what is done.
+
+        Returns:
+            What the action returns; None on other processes.
+        """
+        if not self.is_writer:
+            return None
+        with self.local_only():
+            return action()
+
 
 class LoadsForAll(HasCollectives, WritesOnce):
     """One process reads weights and backups, and broadcasts them to the others."""
@@ -268,3 +314,61 @@ class EndsEpochsTogether(HasCollectives):
     """
 
     checks_weights: bool
+
+
+class HasStages(HasCollectives, WritesOnce, abc.ABC):
+    """A model's variables and calls are divided into stages, of which this process may have some only.
+
+    Attributes:
+        over_stages: reduces tensors over the processes that have the stages of a model.
+    """
+
+    over_stages: Bridge
+
+    @abc.abstractmethod
+    def place(self, model: Any) -> None:
+        """Divides a model, and allocates what this process holds of it.
+
+        Args:
+            model: a Keras model that is built.
+
+        Raises:
+            ValueError: it cannot be divided.
+        """
+
+    @abc.abstractmethod
+    def check_batches(self, x: Any, batch_size: int | None) -> None:
+        """Checks that stages can divide the batches of a training.
+
+        Args:
+            x: as of ``fit``.
+            batch_size: as of ``fit``.
+
+        Raises:
+            ValueError: they cannot.
+        """
+
+    @abc.abstractmethod
+    def steps_of(self, model: Any) -> Any:
+        """The `tfdist.pipeline.model_steps.ModelSteps` of a model, which is placed.
+
+        Args:
+            model: as of `place`.
+        """
+
+    @abc.abstractmethod
+    def equalize(self, model: Any) -> None:
+        """Gives all processes that hold a variable the value of the first of them; called by all.
+
+        Args:
+            model: as of `place`.
+        """
+
+    @abc.abstractmethod
+    def values(self, model: Any, variables: Sequence[Any]) -> list[Any]:
+        """The values of variables, as arrays, wherever they are; called by all.
+
+        Args:
+            model: as of `place`.
+            variables: of the model, or of its optimizer.
+        """

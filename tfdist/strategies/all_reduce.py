@@ -25,7 +25,8 @@ from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
 from tfdist.runtime import job, serving, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.server_state import ServerOptions  # noqa: E402
-from tfdist.strategies import keras_saving, keras_seams  # noqa: E402
+from tfdist.strategies import device_names, keras_saving, keras_seams  # noqa: E402
+from tfdist.strategies.devices import default_devices  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
 
@@ -82,10 +83,13 @@ class AllReduceStrategy(tf.distribute.Strategy):
             each occurrence of a row.
         group: the processes that train this model together, including this one; by default all of the job. Several
             groups may train different models at the same time, each with its own strategy.
+        cpu_relocation: whether the weights and the optimizer's variables are in the memory of the CPU, a copy for each
+            device, and are updated there; devices read them in each step. For models that do not fit otherwise.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
         TypeError: ``compression`` is not a method, a schedule or a policy.
+        ValueError: a device does not exist, or is named twice.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
         RendezvousError: not all tasks entered the job, or this one was refused.
@@ -105,6 +109,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         check_weights: bool = True,
         sum_sparse_rows: bool = False,
         group: Group | None = None,
+        cpu_relocation: bool = False,
     ) -> None:
         algorithms.check(algorithm)
         policy.as_policy(compression)  # raises its errors before waiting for other processes
@@ -113,10 +118,12 @@ class AllReduceStrategy(tf.distribute.Strategy):
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
             serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
             sys.exit()
+        if devices is not None:  # of a worker: a server has none
+            devices = device_names.all_resolved("AllReduceStrategy(devices=…)", devices)
+            if len(set(devices)) < len(devices):
+                raise ValueError(f"AllReduceStrategy(devices=…) names each device once; got {devices}")
         entered = world.train(cluster, timeouts)
         chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
-        if not chosen:
-            raise ValueError("devices must name at least one device, such as ['CPU:0']; got an empty list")
         keras_seams.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._local_rank = entered.local_rank
@@ -129,7 +136,8 @@ class AllReduceStrategy(tf.distribute.Strategy):
             servers = Servers(job.enter(cluster, timeouts), timeouts)
             tables = ServerTables(servers, workers=own.size, prefix=f"strategy {number} " if number else "")
             atexit.register(tables.close)
-        super().__init__(AllReduceExtended(self, own, chosen, compressor, check_weights, not sum_sparse_rows, tables))
+        options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
+        super().__init__(AllReduceExtended(self, own, chosen, *options))
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -202,26 +210,3 @@ class AllReduceStrategy(tf.distribute.Strategy):
             OSError: a file is damaged.
         """
         keras_saving.restore_compression(self.extended, path)
-
-
-def default_devices(local_rank: int, local_size: int) -> list[str]:
-    """This process's share of the machine's GPUs, or its CPU. All other GPUs are hidden from TensorFlow.
-
-    Args:
-        local_rank: this process's rank on its machine.
-        local_size: the number of processes on the machine.
-    """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return ["CPU:0"]
-    if local_size > 1 and len(gpus) > 1:
-        share = max(1, len(gpus) // local_size)
-        first = (local_rank * share) % len(gpus)
-        try:
-            tf.config.set_visible_devices(gpus[first : first + share], "GPU")
-        except RuntimeError as error:
-            raise RuntimeError(
-                "AllReduceStrategy must be made before TensorFlow uses a GPU, to pin one to each process: make it the "
-                f"first thing after the imports ({error})"
-            ) from None
-    return [f"GPU:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))]

@@ -15,7 +15,7 @@ from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.strategies import datasets
+from tfdist.strategies import datasets, requested_device
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     AveragesState,
@@ -52,6 +52,7 @@ class AllReduceExtended(
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
         tables: on the parameter servers of the job; None if it has none.
+        home: the device that variables are on, a copy for each replica; None for those of the replicas.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -66,11 +67,13 @@ class AllReduceExtended(
         checks_weights: bool = True,
         keep_rows: bool = True,
         tables: ServerTables | None = None,
+        home: str | None = None,
     ) -> None:
         with without_mirrored():
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
         self.group = group
+        self._home = home
         # As in TensorFlow's multi-worker strategies. KerasTuner names temporary folders after them.
         self._task_type, self._task_id = "worker", group.rank
         self.shares = Shares(len(devices))
@@ -154,7 +157,8 @@ class AllReduceExtended(
     # Variables.
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        return private.as_number(super()._create_variable(next_creator, **kwargs))
+        creator = requested_device.creating(next_creator, len(self.worker_devices), self._home)
+        return private.as_number(super()._create_variable(creator, **kwargs))
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if replica_id:

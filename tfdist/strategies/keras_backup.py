@@ -55,7 +55,7 @@ class _Shared:
     def load(self) -> None:
         """Restores the chief's backup on all ranks, if there is one."""
         callback, extended = self._callback, self._extended
-        model, chief = callback.model, extended.group.is_writer
+        model = callback.model
         optimizer = model.optimizer
         if model.built and optimizer is not None and not optimizer.built:
             # `fit` leaves this to the first step of a model that it cannot call. All ranks create the variables here,
@@ -63,20 +63,21 @@ class _Shared:
             with model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
         failure = None
-        if chief:
-            try:
-                with extended.local_only(), extended.reading_for_all():
-                    self._files.load()
-            except Exception as error:
-                failure = error
+        try:
+            with extended.reading_for_all():
+                extended.by_the_writer(model, self._files.load)
+        except Exception as error:
+            if not extended.is_writer:
+                raise
+            failure = error
         status = tf.constant([0 if failure is None else 1, model._initial_epoch or 0], tf.int64)
-        status = extended.exchange.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
+        status = extended.everyone.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
         if failure is not None:
             raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
         if status[0]:
             raise RuntimeError(
                 f"the chief could not read the backup in {callback.backup_dir}; see the error of rank "
-                f"{extended.group.members[0]} for the cause"
+                f"{extended.everyone.members[0]} for the cause"
             )
         model._initial_epoch = int(status[1])
         broadcast_state(model, extended)
@@ -89,17 +90,15 @@ class _Shared:
         if compressor is not None:
             self._residuals.parent.mkdir(parents=True, exist_ok=True)
             compressor.save(self._residuals)
-        if self._extended.group.is_writer:
-            with self._extended.local_only():
-                self._files.save()
+        self._extended.by_the_writer(self._callback.model, self._files.save)
 
     def end(self, logs: Any = None) -> None:
         """Removes the backup, unless it is to be kept."""
         compressor = keras_saving.compressor_of(self._extended)
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._residuals).unlink(missing_ok=True)
-            self._extended.exchange.barrier()  # the chief then removes the directory, which may be a shared one
-        if self._extended.group.is_writer:
+            self._extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
+        if self._extended.is_writer:
             self._end(logs)
 
 

@@ -14,7 +14,14 @@ import tensorflow as tf
 from tfdist.errors import MismatchError
 from tfdist.strategies import keras_backup, keras_saving, keras_servers
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import Ability, EndsEpochsTogether, LoadsForAll, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import (
+    Ability,
+    EndsEpochsTogether,
+    HasStages,
+    LoadsForAll,
+    UpdatesOnServers,
+    WritesOnce,
+)
 from tfdist.strategies.keras_private import tree
 
 WRITING = (
@@ -44,10 +51,12 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
     kept = []
     for callback in given:
         if isinstance(callback, WRITING) and isinstance(extended, WritesOnce):
-            # If there are residuals, every rank saves its own when the writer saves the model.
-            has_residuals = keras_saving.compressor_of(extended) is not None
-            saves_own = has_residuals and isinstance(callback, keras.callbacks.ModelCheckpoint)
-            if not extended.is_writer and not saves_own:
+            # When the writer saves the model, every rank saves its residuals, if there are some, or gives it weights.
+            takes_part = keras_saving.compressor_of(extended) is not None or isinstance(extended, HasStages)
+            saves_own = takes_part and isinstance(callback, keras.callbacks.ModelCheckpoint)
+            if isinstance(extended, HasStages) and _reads_weights(callback):
+                callback = _showing_all_weights(callback, extended)
+            elif not extended.is_writer and not saves_own:
                 continue
             _keep_local(callback, extended)
         elif isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, LoadsForAll):
@@ -63,6 +72,41 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
             callback.set_model(callbacks.model)
         return callbacks
     return [*first, *kept, *last]
+
+
+class _GivesWeights(keras.callbacks.Callback):
+    """Gives the writer the weights of this process's stages, when it reads them.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: HasStages) -> None:
+        super().__init__()
+        self._extended = extended
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._extended.by_the_writer(self.model, lambda: None)
+
+
+def _reads_weights(callback: Any) -> bool:
+    return isinstance(callback, keras.callbacks.TensorBoard) and bool(callback.histogram_freq)
+
+
+def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
+    """A callback that reads weights at the end of epochs; on processes but the writer, one that gives it theirs."""
+    if not extended.is_writer:
+        return _GivesWeights(extended)
+    if not getattr(callback, "_tfdist_local", False):
+        hook = callback.on_epoch_end
+
+        @functools.wraps(hook)
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            extended.by_the_writer(callback.model, lambda: hook(epoch, logs))
+
+        callback.on_epoch_end = on_epoch_end
+    return callback
 
 
 def _is_anothers_backup(callback: Any, extended: Ability) -> bool:
@@ -123,7 +167,10 @@ class Together(keras.callbacks.Callback):
         differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
         if differs.any():
             self._raise_mismatch(epoch, variables[int(differs.argmax())], hashes[int(differs.argmax())])
-        self.model.stop_training = bool(found[0])
+        stops = bool(found[0])
+        if isinstance(self._extended, HasStages):  # whose replicas are on several processes
+            stops = bool(self._extended.everyone.all_gather(tf.constant([stops])).numpy().any())
+        self.model.stop_training = stops
         self._stop_requested = False
 
     def _compared(self) -> list[Any]:
@@ -133,7 +180,8 @@ class Together(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         kept = [] if optimizer is None else optimizer.variables
         own = {id(variable) for variable in _accumulators(optimizer)}
-        return [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
+        everything = [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
+        return [one for one in everything if self._extended.holds(self.model, one)]
 
     def _hashes(self, variables: list[Any]) -> list[list[int]]:
         """The hash of each copy of each variable."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.abilities import Ability, SharesBatches
 from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
 from tfdist.strategies.shares import Share, as_share
@@ -35,28 +35,31 @@ def install(replace: Callable[..., None]) -> None:
 
 def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if at_work.of_model(self, SharesBatches) is None:
+        if at_work.of_model(self, Ability) is None:
             return original(self, iterator=iterator, data_batch=data_batch)
-        check_scope(self)
-        if iterator is None:
-            return original(self, data_batch=data_batch)
+        if at_work.of_model(self, SharesBatches) is not None:
+            check_scope(self)
         if type(self).call is keras.Model.call:
             return None  # the model's own steps determine what is called
-        spec = iterator._distributed_dataset.element_spec
-        spec = spec.data if isinstance(spec, Share) else spec
-        rows = _fixed_batch(self) or 1
-        batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
-        if any(part is None for part in tree.flatten(batch)):
-            # The spec does not contain the shapes.
-            batch = next((_local(next(batches)) for _, _, batches in iterator), None)
         try:
-            return original(self, data_batch=batch)
+            return original(self, data_batch=data_batch if iterator is None else _placeholder(self, iterator))
         except (RuntimeError, ValueError):
             if type(self).train_step is tf_trainer.TensorFlowTrainer.train_step:
                 raise
             return None  # the model's own steps may call it differently, or not at all
 
     return _maybe_symbolic_build
+
+
+def _placeholder(model: Any, iterator: Any) -> Any:
+    """A batch like those of an iterator; the first one of the data only if their spec does not contain the shapes."""
+    spec = iterator._distributed_dataset.element_spec
+    spec = spec.data if isinstance(spec, Share) else spec
+    rows = _fixed_batch(model) or 1
+    batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
+    if any(part is None for part in tree.flatten(batch)):
+        return next((_local(next(step[-1])) for step in iterator), None)  # Keras 3.10 has fewer parts
+    return batch
 
 
 def _fixed_batch(model: Any) -> int | None:
@@ -108,7 +111,7 @@ def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
     """
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
-    agreed = extended.exchange.broadcast_once(tf.constant(state), "the seed for shuffling data", "int64 (3,)").numpy()
+    agreed = extended.everyone.broadcast_once(tf.constant(state), "the seed for shuffling data", "int64 (3,)").numpy()
     if agreed[0]:
         with private.seeded(int(agreed[1])):
             yield int(agreed[1])

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import at_work
+from tfdist.strategies import at_work, sequential_build
 from tfdist.strategies.embedded_rows import rows_of
 from tfdist.strategies.keras_private import base_optimizer
 from tfdist.strategies.shares import Shares, weighed
@@ -22,7 +22,7 @@ def install(replace: Callable[..., None]) -> None:
     """
     replace(base_optimizer.BaseOptimizer, "apply", _without_rows)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _of_values)
-    replace(keras.Sequential, "build", _with_integer_keys)
+    sequential_build.replace_build(replace, _with_integer_keys)
 
 
 def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:

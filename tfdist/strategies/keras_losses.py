@@ -12,6 +12,8 @@ that is a mean over samples, as most are, needs no correction. Other losses are 
 | `tf.nn.compute_average_loss`, made for sums | times N/n |
 | `tf.nn.scale_regularization_loss`, made for sums | undone |
 
+The same holds where a replica computes the losses of several parts of its batch, one by one (`of_part`).
+
 A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
 mean of the shares' values. Outside `fit`, `evaluate` and similar methods, Keras's and TensorFlow's own rules apply:
 sums.
@@ -19,7 +21,9 @@ sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -62,8 +66,120 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
         A tensor like ``loss``.
     """
     loss = tf.convert_to_tensor(loss)
+    part = _part()
+    return loss if part is None else _times(loss, part.inverse_weight())
+
+
+class _Share:
+    """A replica's part of a batch, whose loss is computed.
+
+    Args:
+        extended: of the strategy.
+    """
+
+    def __init__(self, extended: SharesBatches) -> None:
+        self._extended = extended
+
+    def inverse_weight(self) -> tf.Tensor:
+        """N/n: all samples divided by those of the part."""
+        return self._extended.shares.inverse_weight()
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """The factor that replaces the part's own divisor by that of the whole batch, times N/n."""
+        own = tf.cast(divisor, tf.float64)
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        return tf.math.divide_no_nan(own, total) * self.inverse_weight()
+
+
+class _PartOfShare:
+    """A part of a replica's part of a batch.
+
+    Args:
+        divisors: of the whole batch, in the order in which losses need them.
+        weight: the part's samples divided by those of the replica, a float64 scalar.
+        share: of the replica; None if there is one.
+    """
+
+    def __init__(self, divisors: Sequence[tf.Tensor], weight: tf.Tensor, share: _Share | None) -> None:
+        self._divisors = iter(divisors)
+        self._inverse = tf.math.reciprocal_no_nan(weight)
+        self._share = share
+
+    def inverse_weight(self) -> tf.Tensor:
+        """As of `_Share`."""
+        return self._inverse if self._share is None else self._inverse * self._share.inverse_weight()
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """As of `_Share`."""
+        return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), next(self._divisors)) * self.inverse_weight()
+
+
+class _Noting:
+    """Notes the divisors of a loss.
+
+    Attributes:
+        divisors: in the order in which the loss needs them.
+    """
+
+    def __init__(self) -> None:
+        self.divisors: list[tf.Tensor] = []
+
+    def inverse_weight(self) -> tf.Tensor:
+        """None of a part."""
+        return tf.ones([], tf.float64)
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """Notes it."""
+        self.divisors.append(tf.cast(divisor, tf.float64))
+        return self.inverse_weight()
+
+
+class _Computed(threading.local):
+    """What this thread computes the loss of, if it is not the share of a replica."""
+
+    part: _PartOfShare | _Noting | None = None
+
+
+_computed = _Computed()
+
+
+def _part() -> _Share | _PartOfShare | _Noting | None:
+    """What the loss is computed of; None if that is a whole batch."""
+    if _computed.part is not None:
+        return _computed.part
     extended = at_work.weighing()
-    return loss if extended is None else _times(loss, extended.shares.inverse_weight())
+    return None if extended is None else _Share(extended)
+
+
+@contextlib.contextmanager
+def noting_divisors() -> Iterator[list[tf.Tensor]]:
+    """Context in which losses note what they divide by; yields the list.
+
+    They are the numbers of valid steps and the sums of sample weights, float64 scalars.
+    """
+    noting = _Noting()
+    before, _computed.part = _computed.part, noting
+    try:
+        yield noting.divisors
+    finally:
+        _computed.part = before
+
+
+@contextlib.contextmanager
+def of_part(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
+    """Context in which a loss is that of a part of a replica's batch: its mean over parts is that of the whole batch.
+
+    Args:
+        divisors: of the batch of all replicas, as `noting_divisors` yields them.
+        weight: the part's samples divided by those of the replica's batch, a float64 scalar.
+    """
+    extended = at_work.weighing()
+    share = None if extended is None else _Share(extended)
+    before, _computed.part = _computed.part, _PartOfShare(divisors, weight, share)
+    try:
+        yield
+    finally:
+        _computed.part = before
 
 
 def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
@@ -73,7 +189,7 @@ def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
 
 def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(value: Any) -> Any:
-        return original(value) if at_work.weighing() is None else value
+        return original(value) if _part() is None else value
 
     return scale
 
@@ -81,13 +197,13 @@ def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
         loss = original(values, sample_weight, reduction)
-        extended = at_work.weighing()
-        if extended is None or values.shape.rank == 0:
+        part = _part()
+        if part is None or values.shape.rank == 0:
             return loss
         if reduction == "sum":
-            return _times(loss, extended.shares.inverse_weight())
+            return _times(loss, part.inverse_weight())
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            return _times(loss, _part_of_all(extended, tf.reduce_sum(sample_weight)))
+            return _times(loss, part.of_all(tf.reduce_sum(sample_weight)))
         return loss
 
     return reduce_values
@@ -96,21 +212,13 @@ def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
-        extended = at_work.weighing()
-        if extended is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        part = _part()
+        if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weight
         valid = tf.reduce_sum(tf.cast(mask, tf.float64))
-        return _times(weight, _part_of_all(extended, valid))
+        return _times(weight, part.of_all(valid))
 
     return apply_mask
-
-
-def _part_of_all(extended: SharesBatches, divisor: tf.Tensor) -> tf.Tensor:
-    """The factor that replaces the share's own divisor by the sum of all replicas' divisors, times N/n."""
-    replica = tf.distribute.get_replica_context()
-    own = tf.cast(divisor, tf.float64)
-    total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-    return tf.math.divide_no_nan(own, total) * extended.shares.inverse_weight()
 
 
 def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,10 +226,10 @@ def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def scale_loss(self: Any, loss: Any) -> Any:
         loss = original(self, loss)
-        extended = at_work.weighing()
-        if extended is None or tf.convert_to_tensor(loss).shape.rank == 0:
+        part = _part()
+        if part is None or tf.convert_to_tensor(loss).shape.rank == 0:
             return loss
-        return _times(loss, extended.shares.inverse_weight())
+        return _times(loss, part.inverse_weight())
 
     return scale_loss
 
@@ -135,7 +243,7 @@ def _as_part_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale_regularization_loss(regularization_loss: Any) -> tf.Tensor:
-        if at_work.weighing() is None:
+        if _part() is None:
             return original(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 

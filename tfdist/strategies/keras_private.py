@@ -4,13 +4,17 @@ Checked on Keras 3.10 and 3.15. `tfdist.strategies.keras_seams` lists what is ch
 """
 
 from keras.src import backend, tree
+from keras.src.backend.common import symbolic_scope
 from keras.src.backend.tensorflow import core as tf_core
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
+from keras.src.layers import layer
 from keras.src.losses import loss as losses
+from keras.src.models import cloning, functional, sequential
+from keras.src.ops import function, node, operation
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
-from keras.src.saving import saving_api
+from keras.src.saving import saving_api, saving_lib, serialization_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
@@ -20,12 +24,22 @@ __all__ = [
     "backend",
     "base_optimizer",
     "base_trainer",
+    "cloning",
     "data_adapter_utils",
     "data_adapters",
+    "function",
+    "functional",
+    "layer",
     "losses",
+    "node",
+    "operation",
     "py_dataset_adapter",
     "saving_api",
+    "saving_lib",
     "seed_generator",
+    "sequential",
+    "serialization_lib",
+    "symbolic_scope",
     "tf_core",
     "tf_optimizer",
     "tf_trainer",

@@ -58,11 +58,10 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
         compressor = compressor_of(extended)
         if whole and compressor is not None:
             compressor.save(filepath)
-        if not extended.is_writer:
-            if isinstance(extended, UpdatesOnServers):
-                _say_that_the_chief_writes(extended, original.__name__)
-            return None
-        with extended.local_only():
+        if not extended.is_writer and isinstance(extended, UpdatesOnServers):
+            _say_that_the_chief_writes(extended, original.__name__)
+
+        def write() -> Any:
             if not whole or not _is_one_new_file(filepath, args, kwargs):
                 return original(self, filepath, *args, **kwargs)
             path = Path(filepath)
@@ -74,6 +73,8 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             finally:
                 partial.unlink(missing_ok=True)
             return result
+
+        return extended.by_the_writer(self, write)
 
     return method
 
@@ -117,20 +118,20 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
-        if extended.group.is_writer:
-            try:
-                with extended.local_only():
-                    original(self, filepath, *args, **kwargs)
-            except Exception as error:
-                failure = error
+        try:
+            extended.by_the_writer(self, lambda: original(self, filepath, *args, **kwargs))
+        except Exception as error:
+            if not extended.is_writer:
+                raise
+            failure = error
         failed = tf.constant([int(failure is not None)], tf.int32)
-        failed = extended.exchange.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
+        failed = extended.everyone.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
         if failure is not None:
             raise failure
         if bool(failed[0]):
             raise OSError(
                 f"the chief could not load the weights from {filepath}; see the error of rank "
-                f"{extended.group.members[0]} for the cause"
+                f"{extended.everyone.members[0]} for the cause"
             )
         broadcast_state(self, extended)
         restore_compression(extended, filepath)
@@ -146,9 +147,9 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = at_work.current(LoadsForAll)
         if extended is None:
             return original(filepath, *args, **kwargs)
-        extended.bridge.all_reduce([tf.constant([1], tf.int32)])
+        extended.everyone.barrier()
         model = original(filepath, *args, **kwargs)
-        extended.bridge.all_reduce([tf.constant([1], tf.int32)])  # the chief has loaded the rows of embeddings, too
+        extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
         restore_compression(extended, filepath)
         return model
 

@@ -1,4 +1,4 @@
-"""Where models and optimizers are made: parameter servers update only what was made in the strategy's scope."""
+"""Where models and optimizers are made: strategies train only what was made in their scope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.abilities import Ability, UpdatesOnServers
 from tfdist.strategies.keras_private import base_trainer, tf_trainer
 
 
@@ -51,10 +51,10 @@ def _is_made_in(strategy: tf.distribute.Strategy, variable: Any) -> bool:
 
 
 def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Raises at `compile`; TensorFlow would speak of mixed strategies where the optimizer is built."""
+    """Raises at `compile`; TensorFlow would speak of mixed strategies in `fit`, where the optimizer is built."""
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        _check_model(self)
+        _check_model(self, Ability)
         original(self, *args, **kwargs)
         if at_work.of_model(self, UpdatesOnServers) is not None:
             check(getattr(self, "optimizer", None), self.trainable_variables, self.distribute_strategy)
@@ -64,7 +64,7 @@ def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _made_inside(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_model(self)
+        _check_model(self, UpdatesOnServers)
         if at_work.of_model(self, UpdatesOnServers) is not None:
             check(getattr(self, "optimizer", None), [], self.distribute_strategy)
         return original(self, *args, **kwargs)
@@ -72,15 +72,15 @@ def _made_inside(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _check_model(model: Any) -> None:
-    """Checks that a model that is used in the scope was made there.
+def _check_model(model: Any, ability: type[Ability]) -> None:
+    """Checks that a model that is used in the scope of a strategy with an ability was made there.
 
     Raises:
         ValueError: it was not.
     """
-    if at_work.current(UpdatesOnServers) is None or not tf.distribute.in_cross_replica_context():
+    if at_work.current(ability) is None or not tf.distribute.in_cross_replica_context():
         return
-    if at_work.of_model(model, UpdatesOnServers) is None:
+    if at_work.of_model(model, ability) is None:
         raise ValueError(
             f"created outside of strategy.scope(): the model {model.name}, which is compiled or trained inside of it. "
             "Create the model and its layers inside `with strategy.scope():`, too."

@@ -13,7 +13,7 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
 | assignments in a step | go to the replica's own copy, and are merged by samples after the step |
 | `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
-| `_maybe_symbolic_build` | Keras would draw a batch and all-reduce it to learn its shapes |
+| `_maybe_symbolic_build` | Keras would draw a batch, and drop it, to learn its shapes; it would require a `call` |
 | state made outside the scope | would silently differ between processes |
 | the optimizers' `ops.cond` | with several devices, collectives may not run in one replica's conditional |
 | `SeedGenerator.next` | Dropout must differ between replicas |
@@ -54,6 +54,7 @@ from tfdist.strategies import (
     keras_shared_data,
     keras_steps,
     keras_variables,
+    sidecar_evaluator,
 )
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, AveragesState, SharesBatches, WritesOnce
@@ -73,33 +74,41 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    private.install(_replace, _counter_of)
+    private.install(replace, _counter_of)
     trainer = tf_trainer.TensorFlowTrainer
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
-        _replace(trainer, name, _raising_ours)
+        replace(trainer, name, _raising_ours)
         if name in ("fit", "evaluate", "predict"):
-            _replace(trainer, name, _said_once)
-    _replace(trainer, "fit", _with_our_callbacks)
-    _replace(trainer, "evaluate", _of_equal_state)
-    _replace(trainer, "predict_on_batch", _of_own_rows)
-    _replace(base_trainer.Trainer, "compile", _in_the_scope)
-    _replace(trainer, "predict", _in_order)
-    _replace(seed_generator.SeedGenerator, "next", _folded)
-    collective_gradients.install(_replace)
-    keras_steps.install(_replace)
-    keras_losses.install(_replace)
-    keras_metrics.install(_replace)
-    keras_variables.install(_replace)
-    keras_data.install(_replace)
-    keras_optimizers.install(_replace)
-    keras_saving.install(_replace)
-    keras_servers.install(_replace)
-    keras_embeddings.install(_replace)  # after `keras_servers`, whose `apply` gets what is left
-    keras_shared_data.install(_replace)
-    keras_scope.install(_replace)
+            replace(trainer, name, _said_once)
+    replace(trainer, "fit", _with_our_callbacks)
+    replace(trainer, "evaluate", _of_equal_state)
+    replace(trainer, "predict_on_batch", _of_own_rows)
+    replace(base_trainer.Trainer, "compile", _in_the_scope)
+    replace(trainer, "predict", _in_order)
+    replace(seed_generator.SeedGenerator, "next", _folded)
+    collective_gradients.install(replace)
+    keras_steps.install(replace)
+    keras_losses.install(replace)
+    keras_metrics.install(replace)
+    keras_variables.install(replace)
+    keras_data.install(replace)
+    keras_optimizers.install(replace)
+    keras_saving.install(replace)
+    keras_servers.install(replace)
+    keras_embeddings.install(replace)  # after `keras_servers`, whose `apply` gets what is left
+    keras_shared_data.install(replace)
+    keras_scope.install(replace)
+    replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
 
 
-def _replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces a function of Keras or TensorFlow.
+
+    Args:
+        owner: a class, or a module.
+        name: of the function.
+        seam: makes the replacement of the original.
+    """
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(seam(original)))
 

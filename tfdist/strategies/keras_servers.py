@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.dealt_batches import Ticketed
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer
 from tfdist.strategies.keras_variables import Assigned
-from tfdist.strategies.random_access import Ticketed
 from tfdist.strategies.shares import batch_size
 
 log = logging.getLogger("tfdist")
@@ -195,6 +195,8 @@ def _of_newest_values(original: Callable[..., Any]) -> Callable[..., Any]:
         with contextlib.ExitStack() as stack:
             for link in extended.links(self) if extended is not None else []:
                 stack.enter_context(link.newest())
+            if extended is not None and extended.observes:
+                extended.begin_epoch(self)
             return original(self, *args, **kwargs)
 
     return method

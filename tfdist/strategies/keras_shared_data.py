@@ -14,15 +14,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.dealing.dealer import Plan
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
-from tfdist.parameter_server.messages import Rule
+from tfdist.parameter_server.dealing.messages import Rule
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.chief_stream import ChiefStream, stream_of
+from tfdist.strategies.dealt_batches import Batches, Ticketed, dataset
 from tfdist.strategies.keras_private import array_slicing, backend, base_trainer, tf_trainer, tree
 from tfdist.strategies.keras_variables import MERGED_BY
-from tfdist.strategies.random_access import Source, Ticketed, dataset, source_of
+from tfdist.strategies.random_access import Source, source_of
 from tfdist.tensors import to_array
 
 log = logging.getLogger("tfdist")
@@ -39,7 +40,7 @@ class Shared:
     """
 
     epochs: SharedEpochs
-    source: Source
+    source: Batches
     has_all_logs: bool = False
 
 
@@ -145,25 +146,23 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
             given["validation_split"] = 0.0
         source = _source(extended, given)
         if isinstance(source, str):
-            if source not in extended.reported:
-                extended.reported.add(source)
-                log.warning(
-                    "tfdist: the data of `fit` are not dealt out to the workers: %s. Each worker trains on all that it "
-                    'is given. Give `fit` arrays, or a dataset without `shuffle`, or divide the data: data="own", and '
-                    "`dataset.shard(count, index)` on each worker.",
-                    source,
-                )
+            _say_once(
+                extended,
+                f"the data of `fit` are not dealt out to the workers: {source}. Each worker trains on all that it is "
+                'given. Divide the data: data="own", and `dataset.shard(strategy.size, strategy.rank)` on each worker.',
+            )
             return original(*call.args, **call.kwargs)
         seed = private.global_seed() if source.shuffle else None
         if seed is None and source.shuffle:
             seed = secrets.randbits(63)
-        plan = Plan(source.items, source.items_per_batch, None if seed is None else seed & 0x7FFFFFFFFFFFFFFF)
+        plan = source.plan(None if seed is None else seed & 0x7FFFFFFFFFFFFFFF)
+        stream = source.stream if isinstance(source, ChiefStream) else None
 
         def when_idle() -> None:
             for link in extended.links(self):
                 link.suspend()
 
-        with extended.shared_epochs(plan, source.shuffle == "batch", when_idle) as epochs:
+        with extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
             _of_models[id(self)] = Shared(epochs, source)
             try:
                 given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
@@ -216,18 +215,37 @@ def _rule(variable: Any) -> Rule:
     return rules.get(getattr(variable, MERGED_BY, variable.aggregation), "sum")
 
 
-def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Source | str:
-    """The data that `fit` was given, or why they cannot be shared."""
+def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Batches | str:
+    """The data that `fit` was given: by index, else as the chief's stream; or why they cannot be shared."""
     names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight", "steps_per_epoch")
     if extended.is_sharing:
         return "another call of fit in this process shares data at the moment"
-    if getattr(keras.config, "max_steps_per_epoch", lambda: None)():
-        return "keras.config limits the steps of an epoch"
-    source = source_of(*(given[name] for name in names))
+    arguments = {name: given[name] for name in names}
     steps = given["steps_per_epoch"]
-    if not isinstance(source, str) and steps is not None and steps != source.batches:
-        return f"steps_per_epoch is {steps}, but the data have {source.batches} batches"
-    return source
+    source: Batches | str
+    if most := getattr(keras.config, "max_steps_per_epoch", lambda: None)():
+        source = "keras.config limits the steps of an epoch"
+        arguments["steps_per_epoch"] = min(most, steps or most)
+    else:
+        source = source_of(**arguments)
+        if isinstance(source, Source) and steps is not None and steps != source.batches:
+            source = f"steps_per_epoch is {steps}, but the data have {source.batches} batches"
+    if not isinstance(source, str):
+        return source
+    stream = stream_of(**arguments)
+    if not isinstance(stream, str):
+        _say_once(
+            extended,
+            f"the chief reads the data of `fit`, and sends each batch to one worker: {source}. What other workers "
+            "give `fit` is not read.",
+        )
+    return stream
+
+
+def _say_once(extended: UpdatesOnServers, text: str) -> None:
+    if text not in extended.reported:
+        extended.reported.add(text)
+        log.warning("tfdist: %s", text)
 
 
 def _built_from_the_first_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,9 +255,7 @@ def _built_from_the_first_batch(original: Callable[..., Any]) -> Callable[..., A
         shared = of(self)
         if shared is None or iterator is None or not _is_dealt(iterator):
             return original(self, iterator=iterator, data_batch=data_batch)
-        source = shared.source
-        first = source.batch(np.arange(min(source.items, source.items_per_batch)))
-        return original(self, data_batch=tree.map_structure(lambda part: part, first))
+        return original(self, data_batch=tree.map_structure(lambda part: part, shared.source.first()))
 
     return _maybe_symbolic_build
 

@@ -230,7 +230,7 @@ def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
             share = as_share(data)
             return tree.map_structure(lambda output: _of_samples(output, share), self.predict_step(share.data))
 
-        return original(_Model(self, predict_step), force=force)
+        return original(WithPredictStep(self, predict_step), force=force)
 
     return make_predict_function
 
@@ -242,8 +242,13 @@ def _of_samples(output: Any, share: Share) -> Any:
     return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]
 
 
-class _Model:
-    """A model with another `predict_step`, from which Keras makes functions."""
+class WithPredictStep:
+    """A model with another `predict_step`, from which Keras makes functions.
+
+    Args:
+        model: of Keras.
+        predict_step: of a batch.
+    """
 
     def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:
         self.__dict__.update(_model=model, predict_step=predict_step)

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import AveragesState, LoadsForAll, MergesMetrics, UpdatesOnServers
+from tfdist.strategies.abilities import Ability, AveragesState, HasStages, LoadsForAll, MergesMetrics, UpdatesOnServers
 from tfdist.strategies.keras_private import tf_core
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered
@@ -51,10 +51,11 @@ def check_scope(model: Any) -> None:
     Raises:
         ValueError: a variable or the optimizer was made outside the scope.
     """
+    extended = at_work.of_model(model, Ability)
     outside = [
         variable.path
         for variable in (*model.variables, *model.metrics_variables)
-        if not private.is_distributed_variable(variable.value)
+        if (extended is None or extended.holds(model, variable)) and not private.is_distributed_variable(variable.value)
     ]
     optimizer = getattr(model, "optimizer", None)
     strategy = getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
@@ -101,6 +102,17 @@ class Assigned:
             yield
         finally:
             _calling.assigned = before
+
+
+@contextlib.contextmanager
+def unnoted() -> Iterator[None]:
+    """Context in which the calling thread's assignments are not recorded."""
+    before = getattr(_calling, "assigned", None)
+    _calling.assigned = None
+    try:
+        yield
+    finally:
+        _calling.assigned = before
 
 
 def report(results: Any) -> None:
@@ -208,12 +220,16 @@ def copy_of(variable: Any) -> Any:
 
 
 def state_of_layers(model: Any) -> list[Any]:
-    """The variables of a model's layers that were created non-trainable; not frozen weights, nor metrics."""
+    """The variables of a model's layers that were created non-trainable, and that this process holds.
+
+    Frozen weights are not among them, nor metrics.
+    """
+    extended = at_work.of_model(model, Ability)
     return [
         variable
         for layer in model._flatten_layers()
         for variable in layer._non_trainable_variables
-        if variable.synchronization != "on_read"
+        if variable.synchronization != "on_read" and (extended is None or extended.holds(model, variable))
     ]
 
 
@@ -303,6 +319,9 @@ def _is_numeric(variable: Any) -> bool:
 
 def broadcast_state(model: Any, extended: LoadsForAll) -> None:
     """Gives every process the chief's weights and the state of its optimizers."""
+    if isinstance(extended, HasStages):
+        extended.equalize(model)
+        return
     variables = list(model.variables)
     for optimizer in _optimizers(model):
         variables += optimizer.variables

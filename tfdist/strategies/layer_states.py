@@ -38,7 +38,7 @@ class LayerStates:
         self._places: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def begin(self, model: Any, updated: Collection[int]) -> None:
+    def begin(self, model: Any, updated: Collection[int], again: bool = False) -> None:
         """Before the first epoch with a set of non-trainable weights, takes the chief's; the chief gives its own.
 
         The chief does so before each epoch, as the server may have been started again.
@@ -46,6 +46,7 @@ class LayerStates:
         Args:
             model: a Keras model. One that its first step builds takes them before the second epoch.
             updated: `id`s of variables that servers have updated, which are not assigned to.
+            again: whether to take the chief's also where that was done before, as evaluators do.
 
         Raises:
             RefusedError: the chief trains another model.
@@ -60,7 +61,7 @@ class LayerStates:
             if is_new:
                 places[ids] = len(self._begun)
                 self._begun.append(name)
-        if not is_new and (self._worker != CHIEF or not variables):
+        if not is_new and not (variables and (again or self._worker == CHIEF)):
             return
         place = places[ids]
         arrays = [to_array(one.value.read_value()) for one in variables]
@@ -75,7 +76,8 @@ class LayerStates:
             found = take(connection, message, arrays)
         finally:
             connection.close()
-        _assign(model, [(variables[place], array) for place, array in found.items() if ids[place] not in updated])
+        values = [(variables[place], array) for place, array in found.items() if ids[place] not in updated]
+        _assign(model, values, is_told=not again)
 
 
 def _variables(model: Any) -> list[Any]:
@@ -84,7 +86,7 @@ def _variables(model: Any) -> list[Any]:
     ]
 
 
-def _assign(model: Any, values: list[tuple[Any, np.ndarray]]) -> None:
+def _assign(model: Any, values: list[tuple[Any, np.ndarray]], is_told: bool) -> None:
     if not values:
         return
     for variable, value in values:
@@ -95,8 +97,10 @@ def _assign(model: Any, values: list[tuple[Any, np.ndarray]]) -> None:
             layer.finalize_state()  # Keras's Normalization computes with constants that it makes of its weights
             for name in ("train", "test", "predict"):
                 setattr(model, f"{name}_function", None)
-    model.make_train_function()
-    notice(
-        "tfdist: %d non-trainable weights, such as %s, differed from the chief's: this worker begins with the chief's.",
-        *(len(values), values[0][0].path),
-    )
+    if is_told:
+        model.make_train_function()
+        notice(
+            "tfdist: %d non-trainable weights, such as %s, differed from the chief's: this worker begins with the "
+            "chief's.",
+            *(len(values), values[0][0].path),
+        )

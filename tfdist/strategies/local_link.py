@@ -104,7 +104,8 @@ class LocalLink(Link):
 
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
         answered = Answered(kinds_of(values, self._model), self._model)
-        vectors = tf.py_function(on_host, inputs, answered.dtypes, name="tfdist_servers")
+        with tf.device("CPU:0"):
+            vectors = tf.py_function(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
         self._samples.assign(0.0)

@@ -6,40 +6,25 @@ weights, and convert dtypes.
 
 from __future__ import annotations
 
-import itertools
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.dealt_batches import Batches, components, of_components
 from tfdist.strategies.keras_private import array_slicing, data_adapter_utils, data_adapters, tree
-
-Tickets = Callable[[], Iterator[tuple[int, np.ndarray]]]
-"""Makes, for each iteration over a dataset, an iterator over tickets and the indices of their batches."""
-
-
-class Ticketed(NamedTuple):
-    """A batch with its ticket.
-
-    Attributes:
-        ticket: an int64 scalar.
-        batch: as of `Source`.
-    """
-
-    ticket: Any
-    batch: Any
-
 
 _NUMBERS = "biufc"
 """Kinds of NumPy's own dtypes that are indexed by NumPy. TensorFlow indexes all others."""
 
 
-class Source(ABC):
+class Source(Batches):
     """Data that is read by index.
 
     The index of an item is its place in the data. Items are samples, or whole batches where a batch cannot be divided.
@@ -54,15 +39,37 @@ class Source(ABC):
     def __init__(
         self, items: int, items_per_batch: int, element_spec: Any, shuffle: bool | Literal["batch"] = False
     ) -> None:
+        super().__init__(element_spec, shuffle)
         self.items = items
         self.items_per_batch = items_per_batch
-        self.element_spec = element_spec
-        self.shuffle = shuffle
 
     @property
     def batches(self) -> int:
         """The number of batches."""
         return -(-self.items // self.items_per_batch)
+
+    def plan(self, seed: int | None) -> Plan:
+        """See `Batches`."""
+        return Plan(self.items, self.items_per_batch, seed)
+
+    def first(self) -> Any:
+        """The first batch."""
+        return self.batch(np.arange(min(self.items, self.items_per_batch)))
+
+    @property
+    def part_specs(self) -> Sequence[tf.TensorSpec]:
+        """The indices, and the types of `_arrays`."""
+        rows = self.items_per_batch if self.items % self.items_per_batch == 0 else None
+        return tf.TensorSpec([rows], tf.int64), *self._array_specs
+
+    def parts(self, found: np.ndarray) -> Sequence[np.ndarray]:
+        """The indices, and what Python reads by them."""
+        indices = np.asarray(found, np.int64)
+        return indices, *self._arrays(indices)
+
+    def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
+        """See `Batches`."""
+        return self._assembled(parts[0], parts[1:])
 
     def batch(self, indices: np.ndarray) -> Any:
         """A batch, eagerly.
@@ -134,57 +141,6 @@ def _adapter(
     return data_adapters.get_data_adapter(
         *(x, y, sample_weight, batch_size, steps), shuffle=shuffle, class_weight=class_weight
     )
-
-
-def dataset(source: Source, tickets: Tickets, with_tickets: bool = False, prefetch: int = 1) -> tf.data.Dataset:
-    """A dataset of the batches that tickets are for.
-
-    Each iteration calls ``tickets`` when its first batch is asked for, and closes a generator that it returns when the
-    iteration ends. Its ``next`` may wait: it runs in a thread of `tf.data`, without TensorFlow's locks.
-
-    Args:
-        source: of the batches.
-        tickets: makes the iterator over tickets.
-        with_tickets: whether elements are `Ticketed`.
-        prefetch: how many batches are made ahead of the one that was asked for last; 0 for none.
-
-    Returns:
-        A dataset of unknown cardinality. It raises `tf.errors.OpError` if ``tickets`` or the source raises.
-    """
-    iterations: dict[int, Iterator[tuple[int, np.ndarray]]] = {}
-    numbers = itertools.count()
-    specs = source._array_specs
-
-    def start() -> int:
-        number = next(numbers)
-        iterations[number] = tickets()
-        return number
-
-    def read(number: np.ndarray) -> tuple[Any, ...]:
-        ticket, indices = next(iterations[int(number)])
-        indices = np.asarray(indices, np.int64)
-        return np.int64(ticket), indices, *source._arrays(indices)
-
-    def following(number: tf.Tensor) -> Any:
-        ticket, indices, *arrays = tf.numpy_function(
-            read, [number], [tf.int64, tf.int64, *(spec.dtype for spec in specs)], name="tfdist_batch"
-        )
-        ticket.set_shape([])
-        is_full = source.items % source.items_per_batch == 0
-        indices.set_shape([source.items_per_batch if is_full else None])
-        for array, spec in zip(arrays, specs, strict=True):
-            array.set_shape(spec.shape)
-        batch = source._assembled(indices, arrays)
-        return Ticketed(ticket, batch) if with_tickets else batch
-
-    def finish(number: int) -> None:
-        iterator = iterations.pop(number)
-        if hasattr(iterator, "close"):
-            iterator.close()
-
-    spec = Ticketed(tf.TensorSpec([], tf.int64), source.element_spec) if with_tickets else source.element_spec
-    made = private.not_tuned(private.generated(start, following, finish, spec))
-    return made.prefetch(prefetch) if prefetch else made
 
 
 class _Arrays(Source):
@@ -267,7 +223,7 @@ class _PyDataset(Source):
 
     @property
     def _array_specs(self) -> Sequence[tf.TensorSpec]:
-        return [component for spec in self._leaves for component in _components(spec)]
+        return [component for spec in self._leaves for component in components(spec)]
 
     def _arrays(self, indices: np.ndarray) -> Sequence[np.ndarray]:
         batch = tree.lists_to_tuples(self._batch_at(int(indices[0])))
@@ -279,7 +235,7 @@ class _PyDataset(Source):
 
     def _assembled(self, indices: tf.Tensor, arrays: Sequence[tf.Tensor]) -> Any:
         left = iter(arrays)
-        found = [_of_components(spec, [next(left) for _ in _components(spec)]) for spec in self._leaves]
+        found = [of_components(spec, [next(left) for _ in components(spec)]) for spec in self._leaves]
         return tree.pack_sequence_as(self.element_spec, found)
 
 
@@ -301,19 +257,6 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
         tree.lists_to_tuples(data_adapter_utils.get_tensor_spec(first)),
     )
     return _PyDataset(data.num_batches, batch_at, spec, shuffle)
-
-
-def _components(spec: tf.TypeSpec) -> list[tf.TensorSpec]:
-    """The types of the tensors that a part of a batch consists of."""
-    return [] if isinstance(spec, private.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
-
-
-def _of_components(spec: tf.TypeSpec, components: list[tf.Tensor]) -> Any:
-    return (
-        None
-        if isinstance(spec, private.NoneSpec)
-        else tf.nest.pack_sequence_as(spec, components, expand_composites=True)
-    )
 
 
 def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.epochs import number_of
 from tfdist.parameter_server.gradients import Gradients
 from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.observer import Observer
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
@@ -36,6 +37,8 @@ class Link:
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
         options: of this worker.
+        program: as of `tfdist.parameter_server.messages.Attach`.
+        over: of an evaluator, which reads alone, set when the job is over; None of workers.
 
     Attributes:
         failure: the error that has ended the communication, or None.
@@ -50,6 +53,8 @@ class Link:
         optimizer: Any,
         variables: Sequence[Any],
         options: WorkerOptions,
+        program: int = 0,
+        over: threading.Event | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._variables = list(variables)
@@ -57,7 +62,7 @@ class Link:
         self._is_lazy = options.is_lazy
         self._clips = options.clips and not optimizer.gradient_accumulation_steps
         self._on_servers = self._optimizer_on_servers()
-        splits = is_elementwise(self._on_servers)
+        splits = self._splits()
         self._model = Model(
             [variable.path for variable in variables],
             [tuple(variable.shape) for variable in variables],
@@ -67,7 +72,11 @@ class Link:
             self._name(),
         )
         self._packers = [] if options.compression is None else self._model.packers(options.compression, worker)
-        self._session = Session(*(connections, worker, self._model, begun, options.prefetch, options.pull_compression))
+        of = worker, self._model, tuple(begun), options.prefetch, options.pull_compression
+        if over is None:
+            self._session = Session(connections, *of, program=program)
+        else:
+            self._session = Observer(connections, self._model, over)
         self._successor = ""
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list
@@ -146,9 +155,10 @@ class Link:
         ]
         answered = Answered(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]
-        iterations, *tensors = tf.py_function(
-            on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
-        )
+        with tf.device("CPU:0"):
+            iterations, *tensors = tf.py_function(
+                on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
+            )
         answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
         self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
@@ -203,6 +213,12 @@ class Link:
             self._session.forget()
         for variable, value in zip(self._variables, averages, strict=True):
             variable.assign(value)
+
+    def newest_version(self) -> int:
+        """Of an evaluator: the number of updates that the servers' parameters contain now."""
+        with self._lock:
+            assert isinstance(self._session, Observer)
+            return self._session.newest_version()
 
     def report(self) -> ModelReport:
         """What the servers have done so far for these variables."""
@@ -279,6 +295,10 @@ class Link:
     def _name(self) -> str:
         """What the model's name says about the optimizer."""
         return type(self._optimizer).__name__
+
+    def _splits(self) -> bool:
+        """Whether variables without a constraint may be split by rows."""
+        return is_elementwise(self._on_servers)
 
     def _optimizer_on_servers(self) -> Any:
         """A copy of the optimizer that does what is not done here."""

@@ -7,39 +7,53 @@ import contextlib
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 
-from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.hierarchy.option import PerHost
+from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.tables.client import Form, Line, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.runtime import server_address
 from tfdist.runtime.membership import Membership
-from tfdist.runtime.server_host import address_of
 from tfdist.tensors import unnumbered
 
 log = logging.getLogger("tfdist")
 
 
 class Servers:
-    """The parameter servers of a task's job.
+    """The parameter servers of a task's job; with a hierarchy, its roots.
 
     Args:
         member: the task's membership.
         timeouts: how long to wait for servers.
+        hierarchy: as of `tfdist.ParameterServerStrategy`.
+        ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
 
     Attributes:
         member: as given.
         tasks: of the job.
         numbers: of the servers' tasks, in the order of the servers.
+        own: number of the server of this task's host; None if it has none.
     """
 
-    def __init__(self, member: Membership, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        member: Membership,
+        timeouts: Timeouts,
+        hierarchy: PerHost | None = None,
+        ended: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         assert member.cluster is not None
         self.member = member
         self.tasks = member.cluster.tasks
-        self.numbers = [number for number, task in enumerate(self.tasks) if task.job == "ps"]
+        places = places_of(self.tasks, hierarchy)
+        self.numbers = list(places.roots)
+        self.own = places.server_of(member.control.task)
         self._timeouts = timeouts
+        self._ended = ended
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -53,18 +67,21 @@ class Servers:
         Raises:
             RequestTimeoutError: it did not come in time.
         """
-        control, key = self.member.control, address_of(self.tasks[self.numbers[server]].index)
-        return Connection(
-            *(control.look_up(key), f"ps {server}", self._timeouts.heartbeat, Keys.of_secret(read_secret())),
-            failure=lambda: control.failure,
-            name_of=self._name_of,
-            moved=lambda: control.known(key),
+        return self._connection(self.numbers[server], f"ps {server}")
+
+    def _connection(self, number: int, name: str) -> Connection:
+        control = self.member.control
+        return server_address.connection(
+            *(control, self.tasks, number, name, self._timeouts), failure=lambda: control.failure or self._ended()
         )
 
-    def _name_of(self, number: int) -> str:
-        if number < len(self.tasks):
-            return str(self.tasks[number])
-        return self.member.control.present.get(number, f"task {number}")  # a worker that the cluster does not name
+    def of_model(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to where this task's gradients go: the server of its host, else all servers."""
+        if self.own is None:
+            return self.connections(stack)
+        made = self._connection(self.own, f"ps {self.tasks[self.own].index}")
+        stack.callback(made.close)
+        return [made]
 
     def connections(self, stack: contextlib.ExitStack) -> list[Connection]:
         """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
@@ -83,15 +100,23 @@ class ServerTables:
         workers: how many workers update each table together, once in each step; 0 if each gradient is an update. Where
             workers wait for each other, a server that is lost ends the job: its rows are gone, and the weights of all
             workers belong to them.
-        prefix: of the tables' names, different for each object of this class in a process, the same on all workers.
+        prefix: of the tables' names, the same on all workers. Objects of this class in a process have different ones,
+            or count together.
+        numbers: counts the tables by name; None for a count of its own.
     """
 
-    def __init__(self, servers: Servers, workers: int = 0, prefix: str = "") -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        workers: int = 0,
+        prefix: str = "",
+        numbers: collections.Counter[str] | None = None,
+    ) -> None:
         self._servers = servers
         self._workers = workers
         self._prefix = prefix
         self._line: Line | None = None
-        self._numbers: collections.Counter[str] = collections.Counter()
+        self._numbers: collections.Counter[str] = collections.Counter() if numbers is None else numbers
         self._lock = threading.Lock()
         if workers:
             servers.member.control.watch(self)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.data.ops import from_generator_op, multi_device_iterator_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import (
@@ -35,7 +36,8 @@ from tensorflow.python.distribute import (
     values,
     values_util,
 )
-from tensorflow.python.eager import context
+from tensorflow.python.eager import backprop, context, record
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable import base as trackable
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "generated",
     "global_seed",
     "install",
+    "is_compiled_by_xla",
     "is_distributed_variable",
     "is_mirrored",
     "local_replica_id",
@@ -69,6 +72,8 @@ __all__ = [
     "per_replica",
     "reads_files",
     "regroup",
+    "replace_gradient_function",
+    "replace_recording",
     "seeded",
     "select_replica",
     "simple_broadcast",
@@ -324,6 +329,29 @@ def _counting(distributed: Any, strategy: Any) -> Any:
 
 
 _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
+
+
+def is_compiled_by_xla() -> bool:
+    """Whether XLA compiles the graph under construction."""
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def replace_gradient_function(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces the function by which tapes make the gradient of an operation.
+
+    Args:
+        seam: makes the replacement of the original, whose last argument is the name scope of the forward pass.
+    """
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(seam(backprop._gradient_function))
+
+
+def replace_recording(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces the function by which tapes note a gradient in Python.
+
+    Args:
+        seam: makes the replacement of ``record_operation``.
+    """
+    record.record_operation = seam(record.record_operation)
 
 
 def install(replace: Callable[..., None], counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:

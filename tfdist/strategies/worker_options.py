@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfdist.compression.policy import Policy
-from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
+from tfdist.parameter_server.hierarchy.option import PerHost
+from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,18 @@ class WorkerOptions:
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
         bound: of `BoundedStaleness`; None in other modes.
+        hierarchy: of servers; None for none.
+        observes: whether this is an evaluator, which reads and does not train.
     """
 
     clips: bool
     prefetch: int = 0
-    pushes: LocalSteps | ElasticAveraging | None = None
+    pushes: LocalSteps | ElasticAveraging | Hogwild | None = None
     compression: Policy | None = None
     pull_compression: Policy | None = None
     is_lazy: bool = False
     shares_data: bool = False
     workers_wait: bool = False
     bound: int | None = None
+    hierarchy: PerHost | None = None
+    observes: bool = False

@@ -168,8 +168,9 @@ if os.environ.get("TEST_LATE"):
 if name := os.environ.get("TEST_ALGORITHM"):
     forever(name)
 exact()
-same_bits()
-in_the_librarys_order()
-groups()
-new_keys()
+if not os.environ.get("TEST_LATE"):  # after which sums show that the job goes on
+    same_bits()
+    in_the_librarys_order()
+    groups()
+    new_keys()
 print("DONE", flush=True)

@@ -13,6 +13,7 @@ from tfdist.parameter_server import (
     BoundedStaleness,
     DelayCompensated,
     ElasticAveraging,
+    Hogwild,
     LocalSteps,
     SoftSync,
     Synchronous,
@@ -28,6 +29,7 @@ MODES = {
     "local": {"pushes": LocalSteps(4)},
     "local-synchronous": {"pushes": LocalSteps(4), "synchronization": Synchronous()},
     "elastic": {"pushes": ElasticAveraging(4)},
+    "hogwild": {"pushes": Hogwild()},
 }
 strategy = ParameterServerStrategy(**MODES[sys.argv[1]])
 task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -48,13 +50,26 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-model.fit(images[worker:1400:2], labels[worker:1400:2], epochs=8, batch_size=32, verbose=0, callbacks=[Die()])
-accuracy = model.evaluate(images[1400:], labels[1400:], verbose=0)[1]
+class Tell(keras.callbacks.Callback):
+    def on_test_end(self, logs=None):
+        control.publish("evaluated", "")
+
+
+train, test = (images[worker:1400:2], labels[worker:1400:2]), (images[1400:], labels[1400:])
+control = strategy.extended._servers.member.control
+if task["type"] == "evaluator":
+    history = model.fit(*train, validation_data=test, epochs=8, batch_size=32, verbose=0, callbacks=[Tell()])
+    print("RESULT", json.dumps({"epoch": history.epoch, **history.history}), flush=True)
+    sys.exit()
+model.fit(*train, epochs=8, batch_size=32, verbose=0, callbacks=[Die()])
+accuracy = model.evaluate(*test, verbose=0)[1]
 (link,) = strategy.extended._links.values()
 result = {
     "accuracy": accuracy,
-    "steps": link.session.pushes,
+    "steps": next(one.counted for one in link.report().workers if one.number == worker),
     "iterations": int(model.optimizer.iterations),
     "norm": float(np.linalg.norm(model.get_weights()[0])),
 }
 print("RESULT", json.dumps(result), flush=True)
+if "evaluator" in json.loads(os.environ["TF_CONFIG"])["cluster"]:
+    control.look_up("evaluated")  # the job lasts until then

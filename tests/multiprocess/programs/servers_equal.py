@@ -1,6 +1,7 @@
 """Synchronous steps on parameter servers against one process with the global batch; two workers, unequal shares.
 
-Each case is trained by plain Keras first, in the same process. See `tests/multiprocess/test_parameter_server.py`.
+Each case is trained by plain Keras first, in the same process. The second worker computes on a device of its own, which
+stands in for a GPU. See `tests/multiprocess/test_parameter_server.py`.
 """
 
 import json
@@ -8,12 +9,16 @@ import os
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist.parameter_server.synchronization import Synchronous
 from tfdist.strategies.parameter_server import ParameterServerStrategy
 
-strategy = ParameterServerStrategy(synchronization=Synchronous())
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+device = ("CPU:0", "CPU:1")[worker]
+strategy = ParameterServerStrategy(synchronization=Synchronous(), device=device)
 generator = np.random.default_rng(0)
 X = generator.normal(size=(48, 6)).astype("float32")
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], 1).astype("float32")
@@ -115,6 +120,7 @@ for name, (make, x, y) in CASES.items():
     found[name] = {
         "error": max(float(np.max(np.abs(one - other))) for one, other in zip(weights, expected, strict=True)),
         "iterations": int(model.optimizer._iterations),
+        "is_there": all(weight.value.device.endswith(device) for weight in model.weights),
         "sum": float(sum(np.sum(weight, dtype="float64") for weight in weights)),
     }
 print("RESULT", json.dumps(found), flush=True)

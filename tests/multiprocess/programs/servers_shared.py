@@ -12,6 +12,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness
@@ -19,11 +20,12 @@ from tfdist.strategies.parameter_server import ParameterServerStrategy
 
 SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
 folder, dies = Path(sys.argv[1]), sys.argv[2]
-"""The second is "worker" or "server"; the first names a folder for both, and for snapshots."""
+"""The second is "worker", "server" or "chief"; the first names a folder for all, and for snapshots."""
 snapshots = {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2} if dies == "server" else {}
-mode = Asynchronous() if dies == "server" else BoundedStaleness(2)  # in their third steps both wait for the server
+mode = BoundedStaleness(2) if dies == "worker" else Asynchronous()  # in their third steps both wait for the server
 strategy = ParameterServerStrategy(synchronization=mode, data="shared", **snapshots)
-worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+worker = task["index"] + (task["type"] == "worker" and dies == "chief")
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
 numbers = np.arange(len(images))
@@ -50,7 +52,7 @@ def await_file(name):
 
 
 class Meet(keras.callbacks.Callback):
-    """Worker 1 dies in its third step, behind its push; or both wait in theirs until the server has come back."""
+    """Worker 1, or the chief, dies in its third step, behind its push; or both wait in theirs for the server."""
 
     steps = 0
 
@@ -61,6 +63,10 @@ class Meet(keras.callbacks.Callback):
         if dies == "server":
             print("HOLDS", flush=True)
             await_file("back")
+        elif dies == "chief":
+            if worker == 0 and not (folder / "died").exists():
+                (folder / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         elif worker == 1:
             (folder / "dies").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +75,11 @@ class Meet(keras.callbacks.Callback):
 
 
 given = (images[:SAMPLES], numbers[:SAMPLES]), (labels[:SAMPLES], labels[:SAMPLES])
-model.fit(*given, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[Meet()])
+if dies == "chief":  # a stream, equal each time that the chief's program runs
+    data = tf.data.Dataset.from_tensor_slices(given).shuffle(SAMPLES, seed=1).batch(BATCH)
+    model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Meet()])
+else:
+    model.fit(*given, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[Meet()])
 found = np.argmax(model.predict((images[SAMPLES:], 0 * numbers[SAMPLES:]), verbose=0)[0], 1)
 (link,) = strategy.extended._links.values()
 result = {

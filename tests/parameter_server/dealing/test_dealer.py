@@ -3,10 +3,10 @@
 import json
 import random
 
-import numpy as np
 import pytest
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over, Plan, Wait, order
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over, Wait
+from tfdist.parameter_server.dealing.plan import Plan
 
 FIRST = (0, 0)
 
@@ -303,32 +303,6 @@ def test_a_ticket_of_before_a_restart_is_no_ticket_of_after():
         tickets |= {restored.take(0, FIRST).ticket, restored.take(0, FIRST).ticket}
     assert len(tickets) == 40
     assert max(tickets) < 2**63
-
-
-def test_orders_are_permutations_which_differ_by_epoch_and_seed():
-    plan = Plan(1000, 32, 5)
-    orders = [order(plan, (0, 0)), order(plan, (0, 1)), order(plan, (1, 0)), order(Plan(1000, 32, 6), (0, 0))]
-    orders.append(order(Plan(1000, 32, 5 + 2**32), (0, 0)))
-    for one in orders:
-        assert one.dtype == np.int64
-        np.testing.assert_array_equal(np.sort(one), np.arange(1000))
-    assert len({one.tobytes() for one in orders}) == len(orders)
-    np.testing.assert_array_equal(order(plan, (0, 0)), orders[0])
-    np.testing.assert_array_equal(order(Plan(5, 2, None), (3, 3)), range(5))
-
-
-def test_an_order_is_the_same_in_every_version():
-    """Workers compute it on their own; those with another version of tfdist or NumPy would train on other samples."""
-    np.testing.assert_array_equal(order(Plan(8, 2, 1), (0, 3)), [0, 3, 7, 1, 6, 4, 2, 5])
-
-
-def test_an_order_within_batches():
-    plan = Plan(10, 4, 3)
-    places = order(plan, (0, 1), within_batches=True)
-    for start in (0, 4, 8):
-        np.testing.assert_array_equal(np.sort(places[start : start + 4]), np.arange(10)[start : start + 4])
-    assert places.tolist() != list(range(10))
-    assert places.tolist() != order(plan, (0, 2), within_batches=True).tolist()
 
 
 class Simulation:

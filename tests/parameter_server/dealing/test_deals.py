@@ -2,19 +2,12 @@
 
 import json
 
+import numpy as np
+import pytest
+
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.messages import (
-    BeginEpoch,
-    Dealt,
-    Done,
-    LeaveEpoch,
-    NoBatch,
-    Planned,
-    Refused,
-    Skip,
-    Take,
-    Waiting,
-)
+from tfdist.parameter_server.dealing.messages import BeginEpoch, Bring, Dealt, LeaveEpoch, NoBatch, Planned, Skip, Take
+from tfdist.parameter_server.messages import Done, Refused, Waiting
 
 
 class Talk:
@@ -25,7 +18,7 @@ class Talk:
         self.idle, self.left = [], []
         self.deals.when_idle_changes = self.idle.append
         self.deals.when_left = self.left.append
-        self.answers = {}
+        self.parts, self.arrays = [], ()
         self.number = 0
         self.requests = dict.fromkeys(range(9), 0)
         for worker in range(workers):
@@ -35,8 +28,15 @@ class Talk:
         """Returns the list of answers, to which others may come."""
         self.number += 1
         kept = []
-        self.deals.heard(kind(self.number, *fields), [], lambda message, arrays: kept.append(message))
+        self.deals.heard(
+            kind(self.number, *fields), self.parts, lambda message, arrays: self.keep(kept, message, arrays)
+        )
         return kept
+
+    def keep(self, kept, message, arrays):
+        kept.append(message)
+        if isinstance(message, Dealt):
+            self.arrays = arrays
 
     def begin(self, worker, epoch=0, incarnation=1, fit=0, samples=10, batch_size=4, seed=7):
         return self.say(BeginEpoch, worker, incarnation, fit, epoch, samples, batch_size, seed)[-1]
@@ -203,3 +203,92 @@ def test_another_job_begins_its_epochs_anew():
     talk.deals = other
     talk.begin(0)
     assert talk.batch(0).start == 0
+
+
+class Streaming(Talk):
+    """Worker 0 brings the batches, each of which is one array with its number."""
+
+    def __init__(self, workers=2):
+        super().__init__(workers=0)
+        for worker in range(workers):
+            self.begin_stream(worker)
+
+    def begin_stream(self, worker, epoch=0, incarnation=1, fit=0):
+        (answer,) = self.say(BeginEpoch, worker, incarnation, fit, epoch, None, 1, None, worker == 0)
+        return answer
+
+    def bring(self, number, epoch=0, **options):
+        self.parts = [] if options else [np.array([number])]
+        answers = self.say(Bring, 0, 1, 0, epoch, number, *options.values())
+        self.parts = []
+        return answers
+
+    def content(self, worker):
+        batch = self.batch(worker)
+        return batch, int(self.arrays[0][0])
+
+
+def test_a_stream_is_asked_for_more_when_there_is_room():
+    talk = Streaming(workers=1)
+    assert [one.wanted for one in talk.bring(0)] == [1]
+    waiting = talk.bring(1)
+    assert [type(one) for one in waiting] == [Waiting]
+    batch, number = talk.content(0)
+    assert number == 0
+    assert waiting[-1].wanted == 2
+    talk.commit(0, batch)
+    ended = talk.bring(2, is_end=True)
+    assert ended[-1].wanted is None
+    talk.commit(0, talk.batch(0))
+    assert talk.take(0)[-1].is_over
+
+
+def test_those_that_wait_for_a_stream_get_its_next_batch():
+    talk = Streaming()
+    waiting = talk.take(1)
+    assert [(type(one), one.awaited) for one in waiting] == [(Waiting, (0,))]
+    talk.bring(0)
+    assert isinstance(waiting[-1], Dealt)
+    assert not talk.idle
+
+
+def test_a_stream_that_comes_again_goes_on_where_it_was():
+    talk = Streaming()
+    for number in range(2):
+        talk.bring(number)
+    talk.deals.lost(0)
+    talk.begin_stream(0)
+    assert talk.bring(0)[-1].wanted == 2
+    assert [talk.content(1)[1] for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["it leaves", "it goes on to the next epoch"])
+def test_a_stream_ends_with_the_part_of_the_one_that_brings_it(how):
+    talk = Streaming()
+    (answer,) = talk.bring(0)
+    assert answer.wanted == 1
+    waiting = talk.bring(1)
+    full = talk.bring(2)
+    assert [type(one) for one in full] == [Waiting]
+    if how == "it leaves":
+        talk.say(LeaveEpoch, 0, 1)
+    else:
+        talk.begin_stream(0, epoch=1)
+    assert full[-1].wanted is None
+    assert waiting[-1].wanted == 2
+    for _ in range(3):
+        talk.commit(1, talk.batch(1))
+    assert talk.take(1)[-1].is_over
+    if how == "it leaves":  # and brings no later one
+        talk.begin_stream(1, epoch=1)
+        assert talk.take(1, epoch=1)[-1].is_over
+
+
+def test_all_learn_that_a_stream_has_failed():
+    talk = Streaming()
+    waiting = talk.take(1)
+    talk.bring(0, is_end=True, failure="no such file")
+    for answers in (waiting, talk.take(0)):
+        assert isinstance(answers[-1], Refused)
+        assert answers[-1].why == "no such file"
+        assert not answers[-1].is_unknown

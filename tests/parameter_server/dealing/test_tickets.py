@@ -3,9 +3,10 @@
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.messages import BeginEpoch, Take
 from tfdist.parameter_server.dealing.tickets import Tickets
 from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.messages import BeginEpoch, Decision, Pull, Push, Take
+from tfdist.parameter_server.messages import Decision, Pull, Push
 from tfdist.parameter_server.staleness import AsItIs, DropBeyond
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
 

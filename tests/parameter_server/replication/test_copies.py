@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.messages import BeginEpoch, Dealt, Take
 from tfdist.parameter_server.layer_states import digest
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import (
     FROM_WORKER,
     Attach,
-    BeginEpoch,
     Create,
-    Dealt,
     Done,
     GiveState,
     Leave,
@@ -22,7 +21,6 @@ from tfdist.parameter_server.messages import (
     Refused,
     StateDiffers,
     Suspend,
-    Take,
     Values,
 )
 from tfdist.parameter_server.replication import copies

@@ -21,11 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-EpochKey = tuple[int, int]
-"""An epoch: the number of the fit, and the number of the epoch in it. Later ones are greater."""
-
+from tfdist.parameter_server.dealing.plan import EpochKey, Plan
 
 _REMEMBERED = 8
 """Committed batches of each worker whose numbers are known, for those whose gradients wait for others."""
@@ -36,26 +32,6 @@ class DealerError(ValueError):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the samples of an epoch are divided.
-
-    Attributes:
-        samples: their number; of a source of whole batches, the number of batches.
-        batch_size: samples in each batch but the last; 1 for a source of whole batches.
-        seed: of the order, see `order`; None if samples are not shuffled.
-    """
-
-    samples: int
-    batch_size: int
-    seed: int | None
-
-    @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return -(-self.samples // self.batch_size)
-
-
-@dataclass(frozen=True)
 class Batch:
     """A batch that is dealt.
 
@@ -63,11 +39,13 @@ class Batch:
         ticket: its number; no other batch ever has the same.
         start: place of its first sample in the epoch's order.
         stop: place behind its last one.
+        content: what a stream has brought; None without one.
     """
 
     ticket: int
     start: int
     stop: int
+    content: Any = None
 
 
 @dataclass(frozen=True)
@@ -80,29 +58,6 @@ class Over:
     """The epoch has no more batches: every sample is committed, or all workers have gone on."""
 
 
-def order(plan: Plan, epoch: EpochKey, within_batches: bool = False) -> np.ndarray:
-    """The order of an epoch's samples, equal on every worker whatever its version of NumPy.
-
-    Args:
-        plan: of the epoch.
-        epoch: each has another order.
-        within_batches: shuffle the samples of each batch only, as Keras does for ``shuffle="batch"``.
-
-    Returns:
-        int64 ``(samples,)``: the sample at each place.
-    """
-    if plan.seed is None:
-        return np.arange(plan.samples)
-    words = [word for number in (plan.seed, *epoch) for word in (number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)]
-    generator = np.random.RandomState(words)  # its numbers never change between versions, unlike those of Generator
-    if not within_batches:
-        return generator.permutation(plan.samples).astype(np.int64, copy=False)
-    places = np.arange(plan.samples)
-    for start in range(0, plan.samples, plan.batch_size):
-        generator.shuffle(places[start : start + plan.batch_size])
-    return places
-
-
 @dataclass
 class _Epoch:
     """An epoch that is not over.
@@ -113,6 +68,9 @@ class _Epoch:
         again: numbers of batches to deal again, oldest first.
         out: by ticket, the worker that has a batch, and the batch's number.
         members: workers that have begun it and have not gone on; also lost ones, which may come back.
+        brought: how many batches a stream has brought.
+        content: by number, what a stream has brought of batches that are not committed.
+        has_ended: whether there will be no more batches.
     """
 
     plan: Plan
@@ -120,20 +78,41 @@ class _Epoch:
     again: deque[int] = field(default_factory=deque)
     out: dict[int, tuple[int, int]] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
+    brought: int = 0
+    content: dict[int, Any] = field(default_factory=dict)
+    has_ended: bool = False
+
+    @property
+    def there(self) -> int:
+        """How many batches can be dealt so far, with those that have been."""
+        batches = self.plan.batches
+        return self.brought if batches is None else batches
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether more batches may come: those that wait for one get it without others' commits."""
+        return self.is_stream and not self.has_ended
 
     @property
     def is_committed(self) -> bool:
-        return self.dealt == self.plan.batches and not self.again and not self.out
+        return not self.is_growing and self.dealt == self.there and not self.again and not self.out
+
+    @property
+    def is_stream(self) -> bool:
+        return self.plan.samples is None
 
     def batch(self, ticket: int) -> Batch:
-        start = self.out[ticket][1] * self.plan.batch_size
-        return Batch(ticket, start, min(start + self.plan.batch_size, self.plan.samples))
+        number = self.out[ticket][1]
+        start = number * self.plan.batch_size
+        stop = start + self.plan.batch_size
+        stop = stop if self.plan.samples is None else min(stop, self.plan.samples)
+        return Batch(ticket, start, stop, self.content.get(number))
 
     def next(self) -> int | None:
         """The number of the batch to deal now; None if there is none."""
         if self.again:
             return self.again.popleft()
-        if self.dealt == self.plan.batches:
+        if self.dealt == self.there:
             return None
         self.dealt += 1
         return self.dealt - 1
@@ -185,7 +164,9 @@ class Dealer:
         self._numbers: dict[int, tuple[EpochKey, int]] = {}
         self.next_ticket = secrets.randbits(60)
 
-    def begin(self, worker: int, epoch: EpochKey, samples: int, batch_size: int, shuffle_seed: int | None) -> Plan:
+    def begin(
+        self, worker: int, epoch: EpochKey, samples: int | None, batch_size: int, shuffle_seed: int | None
+    ) -> Plan:
         """A worker takes part in an epoch from now on, and in no other. It may begin the same one again.
 
         The first worker's plan counts. Others must have the same numbers; they get its seed.
@@ -203,12 +184,12 @@ class Dealer:
         Raises:
             DealerError: the numbers are none, or not those of the epoch's other workers.
         """
-        if samples < 1 or batch_size < 1:
+        if (samples is not None and samples < 1) or batch_size < 1:
             raise DealerError(f"an epoch needs samples, and batches of at least one; got {samples=}, {batch_size=}")
         plan = Plan(samples, batch_size, shuffle_seed)
         if epoch not in self._epochs and not self._is_past(epoch):
             self._epochs[epoch] = _Epoch(plan)
-            self._newest = epoch
+            self._newest = epoch if self._newest is None else max(self._newest, epoch)
         current = self._epochs.get(epoch)
         if current is not None:
             _check_equal(worker, epoch, plan, current.plan)
@@ -247,7 +228,7 @@ class Dealer:
             is_open = request == one.request and one.ticket in current.out
             return current.batch(one.ticket) if is_open else Wait()
         number = current.next() if len(one.held) < self._limit else None
-        one.is_idle = number is None and not one.held
+        one.is_idle = number is None and not one.held and not current.is_growing
         if number is None:
             return Wait()
         ticket = self.next_ticket
@@ -258,6 +239,54 @@ class Dealer:
         if request is not None:
             one.request = request
         return current.batch(ticket)
+
+    def bring(self, epoch: EpochKey, number: int, content: Any) -> None:
+        """A stream has brought a batch. One that is there already is dropped.
+
+        Args:
+            epoch: of the batch; may be over.
+            number: of the batch in the epoch.
+            content: of the batch.
+        """
+        current = self._epochs.get(epoch)
+        if current is not None and number == current.brought and not current.has_ended:
+            current.content[number] = content
+            current.brought += 1
+
+    def end_stream(self, epoch: EpochKey) -> None:
+        """A stream brings no more batches.
+
+        Args:
+            epoch: may be over, or have no stream.
+        """
+        current = self._epochs.get(epoch)
+        if current is not None and current.is_stream:
+            current.has_ended = True
+            if current.is_committed:
+                del self._epochs[epoch]
+
+    def wanted(self, epoch: EpochKey) -> int | None:
+        """The number of the batch that a stream has to bring next.
+
+        Args:
+            epoch: that some worker has begun.
+
+        Returns:
+            None if the epoch is over, or the stream has ended.
+        """
+        current = self._epochs.get(epoch)
+        return None if current is None or current.has_ended else current.brought
+
+    def has_room(self, epoch: EpochKey) -> bool:
+        """Whether a stream is to bring more: not more than a batch for each worker waits to be dealt, and one.
+
+        Args:
+            epoch: may be over.
+        """
+        current = self._epochs.get(epoch)
+        if current is None:
+            return True
+        return len(current.again) + current.brought - current.dealt <= len(self.workers(epoch))
 
     def may_commit(self, worker: int, ticket: int) -> bool:
         """Whether a worker's push with this ticket may be applied: the worker has the batch, and it is not committed.
@@ -297,6 +326,7 @@ class Dealer:
         self._committed.setdefault(worker, deque(maxlen=self._limit)).append(ticket)
         current = self._epochs[one.epoch]
         self._numbers[ticket] = one.epoch, current.out.pop(ticket)[1]
+        current.content.pop(self._numbers[ticket][1], None)
         for old in list(self._numbers)[: -_REMEMBERED * max(1, len(self._workers))]:
             del self._numbers[old]
         if current.is_committed:
@@ -369,6 +399,8 @@ class Dealer:
     def state(self, waiting: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
         """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt.
 
+        It lacks epochs of streams, whose batches are nowhere else: they are not past, and may be begun again.
+
         Args:
             waiting: workers and tickets of batches that are committed, but whose gradients the snapshot lacks, as they
                 wait for those of others; they count as not dealt, too.
@@ -389,10 +421,13 @@ class Dealer:
                 "members": sorted(epoch.members),
             }
             for key, epoch in self._epochs.items()
+            if not epoch.is_stream
         ]
+        before = [(key[0], key[1] - 1) for key, epoch in self._epochs.items() if epoch.is_stream]
+        newest = min([self._newest, *before]) if self._newest is not None else None
         return {
             "epochs": epochs,
-            "newest": None if self._newest is None else list(self._newest),
+            "newest": None if newest is None else list(newest),
             "committed": [
                 [worker, [ticket for ticket in tickets if ticket not in missing]]
                 for worker, tickets in self._committed.items()
@@ -433,7 +468,7 @@ class Dealer:
 def _check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
     """Raises `DealerError` where a worker's plan differs from the first worker's in more than the seed."""
     for what, own, others in (
-        ("samples", plan.samples, first.samples),
+        ("samples", *("in a stream" if one.samples is None else one.samples for one in (plan, first))),
         ("a batch size of", plan.batch_size, first.batch_size),
         ("shuffle", plan.seed is not None, first.seed is not None),
     ):

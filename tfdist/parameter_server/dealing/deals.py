@@ -10,43 +10,45 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over
 from tfdist.parameter_server.dealing.merging import Merging
-from tfdist.parameter_server.messages import (
+from tfdist.parameter_server.dealing.messages import (
     BeginEpoch,
+    Bring,
+    Brought,
+    DealerMessage,
     Dealt,
-    Done,
     LeaveEpoch,
     MergeMetrics,
     NoBatch,
     Planned,
-    Refused,
     Skip,
     Take,
-    Waiting,
 )
+from tfdist.parameter_server.dealing.plan import EpochKey
+from tfdist.parameter_server.messages import Done, Refused, Waiting
 from tfdist.parameter_server.wire import Message
 
 Answer = Callable[[Message, Sequence[np.ndarray]], None]
 """Sends an answer to where a message came from."""
 
-OfDealer = BeginEpoch | Take | Skip | MergeMetrics | LeaveEpoch
-"""What workers say to the dealer."""
-
 
 @dataclass
 class _Parked:
-    """A request that waits for a batch.
+    """A request that waits for a batch, or for room for one.
 
     Attributes:
         message: from a worker.
         answer: to its sender.
     """
 
-    message: Take
+    message: Any
     answer: Answer
 
 
 class Deals:
     """The dealer of a job, for one thread.
+
+    A batch that a stream has brought is here until it is committed. The worker that has the stream may die and come
+    back, and others wait for it; if it ends its call of `fit`, the stream has ended for all.
 
     Args:
         dealer: deals the batches.
@@ -64,6 +66,10 @@ class Deals:
         self._job = job
         self._incarnations: dict[int, int] = {}
         self._parked: dict[int, _Parked] = {}
+        self._brings: BeginEpoch | None = None
+        self._bringing: _Parked | None = None
+        self._streamless = -1
+        self._failures: dict[EpochKey, str] = {}
         self.merging = Merging(self._dealer.workers)
         self._idle: frozenset[int] = frozenset()
         self.when_idle_changes: Callable[[frozenset[int]], None] = lambda idle: None
@@ -74,7 +80,7 @@ class Deals:
         """Workers that have no batch and wait for one."""
         return self._idle
 
-    def heard(self, message: OfDealer, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+    def heard(self, message: DealerMessage, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         """Does what a message says.
 
         Args:
@@ -94,6 +100,8 @@ class Deals:
                 self._begin(message, answer)
             case Take():
                 self._take(message, answer)
+            case Bring():
+                self._bring(message, arrays, answer)
             case Skip():
                 if self._dealer.may_commit(message.worker, message.ticket):
                     self._dealer.commit(message.worker, message.ticket)
@@ -102,6 +110,7 @@ class Deals:
                 self.merging.heard(message, arrays, answer)
             case LeaveEpoch():
                 self._end_parked(message.worker)
+                self._end_stream(message.worker)
                 self._dealer.leave(message.worker)
                 del self._incarnations[message.worker]
                 answer(Done(message.id, 0), ())
@@ -171,13 +180,20 @@ class Deals:
         if self._incarnations.get(message.worker) != message.incarnation:
             self._end_parked(message.worker)
             self._dealer.lost(message.worker)
-        key = message.fit, message.epoch
+        key = _epoch_of(message)
         try:
             plan = self._dealer.begin(message.worker, key, message.samples, message.batch_size, message.seed)
         except DealerError as error:
             answer(Refused(message.id, str(error)), ())
             return
         self._incarnations[message.worker] = message.incarnation
+        if message.brings:
+            if self._brings is not None and key > _epoch_of(self._brings):
+                self._dealer.end_stream(_epoch_of(self._brings))
+                self._end_bringing()
+            self._brings = message
+        elif plan.samples is None and message.fit <= self._streamless:
+            self._dealer.end_stream(key)
         answer(Planned(message.id, plan.seed), ())
 
     def _take(self, message: Take, answer: Answer) -> None:
@@ -188,7 +204,34 @@ class Deals:
         self._parked[message.worker] = _Parked(message, answer)
         self._settle()
         if message.worker in self._parked:
+            awaited = () if self._brings is None else (self._brings.worker,)
+            answer(Waiting(message.id, awaited), ())
+
+    def _bring(self, message: Bring, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+        key = _epoch_of(message)
+        if message.failure is not None:
+            self._failures[key] = message.failure
+        if message.is_end:
+            self._dealer.end_stream(key)
+        else:
+            self._dealer.bring(key, message.number, arrays)
+        self._bringing = _Parked(message, answer)
+        self._settle()
+        if self._bringing is not None:
             answer(Waiting(message.id), ())
+
+    def _end_stream(self, worker: int) -> None:
+        """The one that has the stream brings no more of it, in this call of `fit`."""
+        if self._brings is not None and self._brings.worker == worker:
+            self._dealer.end_stream(_epoch_of(self._brings))
+            self._end_bringing()
+            self._streamless = self._brings.fit
+            self._brings = None
+
+    def _end_bringing(self) -> None:
+        if self._bringing is not None:
+            self._bringing.answer(Brought(self._bringing.message.id, None), ())
+            self._bringing = None
 
     def _end_parked(self, worker: int) -> None:
         """Answers a request of a worker that has gone on."""
@@ -202,21 +245,33 @@ class Deals:
             found = self._answer_to(parked.message)
             if found is not None:
                 del self._parked[worker]
-                parked.answer(found, ())
+                parked.answer(*found)
+        if (bringing := self._bringing) is not None:
+            key = _epoch_of(bringing.message)
+            if self._dealer.has_room(key):
+                self._bringing = None
+                bringing.answer(Brought(bringing.message.id, self._dealer.wanted(key)), ())
         if (idle := self._dealer.idle) != self._idle:
             self._idle = idle
             self.when_idle_changes(idle)
         self.merging.settle()
 
-    def _answer_to(self, message: Take) -> Message | None:
+    def _answer_to(self, message: Take) -> tuple[Message, Sequence[np.ndarray]] | None:
+        key = _epoch_of(message)
+        if key in self._failures:
+            return Refused(message.id, self._failures[key]), ()
         try:
-            dealt = self._dealer.take(message.worker, (message.fit, message.epoch), message.request)
+            dealt = self._dealer.take(message.worker, key, message.request)
         except DealerError as error:
-            return Refused(message.id, str(error), is_unknown=True)
+            return Refused(message.id, str(error), is_unknown=True), ()
         if isinstance(dealt, Batch):
-            return Dealt(message.id, dealt.ticket, dealt.start, dealt.stop)
+            return Dealt(message.id, dealt.ticket, dealt.start, dealt.stop), dealt.content or ()
         if isinstance(dealt, Over):
-            return NoBatch(message.id, is_over=True)
+            return NoBatch(message.id, is_over=True), ()
         if message.worker in self._dealer.idle and not message.is_idle:
-            return NoBatch(message.id, is_over=False)
+            return NoBatch(message.id, is_over=False), ()
         return None
+
+
+def _epoch_of(message: BeginEpoch | Bring | Take) -> EpochKey:
+    return message.fit, message.epoch

@@ -7,13 +7,24 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError
-from tfdist.parameter_server.dealing.dealer import Plan, order
-from tfdist.parameter_server.messages import BeginEpoch, Dealt, LeaveEpoch, MergeMetrics, NoBatch, Rule, Skip, Take
+from tfdist.parameter_server.dealing.bringing import Bringer, Stream
+from tfdist.parameter_server.dealing.messages import (
+    BeginEpoch,
+    Dealt,
+    LeaveEpoch,
+    MergeMetrics,
+    NoBatch,
+    Rule,
+    Skip,
+    Take,
+)
+from tfdist.parameter_server.dealing.plan import Plan, order
 
 AFTER_PAUSE = 1 << 62
 """This bit of a ticket says that the worker had to wait for the batch, and has to read the newest values first."""
@@ -37,8 +48,9 @@ class SharedEpochs:
         worker: this task's number.
         fit: how many calls of `fit` with shared data this worker has begun before.
         plan: of each epoch; all workers get the seed of the first one.
-        within_batches: as of `tfdist.parameter_server.dealing.dealer.order`.
+        within_batches: as of `tfdist.parameter_server.dealing.plan.order`.
         when_idle: tells all servers that nobody has to wait for this worker. Called by the thread that reads batches.
+        stream: of the batches, if this worker brings them to all others, and ``plan.samples`` is None.
 
     Attributes:
         failure: why no more batches can be read, or None.
@@ -53,6 +65,7 @@ class SharedEpochs:
         plan: Plan,
         within_batches: bool = False,
         when_idle: Callable[[], None] = lambda: None,
+        stream: Stream | None = None,
     ) -> None:
         self._worker = worker
         self._fit = fit
@@ -72,6 +85,11 @@ class SharedEpochs:
             self._teller = connect()
             stack.callback(self._teller.close)
             self._taker = connect()
+            stack.callback(self._taker.close)
+            self._bringer = None
+            if stream is not None:
+                of = worker, self._incarnation, fit
+                self._bringer = Bringer(connect(), stream, *of, begun=self._begun)
             stack.pop_all()
 
     def begin(self, epoch: int) -> None:
@@ -88,12 +106,14 @@ class SharedEpochs:
         with self._telling:
             self._begun(self._teller, epoch)
         self._epoch = epoch
+        if self._bringer is not None:
+            self._bringer.begin(epoch)
 
-    def tickets(self) -> Iterator[tuple[int, np.ndarray]]:
+    def tickets(self) -> Iterator[tuple[int, Any]]:
         """The batches of the epoch that are dealt to this worker.
 
         Yields:
-            The ticket, perhaps with the bit `AFTER_PAUSE`, and the indices of the batch.
+            The ticket, perhaps with the bit `AFTER_PAUSE`, and the indices of the batch; of a stream, its parts.
 
         Raises:
             TfdistError: the server cannot be reached, or refuses.
@@ -105,9 +125,10 @@ class SharedEpochs:
         while True:
             try:
                 with self._taking:
-                    answer = self._taken(epoch, pauses)
+                    answer, parts = self._taken(epoch, pauses)
+                if isinstance(answer, NoBatch) and not pauses:
+                    self._when_idle()  # also where the epoch is over: others may have to finish their last steps
                 if isinstance(answer, NoBatch) and not answer.is_over:
-                    self._when_idle()
                     pauses = True
                     continue
             except TfdistError as error:
@@ -118,7 +139,8 @@ class SharedEpochs:
             if self._plan != plan:  # the server had forgotten the epoch, and another worker has begun it again
                 plan, places = self._plan, self._order(epoch)
             self.taken += 1
-            yield answer.ticket | (AFTER_PAUSE if pauses else 0), places[answer.start : answer.stop]
+            found = parts if plan.samples is None else places[answer.start : answer.stop]
+            yield answer.ticket | (AFTER_PAUSE if pauses else 0), found
             pauses = False
 
     def skip(self, ticket: int) -> None:
@@ -160,6 +182,8 @@ class SharedEpochs:
         if self._is_closed:
             return
         self._epoch, self._is_closed = None, True
+        if self._bringer is not None:
+            self._bringer.stop()
         with self._telling:
             self._leave()
             with self._taking:
@@ -167,6 +191,8 @@ class SharedEpochs:
                     self._leave()
                 self._taker.close()
             self._teller.close()
+        if self._bringer is not None:
+            self._bringer.close()
 
     def _leave(self) -> None:
         with contextlib.suppress(TfdistError):  # then the server learns from the rendezvous that this worker has ended
@@ -180,12 +206,12 @@ class SharedEpochs:
 
         def begin(id: int) -> BeginEpoch:
             of = id, self._worker, self._incarnation, self._fit, epoch
-            return BeginEpoch(*of, plan.samples, plan.batch_size, plan.seed)
+            return BeginEpoch(*of, plan.samples, plan.batch_size, plan.seed, brings=self._bringer is not None)
 
         answer, _ = connection.request(begin)
         self._plan = Plan(plan.samples, plan.batch_size, answer.seed)
 
-    def _taken(self, epoch: int, is_idle: bool) -> Dealt | NoBatch:
+    def _taken(self, epoch: int, is_idle: bool) -> tuple[Dealt | NoBatch, list[np.ndarray]]:
         """The answer to a request for a batch; nothing if this worker has gone on."""
         request = next(self._requests)
 
@@ -194,12 +220,11 @@ class SharedEpochs:
 
         while self._epoch == epoch:
             try:
-                answer: Dealt | NoBatch = self._taker.request(take)[0]
-                return answer
+                return self._taker.request(take)
             except RefusedError as error:
                 if not error.refused.is_unknown:
                     raise
             if self._epoch == epoch:  # the server was started again, or took this worker for lost
                 self._begins_again = True
                 self._begun(self._taker, epoch)
-        return NoBatch(-1, is_over=True)
+        return NoBatch(-1, is_over=True), []

@@ -1,0 +1,76 @@
+"""Where operations were executed, as TensorFlow reports it, not as they were asked for."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+ROWS = 16
+MARK = re.compile(r"tfdist_on_(CPU_\d)_end")
+PASSING_ON = (
+    *("_Arg", "_Retval", "_Send", "_Recv", "_HostRecv", "_HostSend", "Const", "NoOp", "Identity"),
+    *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "ReadVariableOp", "VariableShape"),
+)
+"""Kinds that compute nothing, by their beginnings."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """An operation.
+
+    Attributes:
+        device: such as ``"CPU:1"``.
+        kind: of operation.
+        name: with its name scopes.
+    """
+
+    device: str
+    kind: str
+    name: str
+
+    @property
+    def is_elsewhere(self):
+        """Whether it is neither where the innermost scope of its name wants it, nor only passes values on."""
+        asked = MARK.findall(self.name)
+        return bool(asked) and asked[-1].replace("_", ":") != self.device and not self.kind.startswith(PASSING_ON)
+
+
+def executed(function):
+    """The operations of the graphs that a function runs, which have not run before; as they are built."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # which replaces operations
+    context.context().enable_run_metadata()
+    try:
+        context.context().export_run_metadata()  # of what has run since the last time
+        function()
+        graphs = context.context().export_run_metadata().partition_graphs
+    finally:
+        context.context().disable_run_metadata()
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+    return [
+        Executed(node.device.rpartition("device:")[2], node.op, node.name) for graph in graphs for node in graph.node
+    ]
+
+
+def places(found, part):
+    """How many operations with this part in their kind each device executed."""
+    counts = {}
+    for one in found:
+        if part in one.kind:
+            counts[one.device] = counts.get(one.device, 0) + 1
+    return counts
+
+
+def train_step(model, *shape, outputs=1, inputs=1):
+    """A function that makes one training step, on data of the given shape of a row."""
+    generator = np.random.default_rng(0)
+    x = [generator.normal(size=(ROWS, *shape)).astype("float32") for _ in range(inputs)]
+    y = generator.normal(size=(ROWS, outputs)).astype("float32")
+    return lambda: model.train_on_batch(x if inputs > 1 else x[0], y)
+
+
+def homes(variables):
+    """The devices of variables."""
+    return [variable.value.device.rpartition("device:")[2] for variable in variables]

@@ -1,0 +1,86 @@
+"""Analyses of models, and what a person reads."""
+
+import keras
+import pytest
+
+from tests.model_parallel.test_device_scope import Subclassed, functional, two_sequences
+from tfdist.model_parallel.analysis import analyze
+
+
+def test_a_perceptron():
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, "relu", name="a"), keras.layers.Dense(1, name="b")]
+    )
+    found = analyze(model, 4)
+    assert [(call.name, call.kind) for call in found.calls] == [("a", "Dense"), ("b", "Dense")]
+    assert [call.flops for call in found.calls] == [4 * (2 * 8 * 16 + 16 + 16), 4 * (2 * 16 + 1)]
+    assert [call.parameters for call in found.calls] == [8 * 16 + 16, 16 + 1]
+    assert [call.activations for call in found.calls] == [4 * 16 * 4, 4 * 4]
+    assert found.work == found.depth == sum(call.flops for call in found.calls)
+
+
+def test_shared_layers_branches_and_devices():
+    model = two_sequences(keras.layers.LSTM(8, name="lstm"))
+    found = analyze(model)
+    names = [call.name for call in found.calls]
+    assert names[:2] == ["lstm", "lstm (2)"]
+    assert [call.parameters > 0 for call in found.calls[:2]] == [True, False], "counted once"
+    assert [call.device for call in found.calls[:2]] == ["/device:CPU:1", "/device:CPU:2"]
+    (branches,) = found.branches
+    assert branches.parts == (("lstm",), ("lstm (2)",))
+    assert found.parallelism == pytest.approx(2, rel=0.05)
+
+
+def test_a_model_in_a_model_is_opened():
+    inputs = keras.Input((8,))
+    inner = functional()
+    found = analyze(keras.Model(inputs, inner(inputs) * 2.0))
+    own = analyze(inner)
+    assert [call.name for call in found.calls[:-1]] == [f"{inner.name}/{call.name}" for call in own.calls]
+    assert found.calls[-1].kind == "Multiply"
+    assert found.work == own.work + 1
+    assert sum(call.parameters for call in found.calls) == inner.count_params()
+
+
+def test_a_model_that_is_called_twice_is_one_call():
+    inputs = keras.Input((8,))
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    found = analyze(keras.Model(inputs, inner(inner(inputs))))
+    assert [call.kind for call in found.calls] == ["Sequential", "Sequential"]
+    assert [call.parameters for call in found.calls] == [inner.count_params(), 0]
+
+
+def test_what_a_person_reads():
+    text = str(analyze(two_sequences(keras.layers.LSTM(8, name="lstm")), 32))
+    assert "Forward pass of 32 samples" in text
+    assert "lstm (2)" in text
+    assert "CPU:2" in text
+    assert "W/D = 2.0" in text or "W/D = 1.99" in text
+    assert "Side by side from the inputs to concatenate" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Subclassed, "has no graph of layers. Write it with the functional API"),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), "is not built yet. Begin it with a keras.Input"),
+        (lambda: None, "got None, which is no Keras model"),
+    ],
+)
+def test_models_without_a_graph(make, message):
+    with pytest.raises(ValueError, match=message):
+        analyze(make())
+
+
+@pytest.mark.parametrize("batch_size", [0, None, 2.0])
+def test_batches_that_cannot_be(batch_size):
+    with pytest.raises(ValueError, match=f"a number of samples from 1 on; got {batch_size}"):
+        analyze(functional(), batch_size)
+
+
+def test_shapes_that_are_known_at_run_time_only():
+    inputs = keras.Input((None, 8))
+    model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
+    with pytest.raises(ValueError, match="Give the model an Input of known shape"):
+        analyze(model)

@@ -1,0 +1,30 @@
+"""Loading in a process that has not used a device scope."""
+
+import json
+import subprocess
+import sys
+
+from tests.model_parallel.test_device_scope import functional
+
+LOADING = """
+import json, sys
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
+)
+import keras, tfdist
+plain = keras.saving.load_model(sys.argv[1])
+model = tfdist.load_model(sys.argv[1])
+print(json.dumps([[one.value.device[-5:] for one in each.variables] for each in (plain, model)]))
+"""
+
+
+def test_tfdist_loads_the_devices(tmp_path):
+    functional().save(tmp_path / "model.keras")
+    found = subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100
+    )
+    assert found.returncode == 0, found.stderr
+    plain, ours = json.loads(found.stdout.splitlines()[-1])
+    assert plain == ["CPU:0"] * 4
+    assert ours == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]

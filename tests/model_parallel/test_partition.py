@@ -1,0 +1,198 @@
+"""Models in stages: which calls are where, what they cost, and that they learn what the whole one does."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.model_parallel.executed import executed, homes, places, train_step
+from tests.model_parallel.test_device_scope import Subclassed, cnn, functional, transformer, two_sequences
+from tfdist.model_parallel.keras_placement import device_of, nodes_of
+from tfdist.model_parallel.model_calls import ModelCalls
+from tfdist.model_parallel.partition import partition
+
+DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
+BALANCES = ["time", "memory", "flops"]
+
+
+def perceptron():
+    layers = [keras.layers.Dense(16, "relu", name=f"dense{number}") for number in range(5)]
+    return keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1, name="last")])
+
+
+def several():
+    """Two inputs, two outputs, a layer that is shared, and a model inside."""
+    inputs = [keras.Input((8,), name="a"), keras.Input((8,), name="b")]
+    shared = keras.layers.Dense(16, "tanh", name="shared")
+    inner = keras.Sequential(
+        [keras.Input((16,)), keras.layers.Dense(16), keras.layers.BatchNormalization()], name="inner"
+    )
+    joined = keras.layers.Add(name="joined")([shared(inputs[0]), inner(shared(inputs[1]))])
+    return keras.Model(inputs, [keras.layers.Dense(1, name="one")(joined), keras.layers.Dense(1, name="two")(joined)])
+
+
+MODELS = {
+    "perceptron": (perceptron, [(8,)], 1),
+    "cnn": (lambda: cnn("CPU:0", "CPU:0"), [(8, 8, 1)], 1),
+    "transformer": (lambda: transformer("CPU:0", "CPU:0"), [(6,)], 1),
+    "shared": (lambda: two_sequences(keras.layers.LSTM(4), "CPU:0", "CPU:0"), [(5, 4), (5, 4)], 1),
+    "several": (several, [(8,), (8,)], 2),
+}
+
+
+def step_of(model, shapes, outputs):
+    generator = np.random.default_rng(0)
+    x = [generator.normal(size=(16, *shape)).astype("float32") for shape in shapes]
+    y = [generator.normal(size=(16, 1)).astype("float32") for _ in range(outputs)]
+    return lambda: model.train_on_batch(x if len(x) > 1 else x[0], y if outputs > 1 else y[0])
+
+
+CASES = [*((name, "time") for name in MODELS), ("perceptron", "memory"), ("several", "flops")]
+
+
+@pytest.mark.parametrize(("name", "balance"), CASES)
+def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
+    make, shapes, outputs = MODELS[name]
+    keras.utils.set_random_seed(0)
+    model = make()
+    found = partition(model, DEVICES, balance=balance, batch_size=16, verbose=False)
+    assert [stage.device for stage in found.stages] == [f"/device:{one}" for one in DEVICES]
+    calls = [call for stage in found.stages for call in stage.calls]
+    assert calls == [call.name for call in ModelCalls(model).calls]
+    assert len(calls) == len(set(calls))
+    assert found.model is not model
+    for one, other in zip(found.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    loss = "mse" if outputs == 1 else ["mse", "mse"]
+    for one in (found.model, model):
+        one.compile(keras.optimizers.SGD(0.01), loss)
+    steps = [step_of(one, shapes, outputs) for one in (found.model, model)]
+    operations = executed(steps[0])
+    assert [one for one in operations if one.is_elsewhere] == []
+    computing = {
+        one.device for one in operations if one.kind in ("Add", "AddV2", "BiasAdd", "Mul", "Sum", "Mean", "Sub")
+    }
+    assert computing == set(DEVICES)
+    steps[1]()
+    for _ in range(9):
+        for step in steps:
+            step()
+    for one, other in zip(found.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_costs_of_stages():
+    found = partition(perceptron(), stages=3, balance="flops", batch_size=2, verbose=False)
+    first, middle, last = found.stages
+    assert (first.calls, middle.calls, last.calls) == (
+        ("dense0", "dense1"),
+        ("dense2", "dense3"),
+        ("dense4", "last"),
+    )
+    assert middle.cost == middle.flops == 2 * 2 * (2 * 16 * 16 + 16 + 16)
+    assert middle.parameters == 2 * (16 * 16 + 16)
+    assert middle.activations == 2 * 2 * 16 * 4
+    assert middle.sent == 2 * 16 * 4, "what the next one takes"
+    memory = partition(perceptron(), stages=3, balance="memory", batch_size=2, verbose=False)
+    for stage in memory.stages:
+        assert stage.cost == 16 * stage.parameters + stage.activations
+
+
+def test_what_skips_a_stage_is_sent_across_both_cuts():
+    inputs = keras.Input((8,))
+    first = keras.layers.Dense(8, name="first")(inputs)
+    second = keras.layers.Dense(8, name="second")(first)
+    outputs = keras.layers.Add(name="sum")([first, second])
+    found = partition(keras.Model(inputs, outputs), stages=3, balance="flops", batch_size=1, verbose=False)
+    assert [stage.calls for stage in found.stages] == [("first",), ("second",), ("sum",)]
+    assert [stage.sent for stage in found.stages] == [32, 64, 0]
+
+
+def test_stages_without_devices_leave_the_model_alone():
+    model = perceptron()
+    found = partition(model, stages=2, balance="flops", verbose=False)
+    assert found.model is model
+    assert {device_of(node) for node in nodes_of(model._functional)} == {None}
+    assert {stage.device for stage in found.stages} == {None}
+
+
+def test_variables_live_where_their_layer_is_called_first():
+    found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert homes(found.model.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
+
+
+def test_a_cut_through_a_model_inside():
+    inner = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(3))], name="inner")
+    model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(8)])
+    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert [len(stage.calls) for stage in found.stages] == [2, 2]
+    assert homes(found.model.variables) == ["CPU:1"] * 4 + ["CPU:2"] * 4
+    assert homes(model.variables) == ["CPU:0"] * 8
+    found.model.compile("sgd", "mse")
+    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
+
+
+def test_a_model_that_was_placed_before():
+    model = functional()
+    found = partition(model, ["CPU:0", "CPU:2"], balance="flops", verbose=False)
+    found.model.compile("sgd", "mse")
+    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:0", "CPU:2"}
+    assert [device_of(node) for node in nodes_of(model)] == ["/device:CPU:1", "/device:CPU:2"], "it is as before"
+
+
+def test_a_partition_is_saved(tmp_path):
+    found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    found.model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert homes(loaded.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_what_a_person_reads(balance, capsys):
+    partition(perceptron(), ["CPU:1", "CPU:2"], balance=balance)
+    text = capsys.readouterr().out
+    assert f"2 stages, balanced by {balance}" in text
+    assert "0 CPU:1" in text
+    assert "dense0 … dense" in text
+    assert {"time": " ms", "memory": "kB", "flops": "k"}[balance] in text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "needs either devices, one for each stage, or the number of stages"),
+        ({"devices": ["CPU:0"], "stages": 1}, "needs either devices"),
+        ({"devices": ["CPU:0", "GPU:3"]}, "expected a device of this process; got 'GPU:3'"),
+        ({"stages": 7}, "expected 1 to 6 stages, as many as sequential.* makes calls; got 7"),
+        ({"stages": 0}, "got 0"),
+        ({"stages": 2, "balance": "speed"}, "got 'speed'"),
+        ({"devices": 2}, "expects a list of devices, such as .'CPU:0', 'CPU:1', 'CPU:2'.; got 2"),
+        ({"devices": "CPU:0"}, "expects a list of devices.*; got 'CPU:0'"),
+        ({"devices": []}, "expects a list of devices.*; got ..$"),
+        ({"stages": 2, "batch_size": 0}, "batch_size is a number of samples from 1 on; got 0"),
+    ],
+)
+def test_bad_input(given, message):
+    with pytest.raises(ValueError, match=message):
+        partition(perceptron(), **given)
+
+
+def test_models_without_a_graph():
+    with pytest.raises(ValueError, match="Write it with the functional API"):
+        partition(Subclassed(), stages=2)
+
+
+def test_in_the_scope_of_a_strategy():
+    with tfdist.AllReduceStrategy().scope():
+        found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="time", verbose=False)
+        found.model.compile("adam", "mse")
+    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
+
+
+def test_a_layer_that_a_model_inside_shares_with_the_one_around_it():
+    dense, inner_inputs, inputs = keras.layers.Dense(8), keras.Input((8,)), keras.Input((8,))
+    inner = keras.Model(inner_inputs, dense(keras.layers.Dense(8)(inner_inputs)))
+    model = keras.Model(inputs, dense(inner(inputs)))
+    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert found.model.count_params() == model.count_params()
+    assert model.losses == []

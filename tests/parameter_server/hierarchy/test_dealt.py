@@ -1,0 +1,47 @@
+import numpy as np
+
+from tests.parameter_server.test_session import SHAPES, model_of
+from tfdist.parameter_server.gradients import Gradients, Shapes
+from tfdist.parameter_server.hierarchy.dealt import dealt
+
+WHOLE = Shapes(SHAPES, [np.dtype(np.float32)] * 4)
+
+
+def arrays():
+    generator = np.random.default_rng(0)
+    return [np.asarray(generator.normal(size=shape), np.float32) for shape in SHAPES]
+
+
+def test_one_root_gets_all():
+    gradients = Gradients(("dense",) * 4, WHOLE.layout().vectors(arrays()))
+    assert dealt(gradients, WHOLE, model_of(1)) == [gradients]
+
+
+def test_dense_gradients():
+    model, given = model_of(2), arrays()
+    parts = dealt(Gradients(("dense",) * 4, WHOLE.layout().vectors(given)), WHOLE, model)
+    found = [
+        list(shapes.layout().arrays(own.vectors).values()) for shapes, own in zip(model.shapes, parts, strict=True)
+    ]
+    for one, other in zip(model.whole(found), given, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_go_to_the_root_that_has_them():
+    model, given = model_of(2), arrays()
+    kinds = ("sparse", "none", "dense", "none")
+    indices = np.asarray([3, 999, 3, 500])
+    rows = np.asarray(np.arange(800).reshape(4, 200), np.float32)
+    dense = WHOLE.layout(kinds).vectors([None, None, given[2], None])
+    parts = dealt(Gradients(kinds, dense, {0: (rows, indices)}), WHOLE, model)
+    total = np.zeros(SHAPES[0], np.float32)
+    scalars = []
+    for shard, own in zip(model.dealing.shards, parts, strict=True):
+        assert own.kinds == tuple(kinds[part.variable] for part in shard)
+        scalars += [vector.tolist() for vector in own.vectors if vector.size]
+        for place, (some, at) in own.sparse.items():
+            np.add.at(total[shard[place].begin : shard[place].end], at, some)
+    assert scalars == [[float(given[2])]]
+    expected = np.zeros_like(total)
+    np.add.at(expected, indices, rows)
+    np.testing.assert_array_equal(total, expected)

@@ -1,0 +1,65 @@
+import queue
+
+import pytest
+
+from tests.parameter_server.serving import DEADLINE
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.hierarchy.uplink import Uplink
+
+
+@pytest.fixture
+def made():
+    """An uplink, what it has posted, and its failures."""
+    posted, failures, connections = queue.Queue(), [], []
+
+    def connect(stack, ended):
+        stack.callback(connections.append, "closed")
+        return ["connection", ended]
+
+    uplink = Uplink(connect, lambda connections: connections, posted.put, failures.append)
+    yield uplink, posted, failures, connections
+    uplink.close()
+    assert connections == ["closed"]
+
+
+def test_results_come_in_their_order_on_the_thread_of_the_server(made):
+    uplink, posted, failures, _ = made
+    found = []
+    uplink.ask(lambda session: session[0], found.append)
+    uplink.ask(lambda session: 2, found.append)
+    events = [posted.get(timeout=DEADLINE) for _ in range(2)]
+    assert found == [], "nothing is called on the other thread"
+    for event in events:
+        event()
+    assert found == ["connection", 2]
+    assert failures == []
+
+
+def test_a_failure_ends_it(made):
+    uplink, posted, failures, _ = made
+
+    def fail(session):
+        raise TfdistError("lost")
+
+    uplink.ask(fail)
+    posted.get(timeout=DEADLINE)()
+    assert [str(failure) for failure in failures] == ["lost"]
+
+
+def test_nobody_waits_for_one_that_is_abandoned(made):
+    uplink, posted, failures, _ = made
+    begun, found = queue.Queue(), []
+
+    def work(session):
+        begun.put(session[1])
+        while session[1]() is None:
+            pass
+        raise session[1]()
+
+    uplink.ask(work, found.append)
+    ended = begun.get(timeout=DEADLINE)
+    uplink.abandon()
+    assert "this server of a host ends" in str(ended())
+    uplink.close()
+    assert posted.empty()
+    assert failures == []

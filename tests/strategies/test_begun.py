@@ -1,0 +1,45 @@
+"""A second strategy in a process; its servers are threads of this process."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.served import Served, served
+from tfdist.layers import DynamicEmbedding
+from tfdist.parameter_server.synchronization import Asynchronous
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+KEYS = np.arange(32)[:, None] % 5
+
+
+def second(first):
+    return Served(first.servers, 0, Asynchronous(), before=first, shares_data=first.extended.shares_data)
+
+
+def trained(strategy, x, *layers):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([*(layer() for layer in layers), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, X[:, :1], batch_size=8, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("data", ["own", "shared"])
+def test_its_models_are_others_than_those_of_the_first(data):
+    with served(data=data) as (strategy,):
+        layers = lambda: keras.layers.Input((4,)), keras.layers.BatchNormalization
+        one = trained(strategy, X, *layers)
+        other = trained(second(strategy), X, *layers)
+        assert other.optimizer.iterations == 4, "it went on from the other model"
+        for own, expected in zip(other.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(own, expected, rtol=1e-5)
+
+
+def test_its_tables_are_others_than_those_of_the_first():
+    with served() as (strategy,):
+        layers = lambda: keras.layers.Input((1,), dtype="int64"), lambda: DynamicEmbedding(3), keras.layers.Flatten
+        keys, rows = trained(strategy, KEYS, *layers).layers[0].export()
+        own_keys, own_rows = trained(second(strategy), KEYS, *layers).layers[0].export()
+        assert own_keys.tolist() == keys.tolist()
+        np.testing.assert_allclose(own_rows, rows, rtol=1e-5)

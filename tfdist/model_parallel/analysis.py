@@ -1,0 +1,185 @@
+"""`tfdist.analyze`: what a model computes and keeps, layer by layer, and what of it could run side by side."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.model_parallel.call_graph import Call, CallGraph
+from tfdist.model_parallel.call_shapes import shapes_of
+from tfdist.model_parallel.flops import UnknownShapeError, flops
+from tfdist.model_parallel.model_calls import ModelCall, ModelCalls, clear_losses
+
+_UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+class Analysis(CallGraph):
+    """The calls of a model for one batch; printed as a table.
+
+    Attributes:
+        batch_size: that the figures are for.
+        calls: `Call`, in the order in which the model makes them.
+    """
+
+    def __init__(self, calls: list[Call], batch_size: int) -> None:
+        super().__init__(calls)
+        self.batch_size = batch_size
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        path = set(self.critical_path)
+        table = Table(title=f"Forward pass of {self.batch_size} sample{'s' * (self.batch_size != 1)}")
+        table.add_column("call", overflow="fold")
+        table.add_column("kind", overflow="fold")
+        for name in ("FLOPs", "share", "parameters", "activations"):
+            table.add_column(name, justify="right")
+        for name in ("critical", "device"):
+            table.add_column(name)
+        for call in self.calls:
+            share = f"{call.flops / self.work:.0%}" if self.work else ""
+            figures = short(call.flops), share, short(call.parameters), f"{short(call.activations)}B"
+            device = (call.device or "").removeprefix("/device:")
+            table.add_row(call.name, call.kind, *figures, "*" if call.name in path else "", device)
+        parameters = sum(call.parameters for call in self.calls)
+        activations = sum(call.activations for call in self.calls)
+        table.add_section()
+        table.add_row("all", "", short(self.work), "", short(parameters), f"{short(activations)}B", "", "")
+        text = io.StringIO()
+        console = Console(file=text, width=120)
+        console.print(table)
+        console.print(
+            f"Work W = {short(self.work)}FLOPs, depth D = {short(self.depth)}FLOPs, W/D = {self.parallelism:.2f}"
+        )
+        for one in self.branches:
+            begin = "the inputs" if one.begin is None else one.begin
+            parts = ", ".join(
+                f"{part[0]}{f' … {part[-1]}' * (len(part) > 1)} ({short(cost)}FLOPs)"
+                for part, cost in zip(one.parts, one.flops, strict=True)
+            )
+            console.print(
+                f"Side by side from {begin} to {one.end}: {parts}. On devices of their own they save "
+                f"{one.gain / self.work:.0%} of the work."
+                if self.work
+                else f"Side by side: {parts}"
+            )
+        return text.getvalue()
+
+    def draw(self, path: Any) -> None:
+        """Draws the graph: calls by depth, the larger the more they compute, the critical path in red.
+
+        Args:
+            path: of the picture, such as ``"model.svg"``.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from tfdist.model_parallel.drawing import draw
+
+        draw(self, path)
+
+
+def analyze(model: Any, batch_size: int = 1) -> Analysis:
+    """Counts what each call of a model computes and keeps.
+
+    Floating-point operations are those of the forward pass, counted by `tfdist.model_parallel.flops` in the graph that
+    TensorFlow makes of each call, loops by the number of their steps; a backward pass takes about twice as many. They
+    are not times: a layer may be bound by memory, or by the start of its operations.
+
+    Args:
+        model: a Functional or Sequential model. Models inside it are opened, unless they are called more than once.
+        batch_size: samples of a batch, for the figures.
+
+    Returns:
+        The calls, with the work W, the depth D, the critical path, and the branches that could run side by side.
+
+    Raises:
+        ValueError: the model has no graph, as it is a subclass or is not built; or a shape of it is known at run time
+            only.
+    """
+    return analysis_of(ModelCalls(model), batch_size)
+
+
+def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> Analysis:
+    """As `analyze`.
+
+    Args:
+        model_calls: of the model.
+        batch_size: as of `analyze`.
+        open_size: assumed for dimensions that the model's inputs leave open, other than the first.
+
+    Raises:
+        ValueError: as `analyze`.
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is a number of samples from 1 on; got {batch_size!r}")
+    places = {key: place for place, call in enumerate(model_calls.calls) for key in call.outputs}
+    shapes = shapes_of(model_calls, batch_size, open_size)
+    seen: set[int] = set()
+    calls = []
+    for call in model_calls.calls:
+        operation = call.operation
+        try:
+            cost = flops(_traced(model_calls, call, shapes))
+        except UnknownShapeError as error:
+            raise ValueError(
+                f"tfdist.analyze: in {call.name}, {error}. Give the model an Input of known shape."
+            ) from None
+        is_first = id(operation) not in seen
+        seen.add(id(operation))
+        calls.append(
+            Call(
+                call.name,
+                type(operation).__name__,
+                tuple(dict.fromkeys(places[key] for key in call.inputs if key in places)),
+                cost,
+                operation.count_params() if is_first and isinstance(operation, keras.Layer) else 0,
+                sum(_bytes(model_calls.tensors[key], shapes[key]) for key in call.outputs),
+                call.device,
+            )
+        )
+    return Analysis(calls, batch_size)
+
+
+def _traced(model_calls: ModelCalls, call: ModelCall, shapes: Mapping[int, tf.TensorShape]) -> Any:
+    """The graph of one call, without an optimizer's changes."""
+    keys = list(dict.fromkeys(call.inputs))
+
+    @tf.function
+    def run(*values: tf.Tensor) -> Any:
+        found = dict(zip(keys, values, strict=True))
+        model_calls.run([call], found)
+        return [found[key] for key in call.outputs]
+
+    specs = [tf.TensorSpec(shapes[key], model_calls.tensors[key].dtype) for key in keys]
+    try:
+        return run.get_concrete_function(*specs).graph
+    finally:
+        clear_losses([call])
+
+
+def _bytes(tensor: Any, shape: tf.TensorShape) -> int:
+    elements = shape.num_elements()
+    if elements is None:
+        raise ValueError(
+            f"tfdist.analyze: the shape {tensor.shape} is known at run time only. Give the model an Input of known "
+            "shape."
+        )
+    return elements * tf.as_dtype(tensor.dtype).size
+
+
+def short(number: float) -> str:
+    """A number in three digits, with a unit's letter and the space before it.
+
+    Args:
+        number: not negative.
+    """
+    for unit, letter in _UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g} {letter}"
+    return f"{number:g} "

@@ -1,0 +1,307 @@
+"""Patches of Keras ("seams") that place what a model computes, its variables, and their optimizers' variables.
+
+Checked on Keras 3.10 and 3.15. They are installed by the first device scope or `tfdist.load_model`: importing tfdist
+changes nothing. Models without devices are as they were.
+
+| seam | why |
+|---|---|
+| `Node` | a functional model runs its calls later, where nobody remembers the scope that they were made in |
+| `_run_through_graph` of functional models | each call runs on its device |
+| `clone_graph_nodes` of functional models | calls of a model made from another one's tensors keep their devices |
+| `add`, ``build`` of `Sequential` | it makes all calls again with each layer, in the scope of the last one |
+| clones of `Sequential` | have the devices of their layers |
+| variables and optimizers | `tfdist.model_parallel.placed_variables` |
+| ``jit_compile`` | XLA compiles for one device |
+| serialization | `tfdist.model_parallel.keras_placement_saving` |
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
+from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
+from tfdist.model_parallel.placed_gradients import placed
+from tfdist.strategies import keras_seams, requested_device, sequential_build
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.keras_private import (
+    base_trainer,
+    cloning,
+    function,
+    functional,
+    layer,
+    node,
+    operation,
+)
+from tfdist.strategies.keras_private import sequential as sequentials
+
+_NOT_BY_XLA = (
+    "the model {} has layers in a tfdist.device_scope, and XLA compiles for one device: compile it with "
+    "jit_compile=False"
+)
+_installed = False
+
+
+class _Calls(threading.local):
+    """What this thread is doing.
+
+    Attributes:
+        cloned: the node of which Keras makes a copy.
+        added_on: while a Sequential calls its layers: by `id` of a layer, its device.
+        loaded: the device of the call that is made next, of a model that is loaded.
+    """
+
+    cloned: Any = None
+    added_on: dict[int, str] | None = None
+    loaded: str | None = None
+
+
+_calls = _Calls()
+
+
+def install() -> None:
+    """Installs the seams, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    placed_gradients.install()
+    replace = keras_seams.replace
+    replace(node.Node, "__init__", _noting_its_device)
+    replace(function.Function, "_run_through_graph", _on_devices)
+    replace(functional, "find_nodes_by_inputs_and_outputs", _telling_which_is_cloned)
+    replace(functional, "clone_graph_nodes", _ending_the_clone)
+    replace(sequentials.Sequential, "add", _noting_the_scope)
+    sequential_build.replace_build(replace, _in_the_scopes_of_layers)
+    for caller in (operation.Operation, layer.Layer):
+        replace(caller, "__call__", _in_its_scope)
+    replace(cloning, "_clone_sequential_model", _with_its_scopes)
+    placed_variables.install(replace)
+    replace(base_trainer, "model_supports_jit", _unless_placed)
+    replace(base_trainer.Trainer, "compile", _not_by_xla)
+    keras_placement_saving.install(replace, device_of, call_next_on)
+
+
+def device_of(call: Any) -> str | None:
+    """The device of a call.
+
+    Args:
+        call: a node of a functional model.
+
+    Returns:
+        Such as ``"/device:GPU:1"``; None where nobody asked for one.
+    """
+    return getattr(call, DEVICE, None)
+
+
+def is_placed(model: Any) -> bool:
+    """Whether a model has calls on devices that were asked for. Those in the ``call`` of a subclass are not known.
+
+    Args:
+        model: a Keras model.
+    """
+    layers = list(model._flatten_layers())
+    if any(getattr(one, DEVICES, None) for one in layers):
+        return True
+    parts = [getattr(one, "_functional", None) or one for one in layers]
+    return any(device_of(node) for part in parts if isinstance(part, function.Function) for node in nodes_of(part))
+
+
+def nodes_of(model: Any) -> list[Any]:
+    """The calls of a functional model, in the order in which it runs them.
+
+    Args:
+        model: a Keras `Function`.
+    """
+    return [
+        node
+        for depth in sorted(model._nodes_by_depth, reverse=True)
+        for node in model._nodes_by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+@contextlib.contextmanager
+def temporarily(model: Any, calls: list[Any], devices: Sequence[str | None]) -> Iterator[None]:
+    """Context in which the calls of a model are on devices, for copies of it.
+
+    Args:
+        model: a functional or sequential model.
+        calls: of the model, as of `nodes_of`.
+        devices: one for each call; None for none.
+    """
+    before = [device_of(one) for one in calls]
+    added_on = model.__dict__.get(DEVICES)
+    for one, device in zip(calls, devices, strict=True):
+        setattr(one, DEVICE, device)
+    operations = [one.operation for one in calls]
+    model.__dict__[DEVICES] = {
+        id(one): device for one, device in zip(operations, devices, strict=True) if device is not None
+    }
+    try:
+        yield
+    finally:
+        for one, was in zip(calls, before, strict=True):
+            setattr(one, DEVICE, was)
+        del model.__dict__[DEVICES]
+        if added_on is not None:
+            model.__dict__[DEVICES] = added_on
+
+
+# Calls.
+
+
+def _noting_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        cloned = _calls.cloned
+        setattr(self, DEVICE, requested_device.current() if cloned is None else device_of(cloned))
+
+    return __init__
+
+
+def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _run_through_graph(
+        self: Any, inputs: Any, operation_fn: Callable[[Any], Any] = lambda operation: operation, **kwargs: Any
+    ) -> Any:
+        nodes = nodes_of(self)
+        if kwargs.get("call_fn") is not None or not any(map(device_of, nodes)):  # it checks the graph, or as Keras does
+            return original(self, inputs, operation_fn=operation_fn, **kwargs)
+        if private.is_compiled_by_xla():
+            raise ValueError(_NOT_BY_XLA.format(getattr(self, "name", "that is compiled")))
+        # Keras tells which operation runs, not which call of it: the calls of one run in their order.
+        calls: collections.defaultdict[int, collections.deque[str | None]] = collections.defaultdict(collections.deque)
+        for one in nodes:
+            calls[id(one.operation)].append(device_of(one))
+
+        def on_its_device(operation: Any) -> Any:
+            left = calls[id(operation)]
+            device = left.popleft() if left else None
+            call = operation_fn(operation)
+            if device is None:
+                return call
+
+            @functools.wraps(call)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with placed(device):
+                    return call(*args, **kwargs)
+
+            return run
+
+        return original(self, inputs, operation_fn=on_its_device, **kwargs)
+
+    return _run_through_graph
+
+
+def _telling_which_is_cloned(original: Callable[..., Any]) -> Callable[..., Any]:
+    def find_nodes_by_inputs_and_outputs(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for one in original(*args, **kwargs):
+            _calls.cloned = one
+            yield one
+
+    return find_nodes_by_inputs_and_outputs
+
+
+def _ending_the_clone(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clone_graph_nodes(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _calls.cloned = None
+
+    return clone_graph_nodes
+
+
+# Sequential.
+
+
+def _noting_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add(self: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        device = requested_device.current() or getattr(layer, ADDED_ON, None)
+        if device is not None:
+            self.__dict__.setdefault(DEVICES, {})[id(layer)] = device
+        elif DEVICES in self.__dict__:
+            self.__dict__[DEVICES].pop(id(layer), None)  # of a layer that was removed and is no more
+        return original(self, layer, *args, **kwargs)
+
+    return add
+
+
+def _in_the_scopes_of_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _calls.added_on = _calls.added_on, self.__dict__.get(DEVICES)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _calls.added_on = before
+        if self._functional is not None:  # calls without a scope of their own are where the model is called
+            devices = self.__dict__.get(DEVICES, {})
+            for one in nodes_of(self._functional):
+                setattr(one, DEVICE, devices.get(id(one.operation)))
+
+    return build
+
+
+def _with_its_scopes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _clone_sequential_model(model: Any, clone_function: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        devices = model.__dict__.get(DEVICES, {})
+
+        def clone(layer: Any) -> Any:
+            made = clone_function(layer)
+            if id(layer) in devices:
+                made.__dict__[ADDED_ON] = devices[id(layer)]
+            return made
+
+        return original(model, clone, *args, **kwargs)
+
+    return _clone_sequential_model
+
+
+def call_next_on(device: str | None) -> None:
+    """The call that this thread makes next is on a device, as the model was saved.
+
+    Args:
+        device: of this process; None for none.
+    """
+    _calls.loaded = device
+
+
+def _in_its_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        added_on, device = _calls.added_on, _calls.loaded
+        if added_on is None and device is None:
+            return original(self, *args, **kwargs)
+        if added_on is not None:
+            device = added_on.get(id(self))
+        _calls.added_on = _calls.loaded = None
+        try:
+            with placed(device) if device is not None else contextlib.nullcontext():
+                return original(self, *args, **kwargs)
+        finally:
+            _calls.added_on = added_on
+
+    return __call__
+
+
+# XLA.
+
+
+def _unless_placed(original: Callable[..., bool]) -> Callable[..., bool]:
+    def model_supports_jit(model: Any) -> bool:
+        return not is_placed(model) and original(model)
+
+    return model_supports_jit
+
+
+def _not_by_xla(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("jit_compile") is True and is_placed(self):
+            raise ValueError(_NOT_BY_XLA.format(self.name))
+        return original(self, *args, **kwargs)
+
+    return compile

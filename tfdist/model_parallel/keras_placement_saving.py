@@ -1,0 +1,157 @@
+"""Saved models know their devices; plain Keras loads them all the same, and computes on its default device.
+
+A call's device is beside its arguments in the model's configuration, a variable's beside its layer's. Devices that the
+loading process lacks are left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.strategies import device_names
+from tfdist.strategies.keras_private import function, functional, sequential, serialization_lib
+
+log = logging.getLogger("tfdist")
+
+DEVICE = "_tfdist_device"
+"""Attribute of a node, and of a variable: the device that was asked for."""
+DEVICES = "_tfdist_devices"
+"""Attribute of a Sequential: by `id` of a layer, the device that it was added on."""
+CALL = "tfdist_device"
+"""Key of a node, and of a layer of a Sequential: the device of the call."""
+VARIABLES = "tfdist_variables"
+"""Key of a layer: by the path of a variable from the layer's name on, its device."""
+ALL = ""
+"""Among those paths: for all variables of the layer."""
+ADDED_ON = "_tfdist_added_on"
+"""Attribute of a layer that was loaded: the device that it is to be added to a Sequential on."""
+
+
+class _Loading(threading.local):
+    """The devices of the variables of the layer that this thread loads, by path."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, str] = {}
+
+
+_loading = _Loading()
+_missing: set[str] = set()
+
+
+def install(
+    replace: Callable[..., None], of_call: Callable[[Any], str | None], call_next_on: Callable[[str | None], None]
+) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+        of_call: the device of a node.
+        call_next_on: has the next call of a layer be on a device.
+    """
+
+    def with_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
+        def serialize_node(node: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(node, *args, **kwargs)
+            if found is not None and (device := of_call(node)) is not None:
+                found[CALL] = device
+            return found
+
+        return serialize_node
+
+    def on_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
+        def deserialize_node(node_data: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(node_data, *args, **kwargs)
+            call_next_on(_here(node_data.get(CALL)) if isinstance(node_data, dict) else None)
+            return found
+
+        return deserialize_node
+
+    replace(functional, "serialize_node", with_its_device)
+    replace(functional, "deserialize_node", on_its_device)
+    replace(functional.Functional, "get_config", _with_variables)
+    replace(sequential.Sequential, "get_config", _with_layers)
+    replace(serialization_lib, "deserialize_keras_object", _where_it_was)
+
+
+def device_of(variable: Any) -> str | None:
+    """Where a variable was, if it is of a layer that is loaded.
+
+    Args:
+        variable: a Keras variable that is made.
+    """
+    own = f"/{variable.path}"
+    for path, device in _loading.devices.items():  # wrappers build their layers alone, so that paths begin later
+        if path != ALL and (own.endswith(f"/{path}") or f"/{path}".endswith(own)):
+            return device
+    return _loading.devices.get(ALL)
+
+
+def _with_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_config(self: Any) -> Any:
+        config = original(self)
+        if "layers" in config and not isinstance(self, sequential.Sequential):
+            for layer, described in zip(self.operations, config["layers"], strict=True):
+                _describe(layer, described)
+        return config
+
+    return get_config
+
+
+def _with_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_config(self: Any) -> Any:
+        config = original(self)
+        devices = self.__dict__.get(DEVICES, {})
+        for layer, described in zip(self._layers, config["layers"], strict=True):
+            _describe(layer, described)
+            if id(layer) in devices:
+                described[CALL] = devices[id(layer)]
+        return config
+
+    return get_config
+
+
+def _describe(layer: Any, described: dict[str, Any]) -> None:
+    if isinstance(layer, (function.Function, sequential.Sequential)):
+        return  # its own configuration tells
+    devices = {}
+    for variable in getattr(layer, "variables", ()):
+        if (device := getattr(variable, DEVICE, None)) is not None:
+            _, name, behind = f"/{variable.path}".rpartition(f"/{layer.name}/")
+            devices[f"{layer.name}/{behind}" if name else variable.path] = device
+    if len(devices) == len(getattr(layer, "variables", ())) and len(set(devices.values())) == 1:
+        devices[ALL] = next(iter(devices.values()))  # layers inside it may get other names when it is loaded
+    if devices:
+        described[VARIABLES] = devices
+
+
+def _where_it_was(original: Callable[..., Any]) -> Callable[..., Any]:
+    def deserialize_keras_object(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(config, dict) or not config.keys() & {CALL, VARIABLES}:
+            return original(config, *args, **kwargs)
+        devices = {path: _here(device) for path, device in config.get(VARIABLES, {}).items()}
+        before, _loading.devices = _loading.devices, {path: device for path, device in devices.items() if device}
+        try:
+            made = original(config, *args, **kwargs)
+        finally:
+            _loading.devices = before
+        if (device := _here(config.get(CALL))) is not None:
+            made.__dict__[ADDED_ON] = device
+        return made
+
+    return deserialize_keras_object
+
+
+def _here(device: str | None) -> str | None:
+    """A device of a saved model; None if this process lacks it."""
+    if device is None:
+        return None
+    try:
+        return device_names.resolved(device)
+    except ValueError as error:
+        if device not in _missing:
+            _missing.add(device)
+            log.warning("tfdist: the model was saved with layers on another device, which are left to Keras: %s", error)
+        return None

@@ -1,0 +1,248 @@
+"""The calls of a model and of the models inside it, as one sequence; and running parts of that."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.model_parallel import keras_placement
+from tfdist.strategies.keras_private import backend, function, functional, tree
+
+
+@dataclass(frozen=True, eq=False)
+class ModelCall:
+    """A call of a layer or an operation.
+
+    Attributes:
+        node: Keras's record of it.
+        name: of the layer, behind those of the models that it is in, such as ``"base/conv1"``.
+        inputs: keys of the tensors that it takes, one for each of the node's.
+        outputs: keys of the tensors that it makes.
+        device: that a `tfdist.device_scope` asked for; None without one.
+        training: the argument of that name that a model around it was called with; None if there was none.
+    """
+
+    node: Any
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    device: str | None = None
+    training: bool | None = None
+
+    @property
+    def operation(self) -> Any:
+        """The layer or the operation."""
+        return self.node.operation
+
+
+class ModelCalls:
+    """The calls of a model, in an order in which they can run.
+
+    A model inside it is opened: its calls stand in the place of its own. One that is called more than once, is called
+    with more than tensors, or has a ``call`` of its own, is one call.
+
+    Args:
+        model: a Functional or Sequential model.
+
+    Attributes:
+        calls: `ModelCall`.
+        graphs: by the `id` of each model that was opened, this one among them: the model, and its nodes.
+        inputs: keys of the model's inputs, in their order.
+        outputs: keys of its outputs, in their order.
+        tensors: by key, Keras's description of the tensor.
+
+    Raises:
+        ValueError: the model has no graph.
+    """
+
+    def __init__(self, model: Any) -> None:
+        graph = graph_of(model)
+        self.calls: list[ModelCall] = []
+        self.graphs: dict[int, tuple[Any, list[Any]]] = {}
+        self.tensors: dict[int, Any] = {}
+        self._same: dict[int, int] = {}
+        self._described: list[Any] = []
+        self.inputs = tuple(self._new(tensor) for tensor in graph._inputs)
+        self._open(model, graph, "", None, None)
+        self.outputs = tuple(self._key(tensor) for tensor in graph._outputs)
+
+    def run(self, calls: Iterable[ModelCall], values: dict[int, Any], training: bool | None = None) -> None:
+        """Runs some of the calls.
+
+        Args:
+            calls: in an order in which they can run.
+            values: tensors by their keys, of all that the calls take and do not make; gets what they make.
+            training: as of a model.
+        """
+        _Frame(lambda: self._run(calls, values, training))(training=training)
+
+    def _run(self, calls: Iterable[ModelCall], values: dict[int, Any], training: bool | None) -> None:
+        for call in calls:
+            node = call.node
+            given = zip(node.input_tensors, call.inputs, strict=True)
+            filled = {id(tensor): _as(values[key], tensor.dtype) for tensor, key in given}
+            args, kwargs = node.arguments.fill_in(filled)
+            mode = call.training if training is None else training
+            results = tree.flatten(functional.operation_fn(node.operation, training=mode)(*args, **kwargs))
+            values.update(zip(call.outputs, results, strict=True))
+
+    def sources(self, calls: Sequence[ModelCall]) -> list[int]:
+        """Keys of what some calls take and do not make.
+
+        Args:
+            calls: some of the model's.
+        """
+        made = {key for call in calls for key in call.outputs}
+        return list(dict.fromkeys(key for call in calls for key in call.inputs if key not in made))
+
+    def needed_of(self, begin: int, end: int) -> list[int]:
+        """Keys of what a range of the calls makes for later ones, or for the model's outputs.
+
+        Args:
+            begin: of the range.
+            end: of the range.
+        """
+        later = {key for call in self.calls[end:] for key in call.inputs}.union(self.outputs)
+        return [key for call in self.calls[begin:end] for key in call.outputs if key in later]
+
+    def _open(self, model: Any, graph: Any, prefix: str, around: str | None, training: bool | None) -> None:
+        nodes = keras_placement.nodes_of(graph)
+        self.graphs[id(model)] = model, nodes
+        times = collections.Counter(id(node.operation) for node in nodes)
+        seen: collections.Counter[int] = collections.Counter()
+        for node in nodes:
+            operation = node.operation
+            seen[id(operation)] += 1
+            number = f" ({seen[id(operation)]})" if seen[id(operation)] > 1 else ""
+            name = f"{prefix}{operation.name}{number}"
+            device = keras_placement.device_of(node) or around
+            inner = _inside(node) if times[id(operation)] == 1 and id(operation) not in self.graphs else None
+            if inner is None:
+                inputs, outputs = map(self._key, node.input_tensors), map(self._new, node.outputs)
+                self.calls.append(ModelCall(node, name, tuple(inputs), tuple(outputs), device, training))
+                continue
+            for own, given in zip(inner._inputs, tree.flatten(node.arguments.args), strict=True):
+                self._equate(own, self._key(given))
+            passed = node.arguments.kwargs.get("training")
+            self._open(operation, inner, f"{name}/", device, training if passed is None else passed)
+            for own, made in zip(inner._outputs, node.outputs, strict=True):
+                self._equate(made, self._key(own))
+
+    def _new(self, tensor: Any) -> int:
+        key = len(self.tensors)
+        self.tensors[key] = tensor
+        self._equate(tensor, key)
+        return key
+
+    def _equate(self, tensor: Any, key: int) -> None:
+        self._described.append(tensor)  # lives as long as its `id` is used here
+        self._same[id(tensor)] = key
+
+    def _key(self, tensor: Any) -> int:
+        return self._same[id(tensor)]
+
+
+def clear_losses(calls: Iterable[ModelCall]) -> None:
+    """Has layers forget what calls outside of their model have added to the loss.
+
+    Args:
+        calls: that were made.
+    """
+    for call in calls:
+        if isinstance(call.operation, keras.Layer):
+            call.operation._clear_losses()
+
+
+def trainable_variables(layers: Iterable[Any]) -> list[Any]:
+    """The trainable variables of layers, each once, although several layers may have it.
+
+    Args:
+        layers: or operations, which have none.
+    """
+    return list({id(one): one for layer in layers for one in getattr(layer, "trainable_variables", ())}.values())
+
+
+class _Frame(keras.Layer):
+    """Stands around calls as their model would: layers without an argument ``training`` pass on that of the model.
+
+    Args:
+        run: makes the calls.
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(name="calls")
+        self.built = True
+        self._run = run
+
+    def call(self, training: bool | None = None) -> None:
+        """Makes the calls."""
+        self._run()
+
+
+def graph_of(model: Any) -> Any:
+    """The graph of a model's calls.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        A Keras `Function`: the model, or what a Sequential is made of.
+
+    Raises:
+        ValueError: it has none.
+    """
+    graph = getattr(model, "_functional", None) or model
+    if isinstance(graph, function.Function):
+        return graph
+    expected = "expected a Functional model, or a Sequential one with an Input; got"
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{expected} {model!r}, which is no Keras model")
+    given = f"{expected} {model.name}, a {type(model).__name__},"
+    if isinstance(model, keras.Sequential):
+        raise ValueError(f"{given} which is not built yet. Begin it with a keras.Input, or build it.")
+    raise ValueError(f"{given} which has no graph of layers. Write it with the functional API.")
+
+
+def _inside(node: Any) -> Any:
+    """The graph of a model that a node calls, if running its calls does the same; else None."""
+    operation = node.operation
+    if type(operation).call not in (functional.Functional.call, keras.Sequential.call):
+        return None
+    graph = getattr(operation, "_functional", None) or operation
+    if not isinstance(graph, function.Function):
+        return None
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    passed = {name for name, value in kwargs.items() if value is not None}
+    if "mask" in passed and len(args) == 1:
+        pairs = zip(tree.flatten(args[0]), tree.flatten(kwargs["mask"]), strict=False)
+        if all(mask is backend.get_keras_mask(one) for one, mask in pairs):
+            passed.remove("mask")  # the tensors themselves bring it
+    if len(args) != 1 or passed - {"training"} or isinstance(kwargs.get("training"), backend.KerasTensor):
+        return None
+    if not isinstance(args[0], backend.KerasTensor) or len(graph._inputs) != 1:
+        try:
+            tree.assert_same_structure(args[0], graph._inputs_struct)
+        except ValueError:
+            return None
+    given = tree.flatten(args[0])
+    fits = all(
+        isinstance(one, backend.KerasTensor) and len(one.shape) == len(own.shape)
+        for one, own in zip(given, graph._inputs, strict=True)
+    )
+    return graph if fits else None
+
+
+def _as(value: Any, dtype: str) -> Any:
+    """A tensor in the dtype that a model inside another one takes, with its mask."""
+    if not isinstance(value, tf.Tensor) or value.dtype == dtype:
+        return value
+    cast = tf.cast(value, dtype)
+    mask = backend.get_keras_mask(value)
+    if mask is not None:
+        backend.set_keras_mask(cast, mask)
+    return cast

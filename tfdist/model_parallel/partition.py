@@ -1,0 +1,252 @@
+"""`tfdist.partition`: a model in contiguous stages, each on a device of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfdist.model_parallel import keras_placement, stage_times
+from tfdist.model_parallel.analysis import Analysis, analysis_of, short
+from tfdist.model_parallel.model_calls import ModelCalls
+from tfdist.model_parallel.placed_gradients import placed
+from tfdist.model_parallel.splitting import split
+from tfdist.strategies import at_work, device_names
+from tfdist.strategies.abilities import HasCollectives
+
+Balance = Literal["time", "memory", "flops"]
+
+_COPIES = 4
+"""Bytes that training keeps for each byte of a weight: itself, its gradient, and two slots, as of Adam."""
+_TRIES = 5
+"""Divisions that are measured at most."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some of a model's calls, one behind the other.
+
+    Attributes:
+        calls: their names.
+        device: that they are on; None without devices.
+        flops: of the forward pass, for a batch.
+        parameters: of the layers that are called here first.
+        activations: bytes of the calls' outputs, for a batch.
+        cost: what was balanced: seconds of a step, bytes, or FLOPs.
+        sent: bytes that this stage and earlier ones have made and later ones need, for a batch.
+    """
+
+    calls: tuple[str, ...]
+    device: str | None
+    flops: int
+    parameters: int
+    activations: int
+    cost: float
+    sent: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model in stages; printed as a table.
+
+    Attributes:
+        model: a copy of the model with the same weights, whose stages are on their devices; the model itself if there
+            are no devices.
+        stages: in their order.
+        balance: what was balanced.
+        batch_size: that costs and bytes are for.
+    """
+
+    model: Any
+    stages: tuple[Stage, ...]
+    balance: Balance
+    batch_size: int
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        title = f"{len(self.stages)} stages, balanced by {self.balance}; a batch of {self.batch_size}"
+        table = Table(title=title)
+        table.add_column("stage")
+        table.add_column("calls", overflow="fold")
+        for name in ("parameters", "activations", "FLOPs", "cost", "to later stages"):
+            table.add_column(name, justify="right")
+        for number, stage in enumerate(self.stages):
+            device = (stage.device or "").removeprefix("/device:")
+            calls = f"{stage.calls[0]}{f' … {stage.calls[-1]} ({len(stage.calls)})' * (len(stage.calls) > 1)}"
+            figures = short(stage.parameters), f"{short(stage.activations)}B", short(stage.flops)
+            last = number == len(self.stages) - 1
+            table.add_row(
+                f"{number} {device}", calls, *figures, self._cost(stage), "" if last else f"{short(stage.sent)}B"
+            )
+        text = io.StringIO()
+        Console(file=text, width=120).print(table)
+        return text.getvalue()
+
+    def _cost(self, stage: Stage) -> str:
+        if self.balance == "time":
+            return f"{1e3 * stage.cost:.2f} ms"
+        return f"{short(stage.cost)}{'B' if self.balance == 'memory' else ''}"
+
+
+def partition(
+    model: Any,
+    devices: Sequence[str] | None = None,
+    *,
+    stages: int | None = None,
+    balance: Balance = "time",
+    batch_size: int = 32,
+    verbose: bool = True,
+) -> Partition:
+    """Divides a model into contiguous stages, and puts each on a device.
+
+    A stage is a part of the sequence in which the model makes its calls; connections may skip stages, layers may be
+    called in several. The stages are those whose most costly one costs least, by
+
+    - ``"time"``: seconds of a step, forward and backward, of this machine's default device. They are measured stage by
+      stage: the times of single layers do not add up to that of a step, so that a division by them is measured, their
+      times are corrected by the result, and the model is divided again, until the division is the same.
+    - ``"memory"``: bytes of weights, gradients and two slots for each weight, and of activations.
+    - ``"flops"``: floating-point operations; see `tfdist.analyze`.
+
+    Args:
+        model: a Functional or Sequential model; layers of one's own need a ``get_config``.
+        devices: one for each stage, such as ``["GPU:0", "GPU:1"]``.
+        stages: how many, where there are no devices: then the model is not copied and not placed.
+        balance: what is balanced.
+        batch_size: of the batches that it will be trained on.
+        verbose: whether the stages are printed.
+
+    Returns:
+        The stages, and a copy of the model, which has to be compiled.
+
+    Raises:
+        ValueError: a device does not exist, the model has no graph or fewer calls than there are stages, or an argument
+            is none.
+    """
+    names = None if devices is None else device_names.all_resolved("tfdist.partition", devices)
+    if (names is None) == (stages is None):
+        raise ValueError("tfdist.partition needs either devices, one for each stage, or the number of stages")
+    if balance not in ("time", "memory", "flops"):
+        raise ValueError(f'tfdist.partition(balance=…) is "time", "memory" or "flops"; got {balance!r}')
+    count = stages if names is None else len(names)
+    model_calls = ModelCalls(model)
+    analysis = analysis_of(model_calls, batch_size)
+    if not isinstance(count, int) or not 1 <= count <= len(analysis.calls):
+        raise ValueError(
+            f"tfdist.partition: expected 1 to {len(analysis.calls)} stages, as many as {model.name} makes calls; got "
+            f"{count!r}"
+        )
+    if balance == "time":
+        ends, costs = _agreed(*_by_time(model_calls, analysis, count, batch_size))
+    else:
+        weighs = [bytes_kept(call) if balance == "memory" else call.flops for call in analysis.calls]
+        ends = split(weighs, count)
+        costs = [sum(weighs[begin:end]) for begin, end in _ranges(ends)]
+    placed_on = [None] * count if names is None else names
+    found = tuple(
+        _stage(analysis, begin, end, device, cost)
+        for (begin, end), device, cost in zip(_ranges(ends), placed_on, costs, strict=True)
+    )
+    made = model if names is None else _on_devices(model, model_calls, ends, names)
+    result = Partition(made, found, balance, batch_size)
+    if verbose:
+        print(result)
+    return result
+
+
+def _agreed(ends: list[int], costs: list[float]) -> tuple[list[int], list[float]]:
+    """The chief's division in a strategy's scope: each process has measured its own."""
+    extended = at_work.current(HasCollectives)
+    if extended is None:
+        return ends, costs
+    numbers = extended.exchange.broadcast(tf.constant([*ends, *costs], tf.float64)).numpy().tolist()
+    return [int(one) for one in numbers[: len(ends)]], numbers[len(ends) :]
+
+
+def _ranges(ends: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def bytes_kept(call: Any) -> int:
+    """What training keeps of a call: weights, gradients, two slots for each weight, and activations, in bytes.
+
+    Args:
+        call: of a `tfdist.model_parallel.analysis.Analysis`.
+    """
+    return int(_COPIES * 4 * call.parameters + call.activations)
+
+
+def _stage(analysis: Analysis, begin: int, end: int, device: str | None, cost: float) -> Stage:
+    calls = analysis.calls[begin:end]
+    needed = {place for call in analysis.calls[end:] for place in call.inputs if place < end}
+    return Stage(
+        tuple(call.name for call in calls),
+        device,
+        sum(call.flops for call in calls),
+        sum(call.parameters for call in calls),
+        sum(call.activations for call in calls),
+        cost,
+        sum(analysis.calls[place].activations for place in needed),
+    )
+
+
+def _by_time(model_calls: ModelCalls, analysis: Analysis, count: int, batch_size: int) -> tuple[list[int], list[float]]:
+    """Where stages end, and their seconds."""
+
+    def measured(begin: int, end: int) -> float:
+        return stage_times.seconds_of(model_calls, begin, end, batch_size)
+
+    times: dict[tuple[int, int], float] = {}
+    weighs = [float(call.flops) + 1e-3 * analysis.work / len(analysis.calls) for call in analysis.calls]
+    best: tuple[float, list[int]] | None = None
+    tried: list[list[int]] = []
+    while len(tried) < _TRIES and (ends := split(weighs, count)) not in tried:
+        tried.append(ends)
+        for begin, end in _ranges(ends):
+            if (begin, end) not in times:
+                times[begin, end] = measured(begin, end)
+        costs = [times[one] for one in _ranges(ends)]
+        if best is None or max(costs) < best[0]:
+            best = max(costs), ends
+        for (begin, end), cost in zip(_ranges(ends), costs, strict=True):
+            scale = cost / (sum(weighs[begin:end]) or 1.0)
+            weighs[begin:end] = [scale * one for one in weighs[begin:end]]
+    assert best is not None
+    # Once more: of several divisions, the one that seemed best was also measured at its luckiest.
+    return best[1], [measured(begin, end) for begin, end in _ranges(best[1])]
+
+
+def _on_devices(model: Any, model_calls: ModelCalls, ends: list[int], devices: list[str]) -> Any:
+    """A copy of a model whose calls are on the devices of their stages."""
+    keras_placement.install()
+    of_nodes: dict[int, str] = {}
+    homes: dict[int, str] = {}
+    for (begin, end), device in zip(_ranges(ends), devices, strict=True):
+        for call in model_calls.calls[begin:end]:
+            of_nodes[id(call.node)] = device
+            homes.setdefault(id(call.operation), device)  # a layer's variables are where it is called first
+
+    @functools.cache  # models inside may share layers with those around them
+    def copied(layer: Any) -> Any:
+        if id(layer) in model_calls.graphs:
+            return keras.models.clone_model(layer, clone_function=copied)
+        if id(layer) not in homes:
+            return layer.__class__.from_config(layer.get_config())
+        with placed(homes[id(layer)]):
+            return layer.__class__.from_config(layer.get_config())
+
+    with contextlib.ExitStack() as stack:
+        for one, nodes in model_calls.graphs.values():
+            devices_of_nodes = [of_nodes.get(id(node)) for node in nodes]
+            stack.enter_context(keras_placement.temporarily(one, nodes, devices_of_nodes))
+        made = keras.models.clone_model(model, clone_function=copied)
+    made.set_weights(model.get_weights())
+    return made

@@ -1,0 +1,75 @@
+"""Gradients are computed on the device of what they are gradients of.
+
+TensorFlow makes the operations of a gradient wherever the tape is asked for it: on the default device. The name scope
+of an operation is all that reaches the function that makes its gradient; so the scope's name carries the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies import requested_device
+from tfdist.strategies import tensorflow_private as private
+
+_MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
+_installed = False
+
+
+def install() -> None:
+    """Has TensorFlow make gradients as described, once. Other operations' gradients are made as before."""
+    global _installed
+    if not _installed:
+        _installed = True
+        private.replace_gradient_function(_on_its_device)
+        private.replace_recording(_with_placed_backward)
+
+
+@contextlib.contextmanager
+def placed(device: str) -> Iterator[None]:
+    """Context whose operations, variables and gradients are on a device; `install` comes first.
+
+    Args:
+        device: with type and number, as of `tfdist.strategies.requested_device`.
+
+    Raises:
+        ValueError: the strategy at work has several replicas in this process.
+    """
+    requested_device.check_replicas()
+    kind, number = device.rsplit(":", 2)[-2:]
+    with requested_device.requested(device), tf.device(device), tf.name_scope(f"tfdist_on_{kind}_{number}_end"):
+        yield
+
+
+def _on_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gradient_function(*args: Any) -> Any:
+        marks = _MARK.findall(args[-1] or "")  # the name scope of the forward pass
+        if not marks:
+            return original(*args)
+        with tf.device("/device:{}:{}".format(*marks[-1])):
+            return original(*args)
+
+    return gradient_function
+
+
+def _with_placed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Operations with a gradient in Python, as `tf.custom_gradient` makes them."""
+
+    def record_operation(
+        op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Callable[..., Any], **options: Any
+    ) -> Any:
+        device = requested_device.current()
+        if device is None or op_type == "captured_value":  # which is passed on as it is
+            return original(op_type, output_tensors, input_tensors, backward_function, **options)
+
+        def on_its_device(*gradients: Any) -> Any:
+            with placed(device):
+                return backward_function(*gradients)
+
+        return original(op_type, output_tensors, input_tensors, on_its_device, **options)
+
+    return record_operation

@@ -1,0 +1,111 @@
+"""Patches of Keras for variables: they live where a device scope asked for them, and an optimizer's beside them.
+
+| seam | why |
+|---|---|
+| variables | those that Keras makes later than asked for would be made outside the scope |
+| `add_variable_from_reference` of optimizers | slots are where their variable is |
+| `_distributed_tf_update_step`, weight decay and accumulation of optimizers | so are updates |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.model_parallel import keras_placement_saving
+from tfdist.model_parallel.keras_placement_saving import DEVICE
+from tfdist.strategies import requested_device
+from tfdist.strategies.keras_private import tf_core, tf_optimizer
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(tf_core.Variable, "__init__", _remembering_the_scope)
+    replace(tf_core.Variable, "_initialize", _on_the_device)
+    replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _beside_the_variable)
+    replace(tf_optimizer.TFOptimizer, "_distributed_tf_update_step", _where_the_variables_are)
+    replace(tf_optimizer.TFOptimizer, "_apply_weight_decay", _decayed_where_they_are)
+    replace(tf_optimizer.TFOptimizer, "_backend_increment_gradient_accumulators", _accumulated_where_they_are)
+
+
+def _remembering_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        setattr(self, DEVICE, requested_device.current())
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _on_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _initialize(self: Any, value: Any) -> Any:
+        device = keras_placement_saving.device_of(self) or getattr(self, DEVICE, None)
+        if device is None:
+            return original(self, value)
+        with requested_device.requested(device), tf.device(device):
+            original(self, value)
+        lives_on(self, device)
+
+    return _initialize
+
+
+def lives_on(variable: Any, device: str) -> None:
+    """Notes where a variable is, so that optimizers keep what they need of it there.
+
+    Args:
+        variable: a Keras variable.
+        device: that it is on.
+    """
+    setattr(variable, DEVICE, device)
+    setattr(variable._value, DEVICE, device)
+
+
+def _beside_the_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_variable_from_reference(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        device = _place_of(reference_variable)
+        if device is None:
+            return original(self, reference_variable, *args, **kwargs)
+        with requested_device.requested(device), tf.device(device):
+            return original(self, reference_variable, *args, **kwargs)
+
+    return add_variable_from_reference
+
+
+def _where_the_variables_are(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _distributed_tf_update_step(self: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
+        for device, group in itertools.groupby(grads_and_vars, lambda pair: _place_of(pair[1])):
+            with tf.device(device) if device is not None else contextlib.nullcontext():
+                original(self, distribution, list(group), learning_rate)
+
+    return _distributed_tf_update_step
+
+
+def _decayed_where_they_are(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _apply_weight_decay(self: Any, variables: Any) -> None:
+        for device, group in itertools.groupby(variables, _place_of):
+            with tf.device(device) if device is not None else contextlib.nullcontext():
+                original(self, list(group))
+
+    return _apply_weight_decay
+
+
+def _accumulated_where_they_are(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backend_increment_gradient_accumulators(self: Any, grads: Any, acc_grads: Any) -> None:
+        pairs = zip(grads, acc_grads, strict=True)
+        for device, group in itertools.groupby(pairs, lambda pair: _place_of(pair[1])):
+            with tf.device(device) if device is not None else contextlib.nullcontext():
+                original(self, *map(list, zip(*group, strict=True)))
+
+    return _backend_increment_gradient_accumulators
+
+
+def _place_of(variable: Any) -> str | None:
+    """The device of a variable of Keras or TensorFlow, if a scope asked for it."""
+    return getattr(variable, DEVICE, None)

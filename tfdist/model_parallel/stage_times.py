@@ -1,0 +1,89 @@
+"""How long contiguous calls of a model take together, forward and backward."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.model_parallel.model_calls import ModelCalls, clear_losses, trainable_variables
+
+_ROUNDS = 7
+_LEAST_SECONDS = 0.05
+"""A round repeats a step for at least so long."""
+
+
+def seconds_of(model_calls: ModelCalls, begin: int, end: int, batch_size: int) -> float:
+    """Measures a step of some calls: forward in training mode, and backward to their inputs and weights.
+
+    It does so outside of any strategy, whose variables have a gradient on its replicas only.
+
+    The calls are in one graph, as in training: calls that are measured one by one take another time, since TensorFlow
+    joins operations, and each run has a cost of its own. The values of variables are as before.
+
+    Args:
+        model_calls: of a model.
+        begin: the first of its calls that is measured.
+        end: the first behind it that is not.
+        batch_size: samples of a batch. Inputs are random numbers, or zeros where they are integers.
+
+    Returns:
+        Seconds of a step, the median of some rounds.
+    """
+    with ThreadPoolExecutor(1) as thread:  # which is in no strategy's scope
+        return thread.submit(_seconds_of, model_calls, begin, end, batch_size).result()
+
+
+def _seconds_of(model_calls: ModelCalls, begin: int, end: int, batch_size: int) -> float:
+    calls = model_calls.calls[begin:end]
+    inputs, outputs = model_calls.sources(calls), model_calls.needed_of(begin, end)
+    layers = {id(call.operation): call.operation for call in calls}.values()
+    variables = trainable_variables(layers)
+    changed = [one for layer in layers for one in getattr(layer, "non_trainable_variables", ())]
+    weights = [one.value for one in variables]
+
+    @tf.function
+    def step(*values: tf.Tensor) -> list[tf.Tensor]:
+        watched = [one for one in values if one.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            found = dict(zip(inputs, values, strict=True))
+            model_calls.run(calls, found, training=True)
+            targets = [found[key] for key in outputs if found[key].dtype.is_floating]
+        gradients = tape.gradient(targets, [*weights, *watched], unconnected_gradients="zero")
+        return [tf.convert_to_tensor(one)[:0] if one.shape.rank else one for one in [*gradients, *targets]]
+
+    before = [np.copy(one.numpy()) for one in changed]
+    try:
+        return _median(step, [_random(model_calls.tensors[key], batch_size) for key in inputs])
+    finally:
+        clear_losses(calls)
+        for one, value in zip(changed, before, strict=True):
+            one.assign(value)
+
+
+def _random(tensor: Any, batch_size: int) -> tf.Tensor:
+    shape = [batch_size if place == 0 and size is None else size for place, size in enumerate(tensor.shape)]
+    dtype = tf.as_dtype(tensor.dtype)
+    if not dtype.is_floating:
+        return tf.zeros(shape, dtype)
+    return tf.cast(tf.random.stateless_normal(shape, (0, 0)), dtype)
+
+
+def _median(step: Callable[..., Any], values: list[tf.Tensor]) -> float:
+    def run(times: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            results = step(*values)
+        for one in results[:1]:
+            one.numpy()  # waits for a device that works on its own
+        return time.perf_counter() - begin
+
+    run(2)  # traces, and lets TensorFlow optimize the graph
+    times = max(1, round(_LEAST_SECONDS / max(run(1), 1e-6)))
+    return statistics.median(run(times) / times for _ in range(_ROUNDS))

@@ -1,0 +1,116 @@
+"""A stream of batches for all workers: the one that reads it brings them to the dealer, ahead of their use."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import Connection, RefusedError
+from tfdist.parameter_server.dealing.messages import Bring, Brought
+
+Stream = Callable[[], Iterator[Sequence[np.ndarray]]]
+"""Yields the batches of an epoch, each as its parts. Called again, it begins again, as far as the data can."""
+
+_END_SECONDS = 5.0
+"""For a batch that is being read when `fit` ends."""
+
+
+class Bringer:
+    """Brings the batches of each epoch, in a thread of its own.
+
+    Where the dealer has some already, as after this process has come back, so many are read and passed over.
+
+    Args:
+        connection: to the server with the dealer, for this object alone.
+        stream: of the batches.
+        worker: this task's number.
+        incarnation: of the call of `fit`.
+        fit: number of that call.
+        begun: begins an epoch, over a connection, when the server has forgotten it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: Stream,
+        worker: int,
+        incarnation: int,
+        fit: int,
+        begun: Callable[[Connection, int], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._of = worker, incarnation, fit
+        self._begun = begun
+        self._thread: threading.Thread | None = None
+        self._epoch: int | None = None
+
+    def begin(self, epoch: int) -> None:
+        """Brings the batches of an epoch from now on, and no others.
+
+        Args:
+            epoch: its number; the server knows that this worker has begun it.
+        """
+        self._end()
+        self._epoch = epoch
+        self._thread = threading.Thread(target=self._run, args=(epoch,), name="tfdist-stream", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begins nothing any more; before the server is told that this worker leaves."""
+        self._epoch = None
+
+    def close(self) -> None:
+        """Ends; behind `stop`, when the server has been told."""
+        self._end()
+        if self._thread is None or not self._thread.is_alive():  # else it still reads a batch, and ends without it
+            self._connection.close()
+
+    def _end(self) -> None:
+        self._epoch = None
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+
+    def _run(self, epoch: int) -> None:
+        with contextlib.suppress(TfdistError):  # the thread that takes batches meets it, too
+            try:
+                self._bring(epoch)
+            except TfdistError:
+                raise
+            except Exception as error:  # of the user's data
+                what = f"the data of the chief's fit could not be read: {type(error).__name__}: {error}"
+                self._say(epoch, 0, (), is_end=True, failure=what[:2000])
+
+    def _bring(self, epoch: int) -> None:
+        batches, read, wanted = self._stream(), 0, 0
+        while self._epoch == epoch:
+            if wanted < read:  # the server was started again
+                batches, read = self._stream(), 0
+            batch = next(batches, None)
+            if batch is not None and read < wanted:
+                read += 1
+                continue
+            answer = self._say(epoch, read, batch or (), is_end=batch is None)
+            if answer is None:
+                return
+            read, wanted = read + (batch is not None), answer
+
+    def _say(
+        self, epoch: int, number: int, arrays: Sequence[np.ndarray], is_end: bool, failure: str | None = None
+    ) -> int | None:
+        """Tells the server; returns the number of the batch that it wants next, None if there is nothing to bring."""
+        while self._epoch == epoch:
+            try:
+                answer: Brought = self._connection.request(
+                    lambda id: Bring(id, *self._of, epoch, number, is_end, failure), arrays
+                )[0]
+                return answer.wanted
+            except RefusedError as error:
+                if not error.refused.is_unknown or self._epoch != epoch:
+                    raise
+            self._begun(self._connection, epoch)
+        return None

@@ -1,0 +1,43 @@
+"""Gradients of a whole model, dealt over the root servers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfdist.parameter_server.gradients import Gradients, Shapes
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.sharding import Part
+
+
+def dealt(gradients: Gradients, shapes: Shapes, model: Model) -> list[Gradients]:
+    """Each root's part of gradients.
+
+    Args:
+        gradients: of all variables.
+        shapes: of all variables.
+        model: the same variables, dealt over the roots.
+    """
+    if len(model.shapes) == 1:
+        return [gradients]
+    dense = shapes.layout(gradients.kinds).arrays(gradients.vectors)
+    found = []
+    for parts, own in zip(model.dealing.shards, model.shapes, strict=True):
+        kinds = tuple(gradients.kinds[part.variable] for part in parts)
+        arrays = [_rows(dense[part.variable], part) if part.variable in dense else None for part in parts]
+        sparse = {
+            place: _named(*gradients.sparse[part.variable], part)
+            for place, part in enumerate(parts)
+            if part.variable in gradients.sparse
+        }
+        found.append(Gradients(kinds, own.layout(kinds).vectors(arrays), sparse))
+    return found
+
+
+def _rows(array: np.ndarray, part: Part) -> np.ndarray:
+    return array[part.begin : part.end] if array.ndim else array
+
+
+def _named(rows: np.ndarray, indices: np.ndarray, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that a part has, with their indices in it."""
+    own = (part.begin <= indices) & (indices < part.end)
+    return rows[own], indices[own] - part.begin

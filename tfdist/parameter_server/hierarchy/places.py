@@ -1,0 +1,89 @@
+"""Which parameter server is a root, and which one is the server of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist.cluster.spec import TRAINING_JOBS, Task
+from tfdist.errors import ClusterSpecError
+from tfdist.parameter_server.hierarchy.option import PerHost
+from tfdist.parameter_server.programs import CHIEF
+
+
+@dataclass(frozen=True)
+class Places:
+    """Tasks by number.
+
+    Attributes:
+        roots: the root servers, in their order.
+        workers: by host's server, the workers that it joins.
+        members: the tasks that push to the roots: servers of hosts, and workers without one.
+    """
+
+    roots: tuple[int, ...]
+    workers: Mapping[int, tuple[int, ...]]
+    members: frozenset[int]
+
+    def server_of(self, task: int) -> int | None:
+        """The server of a worker's host.
+
+        Args:
+            task: number of the worker; may be one that the cluster does not name.
+
+        Returns:
+            Its number; None for a worker that goes to the roots.
+        """
+        return next((server for server, workers in self.workers.items() if task in workers), None)
+
+    @property
+    def chief(self) -> int:
+        """The member that the chief's gradients and values come from."""
+        server = self.server_of(CHIEF)
+        return CHIEF if server is None else server
+
+
+def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
+    """The places of a cluster's tasks.
+
+    Args:
+        tasks: of the cluster.
+        hierarchy: as of `tfdist.ParameterServerStrategy`.
+
+    Raises:
+        ClusterSpecError: there is no server beside the roots; two are on one host; or one is on a host without workers.
+    """
+    servers = [number for number, task in enumerate(tasks) if task.job == "ps"]
+    training = [number for number, task in enumerate(tasks) if task.job in TRAINING_JOBS]
+    if hierarchy is None:
+        return Places(tuple(servers), {}, frozenset(training))
+    roots, rest = servers[: hierarchy.roots], servers[hierarchy.roots :]
+    if not rest:
+        raise ClusterSpecError(
+            f"{hierarchy} needs servers of hosts beside {hierarchy.roots} root server(s); the cluster has "
+            f'{len(servers)} task(s) of the job "ps". Add one on the host of some '
+            "workers (`tfdist run --ps 2` on one machine), or "
+            "leave hierarchy= out."
+        )
+    workers: dict[int, tuple[int, ...]] = {}
+    for server in rest:
+        host = _host(tasks[server])
+        same = next((other for other in workers if _host(tasks[other]) == host), None)
+        if same is not None:
+            raise ClusterSpecError(
+                f"{tasks[same]} and {tasks[server]} would both be the server of host {host}: name one of them, or "
+                f"raise roots= in {hierarchy}, as the first of the job are roots"
+            )
+        workers[server] = tuple(number for number in training if _host(tasks[number]) == host)
+        if not workers[server]:
+            raise ClusterSpecError(
+                f"{tasks[server]} would be the server of host {host}, where no worker is: the host of its address must "
+                "be written as in the workers' addresses. Leave it out, or raise roots= in "
+                f"{hierarchy}, as the first of the job are roots."
+            )
+    joined = {number for own in workers.values() for number in own}
+    return Places(tuple(roots), workers, frozenset({*workers, *(set(training) - joined)}))
+
+
+def _host(task: Task) -> str:
+    return task.address.rpartition(":")[0]

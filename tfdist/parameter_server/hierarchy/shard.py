@@ -1,0 +1,416 @@
+"""What a host's server has of one model: its workers' gradients are joined, and pushed to the roots."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.dealing.deals import Answer
+from tfdist.parameter_server.gradients import Gradients, Shapes, weighted_sum
+from tfdist.parameter_server.hierarchy.dealt import dealt
+from tfdist.parameter_server.hierarchy.mirror import Mirror
+from tfdist.parameter_server.hierarchy.uplink import Connect, Post, Uplink
+from tfdist.parameter_server.ledger import weights
+from tfdist.parameter_server.messages import (
+    Attach,
+    Create,
+    Done,
+    Leave,
+    Pull,
+    Push,
+    Put,
+    Refused,
+    Suspend,
+    Values,
+    Waiting,
+)
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.programs import CHIEF
+from tfdist.parameter_server.session import Session
+from tfdist.parameter_server.shard import IMPORT_IT, Parked, Shard
+from tfdist.parameter_server.state import State
+from tfdist.parameter_server.store import is_elementwise
+from tfdist.parameter_server.wire import Message
+
+Key = tuple[int, int, int]
+"""Worker, incarnation and ``id`` of a request, which may come again."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """What a host's server knows of the roots.
+
+    Attributes:
+        number: of this server's task, under which it pushes.
+        roots: numbers of the roots' tasks.
+        has_chief: whether the chief is one of this server's workers.
+        connect: to the roots.
+        post: to the server's thread.
+        program: a random number of this process, by which the roots tell it from one that was started again.
+    """
+
+    number: int
+    roots: tuple[int, ...]
+    has_chief: bool
+    connect: Connect
+    post: Post
+    program: int = field(default_factory=lambda: secrets.randbits(63))
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """Values of the roots.
+
+    Attributes:
+        vectors: in the layout of all variables.
+        version: of the root that has least.
+        iterations: of the roots' optimizer.
+    """
+
+    vectors: list[np.ndarray]
+    version: int
+    iterations: int
+
+
+@dataclass
+class HostShard(Shard):
+    """A shard whose updates are made at the roots, in one thread; the exchange with them has another (`Uplink`).
+
+    The ledger joins gradients as a root's ledger would average them. A worker gets its answer when the roots have
+    counted the push that its gradient is part of: what is acknowledged is there. Versions are the roots'.
+
+    If the roots cannot be reached, or refuse what comes, the workers are refused with the reason, and this begins anew.
+
+    Attributes:
+        above: the roots.
+    """
+
+    above: Above = field(kw_only=True)
+    store: Any = None
+    _begun: Attach | None = None
+    _model: Model | None = None
+    _uplink: Uplink | None = None
+    _first: Future[State] = field(default_factory=Future)
+    _creating: dict[Key, Answer] = field(default_factory=dict)
+    _asked: dict[Key, Answer] = field(default_factory=dict)
+    _in_flight: set[tuple[int, int]] = field(default_factory=set)
+    _active: set[int] = field(default_factory=set)
+    _suspensions: dict[tuple[int, int], int] = field(default_factory=dict)
+    _ended: dict[int, int] = field(default_factory=dict)
+    _ends: int = 0
+    _is_over: bool = False
+
+    def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
+        """Does what a message says; see `Shard.heard`."""
+        if isinstance(message, Attach):
+            self._begun = message
+            if self.incarnations.get(message.worker) != message.incarnation:
+                self._active.discard(message.worker)
+                self._ended[message.worker] = self._ends
+        elif isinstance(message, (Push, Suspend, Leave)) and self._knows(message):
+            self._note(message)
+        super().heard(message, arrays, answer)
+        if isinstance(message, Suspend):
+            self._rest()
+
+    def lost(self, worker: int) -> None:
+        """Nobody waits for a worker any more; without any, the roots do not wait for this server."""
+        for kept in (self._creating, self._asked):
+            for key in [key for key in kept if key[0] == worker]:
+                del kept[key]
+        self._active.discard(worker)
+        self._ended.pop(worker, None)
+        is_ours = worker in self.ledger.workers or worker in self.ledger.awaited
+        super().lost(worker)
+        if is_ours:
+            self._rest()
+
+    def take_snapshot(self) -> None:
+        """The roots keep snapshots."""
+
+    def close(self) -> None:
+        """Leaves the roots."""
+        if self._uplink is not None:
+            if self.store is None:
+                self._uplink.abandon()
+            elif self.ledger.workers:
+                self._uplink.ask(lambda session: session.leave())
+            self._first.cancel()
+            self._uplink.close()
+
+    def _note(self, message: Push | Suspend | Leave) -> None:
+        """Notes who is at work, and who has ended a call of `fit`."""
+        worker = message.worker
+        if isinstance(message, Push):
+            self._active.add(worker)
+        elif isinstance(message, Leave):
+            self._is_over |= message.is_over
+        elif message.id > self._suspensions.get((worker, message.incarnation), -1):  # it may come twice
+            self._suspensions[worker, message.incarnation] = message.id
+            self._active.discard(worker)
+            self._ended[worker] = self._ended.get(worker, self._ends) + message.is_end
+
+    def _rest(self) -> None:
+        """Tells the roots when they need not wait for this server's next push."""
+        if self._uplink is None or self.store is None:
+            return
+        if not self.ledger.workers:
+            is_over, self._is_over = self._is_over, False
+            self._uplink.ask(lambda session: session.leave(is_over))
+            return
+        ends = min(self._ended.get(worker, self._ends) for worker in self.ledger.workers)
+        if not self.ledger.awaited and ends > self._ends:
+            for _ in range(ends - self._ends):
+                self._uplink.ask(lambda session: session.suspend(is_end=True))
+            self._ends = ends
+        elif not self._active:
+            self._uplink.ask(lambda session: session.suspend())
+
+    # The model.
+
+    def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
+        if self.store is not None:
+            answer(Done(message.id, self.ledger.version), ())
+            return
+        try:
+            if message.has_values and not self._first.done():
+                state = State.of_arrays(arrays, len(message.held), message.slots, message.scalars)
+                self._first.set_result(state)
+            if self._uplink is None:
+                self._begin(message)
+        except Exception as error:  # of Keras, for what the worker has sent
+            why = _explained(error)
+            rest = IMPORT_IT if "Could not locate" in why else ""
+            answer(Refused(message.id, f"the model cannot be made: {why}{rest}"), ())
+            return
+        self._creating[message.worker, message.incarnation, message.id] = answer
+        answer(Waiting(message.id, (CHIEF,)), ())
+
+    def _begin(self, message: Create) -> None:
+        """Takes the model up with the roots."""
+        begun = self._begun
+        assert begun is not None
+        shapes = Shapes(message.shapes, [np.dtype(name) for name in message.dtypes])
+        splits = is_elementwise(keras.saving.deserialize_keras_object(message.optimizer))
+        model = Model(
+            [one.path for one in message.held],
+            shapes.shapes,
+            shapes.dtypes,
+            len(self.above.roots),
+            [splits and one.constraint is None for one in message.held],
+        )
+        model.name, model.described = message.model, begun.variables  # as every worker says them
+        before = [message.model] * begun.occurrence + [""] * (begun.place - begun.occurrence)
+        mirror = Mirror(message.held, shapes, message.optimizer)
+        values = self._values_of(self._first, mirror) if self.above.has_chief else None
+
+        def make(connections: Any) -> Session:
+            return Session(connections, self.above.number, model, before, joins=True, program=self.above.program)
+
+        def work(session: Session) -> tuple[_Fetched, dict[tuple[int, int], int]]:
+            session.begin(message.held, message.optimizer, values, follows=False)
+            return _fetched(session, shapes), session.counted
+
+        self._uplink = Uplink(self.above.connect, make, self.above.post, self._failed)
+        self._uplink.ask(work, partial(self._made, mirror, model))
+
+    def _values_of(self, first: Future[State], mirror: Mirror) -> Callable[[], State]:
+        """What yields the chief's values, for roots that lack them; later, the newest ones. On the uplink's thread."""
+
+        def values() -> State:
+            if not mirror.vectors():
+                return first.result()  # the chief gives them
+            if not first.done():
+                return State(mirror.arrays())
+            state = first.result()
+            scalars = dict(state.scalars)
+            if "iteration" in scalars:
+                scalars["iteration"] = np.asarray(mirror.iterations, scalars["iteration"].dtype)
+            return State(mirror.arrays(), state.slots, scalars)
+
+        return values
+
+    def _made(self, mirror: Mirror, model: Model, found: tuple[_Fetched, dict[tuple[int, int], int]]) -> None:
+        """The roots have the model: from now on workers may push what the roots have not counted."""
+        fetched, counted = found
+        self.store, self.model, self._model = mirror, model.name, model
+        self._take(fetched)
+        self.sequences |= counted
+        for worker, incarnation in self.incarnations.items():
+            one = self.ledger.workers[worker]
+            one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
+        waiting, self._creating = self._creating, {}
+        for (_, _, id), answer in waiting.items():
+            answer(Done(id, self.ledger.version), ())
+        self._answer_parked()
+
+    def _failed(self, error: Exception) -> None:
+        """Refuses all that waits, and begins anew with whoever comes again."""
+        refused = error.refused if isinstance(error, RefusedError) else None
+        why = f"the root servers: {_explained(error) if refused is None else refused.why}"
+        over = (False, False, None) if refused is None else (False, refused.is_over, refused.newest)
+        for (_, _, id), answer in (*self._creating.items(), *self._asked.items()):
+            answer(Refused(id, why, *over), ())
+        for one in self._parked:
+            one.answer(Refused(one.message.id, why), ())
+        for worker in list(self.ledger.workers):
+            self.ledger.leave(worker)
+        for kept in (self._creating, self._asked, self._in_flight, self._active, self.incarnations, self.pushed):
+            kept.clear()
+        self._parked.clear()
+        self.ledger.waiting.clear()
+        self._first.cancel()
+        self.store, self._uplink, self._first = None, None, Future()
+
+    # Exchanges with the roots.
+
+    def _take(self, fetched: _Fetched) -> None:
+        self.store.put(fetched.vectors, fetched.iterations)
+        self.ledger.version = fetched.version
+
+    def _update(self) -> None:
+        """Pushes what is due, as one push."""
+        while due := self.ledger.due():
+            assert self._uplink is not None
+            assert self._model is not None
+            self.ledger.version -= 1  # updates are the roots' to count
+            pushed = [self.pushed.pop(id(one)) for one in due]
+            shapes, model, rate = self.store.shapes, self._model, self.store.rate
+            joined = dealt(weighted_sum([one.gradients for one in pushed], weights(due), shapes), shapes, model)
+            parts = tuple((*one.source, known.sequence) for one, known in zip(pushed, due, strict=True))
+            in_flight = {(worker, sequence) for worker, _, sequence in parts}
+            self._in_flight |= in_flight
+            samples, read = sum(one.samples for one in due), min(one.read for one in pushed)
+            work = partial(_stepped, shapes, joined, samples, rate, read, parts)
+            self._uplink.ask(work, partial(self._counted, in_flight))
+        self._answer_parked()
+
+    def _counted(self, in_flight: set[tuple[int, int]], fetched: _Fetched) -> None:
+        """The roots have counted a push."""
+        self._in_flight -= in_flight
+        self._take(fetched)
+        self._answer_parked()
+
+    def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
+        try:
+            layout = self.store.shapes.layout()
+            layout.check(arrays)
+        except ValueError as error:
+            answer(Refused(message.id, str(error)), ())
+            return
+        values, shapes = list(layout.arrays(arrays).values()), self.store.shapes
+
+        def work(session: Session) -> _Fetched:
+            session.put(values)
+            session.pull()
+            return _fetched(session, shapes)
+
+        def reply(fetched: _Fetched) -> tuple[Message, list[np.ndarray]]:
+            self._take(fetched)
+            return Done(message.id, self.ledger.version), []
+
+        self._ask(message, answer, work, reply)
+
+    def _pull(self, message: Pull, answer: Answer) -> None:
+        """Answers with what the roots have now."""
+        shapes = self.store.shapes
+
+        def work(session: Session) -> tuple[_Fetched, State]:
+            state = State([])
+            if message.what == "state":
+                state = session.state()
+            elif message.what == "averages":
+                state = State(shapes.layout().vectors(session.averages()))
+            session.pull()
+            return _fetched(session, shapes), state
+
+        def reply(found: tuple[_Fetched, State]) -> tuple[Message, list[np.ndarray]]:
+            fetched, state = found
+            self._take(fetched)
+            arrays = state.arrays() or fetched.vectors
+            slots, scalars = state.names()
+            worker = self.ledger.workers.get(message.worker)
+            self._traffic.sent += sum(array.nbytes for array in arrays)
+            values = Values(
+                *(message.id, fetched.version, fetched.iterations, 0 if worker is None else worker.clock),
+                *(slots, scalars),
+                edition=self.store.edition,
+            )
+            return values, arrays
+
+        self._ask(message, answer, work, reply)
+
+    def _ask(
+        self,
+        message: Pull | Put,
+        answer: Answer,
+        work: Callable[[Session], Any],
+        reply: Callable[[Any], tuple[Message, list[np.ndarray]]],
+    ) -> None:
+        """Asks the roots. The same message may come again meanwhile; its last sender is answered."""
+        assert self._uplink is not None
+        key = message.worker, message.incarnation, message.id
+        is_new = key not in self._asked
+        self._asked[key] = answer
+        answer(Waiting(message.id, self.above.roots), ())
+
+        def then(found: Any) -> None:
+            answered = reply(found)
+            if key in self._asked:
+                self._asked.pop(key)(*answered)
+
+        if is_new:
+            self._uplink.ask(work, then)
+
+    # Answers.
+
+    def _answer_or_park(self, one: Parked) -> None:
+        if isinstance(one.message, Pull) and self.store is not None:
+            self._pull(one.message, one.answer)
+        else:
+            super()._answer_or_park(one)
+
+    def _may_be_answered(self, one: Parked) -> bool:
+        if isinstance(one.message, Push) and (one.message.worker, one.message.sequence) in self._in_flight:
+            return False
+        return super()._may_be_answered(one)
+
+    def _awaited_by(self, one: Parked) -> tuple[int, ...]:
+        return super()._awaited_by(one) or self.above.roots
+
+    def _answer(self, one: Parked) -> None:
+        if isinstance(one.message, Pull):
+            self._pull(one.message, one.answer)
+        else:
+            super()._answer(one)
+
+
+def _explained(error: Exception) -> str:
+    return str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
+
+
+def _stepped(
+    shapes: Shapes,
+    joined: list[Gradients],
+    samples: float,
+    rate: float | None,
+    read: int,
+    parts: tuple[tuple[int, int, int], ...],
+    session: Session,
+) -> _Fetched:
+    session.step(joined, samples, rate, read=read, parts=parts)
+    return _fetched(session, shapes)
+
+
+def _fetched(session: Session, shapes: Shapes) -> _Fetched:
+    """What a session has read last, in memory of its own: that of an answer is used again by the next one."""
+    return _Fetched(shapes.layout().vectors(session.values()), session.version, session.iterations)

@@ -1,0 +1,93 @@
+"""The way from a host's server to the roots, on a thread of its own: the server goes on to hear its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.session import Session
+
+log = logging.getLogger("tfdist")
+
+_CLOSE_SECONDS = 5.0
+"""For the thread to end: it may be waiting for a root."""
+
+Ended = Callable[[], BaseException | None]
+"""Yields why nobody needs to wait for an answer any more; None while somebody does."""
+
+Connect = Callable[[contextlib.ExitStack, Ended], Sequence[Connection]]
+"""Connects to the roots; the stack closes the connections."""
+
+Post = Callable[[Callable[[], None]], None]
+"""Has the server's thread call a function."""
+
+
+class Uplink:
+    """What is done at the roots for one model, one after the other.
+
+    Args:
+        connect: to the roots.
+        make: makes the session over the connections.
+        post: to the server's thread.
+        failed: gets, on the server's thread, the error that has ended this.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        make: Callable[[Sequence[Connection]], Session],
+        post: Post,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._connect = connect
+        self._make = make
+        self._post = post
+        self._failed = failed
+        self._end: TfdistError | None = None
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Session], Any], Callable[[Any], None]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tfdist-roots", daemon=True)
+        self._thread.start()
+
+    def ask(self, work: Callable[[Session], Any], then: Callable[[Any], None] = lambda found: None) -> None:
+        """Has something done, after all that was asked before.
+
+        Args:
+            work: on this object's thread.
+            then: gets its result, on the server's thread.
+        """
+        self._jobs.put((work, then))
+
+    def close(self) -> None:
+        """Ends the thread, when it has done what was asked; soon in any case."""
+        self._jobs.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        self.abandon()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def abandon(self) -> None:
+        """Nobody waits for results any more."""
+        self._end = TfdistError("this server of a host ends")
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                session = self._make(self._connect(stack, lambda: self._end))
+                while (job := self._jobs.get()) is not None and self._end is None:
+                    work, then = job
+                    self._post(partial(self._done, then, work(session)))
+        except Exception as error:
+            if self._end is None:
+                self._post(partial(self._failed, error))
+
+    def _done(self, then: Callable[[Any], None], found: Any) -> None:
+        if self._end is None:
+            then(found)

@@ -1,0 +1,119 @@
+"""Evaluation beside training: as long as others train a model, an evaluator evaluates its newest parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.errors import TfdistError
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import UpdatesOnServers
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the parameters have changed."""
+
+
+class SidecarEvaluator:
+    """Evaluates a model in an evaluator of a job with parameter servers, again and again until the job is over.
+
+    As `tf.keras.utils.SidecarEvaluator` of Keras 2, but it reads the parameter servers, and no checkpoints. No worker
+    waits for it. Each evaluation is of one version of the parameters, and each version is evaluated once at most; the
+    last one is of the newest that could be read when the training had ended.
+
+    Example:
+        >>> if tfdist.role() == "evaluator":
+        ...     logs = tfdist.SidecarEvaluator(model, test_data).start()
+        ... else:
+        ...     model.fit(train_data)
+
+    Args:
+        model: made and compiled under `tfdist.ParameterServerStrategy`, as on the workers.
+        data: as ``x`` of `keras.Model.evaluate`; or a tuple of x, y and, if there are some, sample weights.
+        max_evaluations: after which it ends; None for no limit.
+        callbacks: Keras callbacks, of which `evaluate` calls ``on_test_begin`` and the like.
+        evaluate: further arguments of `keras.Model.evaluate`, such as ``batch_size`` or ``steps``; ``verbose`` is 2 by
+            default.
+
+    Raises:
+        TfdistError: this process is no evaluator of a job with parameter servers.
+    """
+
+    def __init__(
+        self, model: Any, data: Any, max_evaluations: int | None = None, callbacks: Any = None, **evaluate: Any
+    ) -> None:
+        extended = at_work.of_model(model, UpdatesOnServers)
+        if extended is None or not extended.observes:
+            raise TfdistError(
+                "SidecarEvaluator needs a model of tfdist.ParameterServerStrategy in an evaluator of a job with "
+                'parameter servers, where tfdist.role() is "evaluator"; workers call fit'
+            )
+        self._model = model
+        self._extended = extended
+        self._most = max_evaluations
+        x, y, weights = data if isinstance(data, tuple) and len(data) == 3 else (*_pair(data), None)
+        self._arguments = {"x": x, "y": y, "sample_weight": weights, "callbacks": callbacks, "verbose": 2, **evaluate}
+
+    def start(self) -> list[dict[str, float]]:
+        """Evaluates until the job is over, or ``max_evaluations`` are made.
+
+        Returns:
+            The logs of each evaluation; under ``"iterations"``, how many updates its parameters contain.
+
+        Raises:
+            PeerLostError: a parameter server has been away for too long.
+        """
+        found: list[dict[str, float]] = []
+        seen = -1
+        while True:
+            is_over = self._extended.over.is_set()
+            try:
+                if self._extended.version(self._model) != seen:
+                    logs = self._model.evaluate(**self._arguments, return_dict=True)
+                    seen = self._extended.version(self._model, reads=False)
+                    found.append({**logs, "iterations": seen})
+            except TfdistError:
+                if not found or not self._extended.over.is_set():
+                    raise
+                return found  # the servers have ended with the job
+            if is_over or len(found) == self._most:
+                return found
+            self._extended.over.wait(_LOOK_SECONDS)
+
+
+def instead_of_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In an evaluator, `fit` evaluates the validation data as long as others train."""
+    signature = inspect.signature(original)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, UpdatesOnServers)
+        if extended is None or not extended.observes:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        if given.get("validation_data") is None:
+            raise TfdistError(
+                "this task is an evaluator, which does not train: give fit validation_data=, which are evaluated here "
+                "as long as others train; or call tfdist.SidecarEvaluator(model, data).start() or evaluate"
+            )
+        options = {
+            "batch_size": given.get("validation_batch_size") or given.get("batch_size"),
+            "steps": given.get("validation_steps"),
+            "verbose": 0 if given.get("verbose", "auto") == 0 else 2,
+        }
+        logs = SidecarEvaluator(self, given["validation_data"], callbacks=given.get("callbacks"), **options).start()
+        history = keras.callbacks.History()
+        history.set_model(self)
+        history.epoch = [int(one["iterations"]) for one in logs]
+        for one in logs:
+            for name, value in one.items():
+                if name != "iterations":
+                    history.history.setdefault(f"val_{name}", []).append(value)
+        return history
+
+    return fit
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    return data if isinstance(data, tuple) and len(data) == 2 else (data, None)
