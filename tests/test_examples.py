@@ -61,3 +61,12 @@ def test_two_devices():
 @pytest.mark.multiprocess
 def test_functions():
     assert float(re.search(r"Epoch 10: loss ([\d.]+)", run("functions.py", 2))[1]) < 0.3
+
+
+@pytest.mark.multiprocess
+def test_pipeline_text():
+    command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
+    ended = harness.tfdist("run", "-n", "4", *command)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = re.search(r"Perplexity of other modules: ([\d.]+) before training, ([\d.]+) after", ended.stdout)
+    assert float(found[2]) < float(found[1]) / 3

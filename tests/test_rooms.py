@@ -17,6 +17,7 @@ ORDER = (
     ("runtime",),
     ("strategies",),
     ("model_parallel",),
+    ("pipeline",),
     ("functional", "callbacks", "layers"),
     ("cli",),
     ("__init__", "__main__"),

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tfdist.model_parallel.loading import load_model
     from tfdist.model_parallel.partition import partition
     from tfdist.model_parallel.replicate import replicate
+    from tfdist.pipeline.strategy import PipelineStrategy
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
     from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -63,6 +64,7 @@ _FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadca
 local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
+    "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
     "Timeouts": "tfdist.cluster.settings",
@@ -87,6 +89,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PayloadError",
     "PeerLostError",
+    "PipelineStrategy",
     "RendezvousError",
     "SidecarEvaluator",
     "TensorFlowMissingError",

@@ -120,7 +120,8 @@ def test_models_without_the_strategy_are_left_alone():
         assert strategy.extended.links(own) == []
 
 
-def test_strategies_without_servers():
-    strategy = tfdist.AllReduceStrategy()
+@pytest.mark.parametrize("make", [tfdist.AllReduceStrategy, lambda: tfdist.PipelineStrategy(stages=2, micro_batches=2)])
+def test_strategies_without_servers(make):
+    strategy = make()
     with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): the model sequential"):
         whole_model(strategy)

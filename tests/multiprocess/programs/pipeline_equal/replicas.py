@@ -1,0 +1,48 @@
+"""Checks on four processes: four stages, or two pipelines of two stages beside each other."""
+
+import keras
+import numpy as np
+from keras import layers
+from world import ROWS, check, classes, crossentropy, fitted, made, network, trained, vectors
+
+import tfdist
+
+
+@check(4, schedule="zero_bubble")
+def four_stages(place):
+    model = made(place, network, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1), "mse")
+    return trained(place, model, *vectors())
+
+
+def pipelines(**arguments):
+    return check(4, stages=2, data=2, micro_batches=2, **arguments)
+
+
+@pipelines(schedule="1f1b")
+def pipelines_with_weights_of_samples(place):
+    model = made(place, network, "adam", crossentropy(), metrics=lambda: ["accuracy"])
+    return fitted(place, model, *classes(), sample_weight=np.linspace(0, 2, ROWS), epochs=1)
+
+
+@pipelines(schedule="1f1b")
+def pipelines_with_a_masked_loss(place):
+    """Its divisor is the number of words in the batches of both pipelines."""
+
+    def make():
+        inputs = keras.Input((5,), dtype="int32")
+        embedded = layers.Embedding(9, 4, mask_zero=True)(inputs)
+        encoded = layers.SimpleRNN(4, return_sequences=True, unroll=True)(layers.Dense(4)(embedded))
+        return keras.Model(inputs, layers.Dense(3)(encoded))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(1, 9, (ROWS, 5)), rng.integers(0, 3, (ROWS, 5))
+    x[:9, 2:] = 0
+    model = made(place, make, lambda: keras.optimizers.SGD(0.1), crossentropy(), metrics=lambda: ["accuracy"])
+    return trained(place, model, x, y, epochs=1)
+
+
+@check(4, stages=4, data=2, micro_batches=2, schedule="interleaved", compression=tfdist.compression.Float16())
+def pipelines_that_compress(place):
+    x, y = vectors()
+    found = trained(place, made(place, network, "sgd", "mse"), x, y, validation_data=(x, y))
+    return {"low": {"history": found["history"]}}

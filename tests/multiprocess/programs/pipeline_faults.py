@@ -1,0 +1,97 @@
+"""What goes wrong with pipelines, one after another, as TEST_DO says: a list of functions below, with commas between.
+
+Every rank prints what was raised. TEST_RANK: the rank that does otherwise than the others.
+"""
+
+import os
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+RANK = int(os.environ.get("TEST_RANK", "1"))
+strategy = tfdist.PipelineStrategy(int(os.environ.get("TEST_STAGES", "2")), 2)
+own = strategy.rank == RANK
+
+
+def made():
+    with strategy.scope():
+        hidden = [keras.layers.Dense(8, "tanh") for _ in range(4)]
+        model = keras.Sequential([keras.Input((6,)), *hidden])
+        model.compile("adam", "mse")
+    return model
+
+
+def fit(data, **options):
+    keras.utils.set_random_seed(0)
+    made().fit(data, verbose=0, **options)
+
+
+def dataset(rows=40, scale=1.0):
+    values = scale * np.random.default_rng(0).normal(size=(rows, 6)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((values, values[:, :1] * np.ones([1, 8], "float32")))
+
+
+def weightless():
+    other = tfdist.PipelineStrategy(2, 2, cuts=["last"])
+    with other.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.ReLU(name="last")])
+        model.compile("adam", "mse")
+    model.fit(dataset().batch(8), verbose=0)
+
+
+def other_values():
+    fit(dataset(scale=2.0 if own else 1.0).batch(8))
+
+
+def other_sizes():
+    fit(dataset().batch(7 if own else 8))
+
+
+def unseeded():
+    data = dataset()
+    tf.random.set_seed(None)
+    made().fit(data.shuffle(40).batch(8), verbose=0)
+
+
+def longer():
+    fit(dataset(64 if own else 40).batch(8))
+
+
+def shorter_validation():
+    fit(dataset().batch(8), validation_data=dataset(16 if own else 40).batch(8))
+
+
+def raising():
+    class Raising(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if own and batch == 2:
+                raise ValueError("boom")
+
+    fit(dataset().batch(8), callbacks=[Raising()])
+
+
+def endless():
+    class Saying(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                print("READY", flush=True)
+
+    fit(dataset().repeat().batch(8), steps_per_epoch=100_000, callbacks=[Saying()])
+
+
+for name in os.environ["TEST_DO"].split(","):
+    print("DO", name, flush=True)
+    try:
+        globals()[name]()
+    except (tfdist.TfdistError, ValueError) as error:
+        print("NOTICED", time.monotonic(), flush=True)
+        print("ERROR", name, type(error).__name__, error, flush=True)
+        if isinstance(error, tfdist.PeerLostError) or name == "raising":
+            raise
+    else:
+        print("PASSED", name, flush=True)
+print("DONE", flush=True)

@@ -1,0 +1,123 @@
+"""Pipelines of processes train, evaluate, predict and save as plain Keras does; and what becomes of failures.
+
+Each number of processes is launched once and runs all checks of `programs/pipeline_equal` for it.
+"""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from tests.multiprocess import harness
+
+EQUAL = harness.PROGRAMS / "pipeline_equal" / "main.py"
+FAULTS = harness.PROGRAMS / "pipeline_faults.py"
+NOTICE_SECONDS = 5.0
+
+TOLERANCES = {"low": 2e-2, "Adam": 1e-4, "AdamW": 1e-4}
+"""Relative to the largest value, by the name of a group of results: numbers of 8 or 11 bits, and weights that Adam has
+updated, which divides by roots of small numbers."""
+OTHERS = 1e-5
+ROUNDING = 1e-7
+"""Of numbers that would be zero without rounding, such as the gradient of a bias in front of BatchNormalization."""
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    harness.assert_nothing_left()
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(value, list) and not all(isinstance(part, (int, float)) for part in value):
+        for index, part in enumerate(value):
+            yield from leaves(part, (*path, index))
+    else:
+        yield path, value
+
+
+def differences(ranks, plain):
+    """What is wrong with the results of a check, in words."""
+    for name, found in (("plain Keras", plain), *((f"rank {rank}", one) for rank, one in enumerate(ranks))):
+        if "error" in found:
+            return [f"{name}: {found['error']}"]
+    wrong = [f"rank {rank} differs from rank 0" for rank, one in enumerate(ranks) if one != ranks[0]]
+    found, expected = dict(leaves(ranks[0])), dict(leaves(plain))
+    if found.keys() != expected.keys():
+        return [*wrong, f"there are other results: {sorted(map(str, found.keys() ^ expected.keys()))}"]
+    for path, value in expected.items():
+        if isinstance(value, str):
+            wrong += [f"{path}: {found[path]}, expected {value}"] * (found[path] != value)
+            continue
+        one, other = np.asarray(found[path], np.float64), np.asarray(value, np.float64)
+        tolerance = next((TOLERANCES[name] for name in path if name in TOLERANCES), OTHERS)
+        error = np.abs(one - other).max(initial=0) if one.shape == other.shape else np.inf
+        if not error <= tolerance * np.abs(other).max(initial=0) + ROUNDING:
+            wrong.append(f"{path}: an error of {error:.1g}; {one.ravel()[:4]}…, expected {other.ravel()[:4]}…")
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_pipelines_are_equal_to_plain_keras(size, tmp_path):
+    harness.run([str(EQUAL), str(tmp_path)], size, deadline=300)
+    checks = sorted(tmp_path.iterdir())
+    assert len(checks) > 1
+    wrong = {}
+    for check in checks:
+        *ranks, plain = (json.loads((check / f"{name}.json").read_text()) for name in (*range(size), "plain"))
+        if found := differences(ranks, plain):
+            wrong[check.name] = found
+    assert not wrong, "\n".join(f"{name}: {one}" for name, found in wrong.items() for one in found[:5])
+
+
+OTHER_DATA = "MismatchError rank {rank}: the processes of a pipeline have read different data"
+OTHER_LENGTH = "no one may have more of them, in an epoch or in a validation, than another"
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {
+            "weightless": "ValueError PipelineStrategy: worker 1, with the calls last to last, would have no weights",
+            "other_values": OTHER_DATA,
+            "unseeded": OTHER_DATA,
+            "other_sizes": OTHER_DATA,
+            "longer": OTHER_LENGTH,
+        },
+        {"shorter_validation": OTHER_LENGTH},
+    ],
+    ids=" ".join,
+)
+def test_errors_come_on_all_ranks(expected):
+    for rank, end in enumerate(harness.run([str(FAULTS)], 2, settings={"TEST_DO": ",".join(expected)})):
+        errors = {line.split()[1]: line for line in end.output.splitlines() if line.startswith("ERROR ")}
+        for name, message in expected.items():
+            assert message.format(rank=rank) in errors[name], end.output
+
+
+def test_rank_that_raises():
+    with harness.started([str(FAULTS)], 2, {"TEST_DO": "raising"}) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [1, 1], processes.outputs()
+        assert "ERROR raising PeerLostError rank 1, worker 1" in ended[0].output, processes.outputs()
+        assert "ERROR raising ValueError boom" in ended[1].output, processes.outputs()
+
+
+@pytest.mark.parametrize(("size", "rank"), [(2, 1), (3, 0)])
+def test_killed_rank_is_named(size, rank):
+    with harness.started([str(FAULTS)], size, {"TEST_DO": "endless", "TEST_STAGES": str(size)}) as processes:
+        processes.await_output(rank, "READY")
+        killed = processes.signal(rank, signal.SIGKILL)
+        processes.wait(30)
+        for other in set(range(size)) - {rank}:
+            output = processes.output(other)
+            assert processes.popens[other].returncode not in (0, None), processes.outputs()
+            assert f"PeerLostError rank {rank}, worker {rank}" in output, processes.outputs()
+            stamp = next(line for line in output.splitlines() if line.startswith("NOTICED "))
+            assert float(stamp.split()[1]) - killed < NOTICE_SECONDS

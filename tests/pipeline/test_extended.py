@@ -1,0 +1,57 @@
+"""The `extended` of a pipeline: models in stages, and what this process holds of them."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist
+from tfdist.pipeline.described_variables import is_described
+
+
+def network():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(3), layers.Dense(2)])
+
+
+@pytest.fixture
+def strategy():
+    return tfdist.PipelineStrategy(stages=3, micro_batches=2, schedule="gpipe")
+
+
+def test_a_model_is_divided_once_and_placed_as_it_grows(strategy):
+    with strategy.scope():
+        model = network()
+        assert all(is_described(one) for one in model.variables)
+        found = strategy.extended.of_model(model)
+        assert found.stages.count == 3
+        assert found.table.workers == (0, 1, 2)
+        assert not any(is_described(one) for one in model.variables)
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    assert strategy.extended.of_model(model) is found
+    strategy.extended.place(model)
+    assert not any(is_described(one) for one in model.optimizer.variables)
+    assert all(strategy.extended.holds(model, one) for one in model.variables)
+
+
+def test_values_and_what_the_writer_does(strategy):
+    with strategy.scope():
+        model = network()
+        values = strategy.extended.values(model, model.variables[:1])
+        np.testing.assert_array_equal(values[0], model.variables[0])
+        assert strategy.extended.is_writer
+        assert strategy.extended.by_the_writer(model, lambda: "written") == "written"
+
+
+def test_models_are_not_kept(strategy):
+    with strategy.scope():
+        model = network()
+        model.compile("adam", "mse")
+    model.fit(np.ones([4, 6]), np.ones([4, 2]), verbose=0)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,67 @@
+"""Sums of gradients over micro-batches."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.pipeline.gradients import Gradients
+
+
+def rows(values, indices):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([4, 2]))
+
+
+def test_dense_and_sparse_parts():
+    dense, sparse, mixed, none = (keras.Variable(np.zeros([4, 2], "float32")) for _ in range(4))
+    gradients = Gradients()
+    gradients.add(dense, tf.ones([4, 2]))
+    assert float(gradients.add(dense, 2 * tf.ones([4, 2]))[0, 0]) == 3
+    for variable in (sparse, mixed):
+        gradients.add(variable, rows([[1.0, 2.0]], [1]))
+        gradients.add(variable, rows([[3.0, 4.0]], [1]))
+    gradients.add(mixed, tf.ones([4, 2]))
+    gradients.add(none, None)
+    np.testing.assert_array_equal(gradients.of(dense), np.full([4, 2], 3))
+    found = gradients.of(sparse)
+    np.testing.assert_array_equal(found.indices, [1, 1])
+    np.testing.assert_array_equal(found.values, [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(gradients.of(mixed), [[1, 1], [5, 7], [1, 1], [1, 1]])
+    assert gradients.of(none) is None
+
+
+def test_rows_of_positions_are_summed_and_those_of_samples_are_not():
+    table = keras.Variable(np.zeros([4, 2], "float32"))
+
+    @tf.function(autograph=False)
+    def step(batch):
+        gradients = Gradients()
+        for number in range(2):
+            words = tf.IndexedSlices(tf.ones([3, 2]), batch[number], tf.constant([4, 2]))
+            gradients.add(table, words, "words")
+            gradients.add(table, rows([[1.0, 2.0], [3.0, 4.0]], [0, 1]), "positions")
+        found = gradients.of(table)
+        return found.indices, found.values
+
+    indices, values = step(tf.constant([[1, 2, 3], [1, 0, 0]]))
+    np.testing.assert_array_equal(indices, [1, 2, 3, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(values[6:], [[2, 4], [6, 8]])
+
+
+def test_gradients_wait():
+    one, other = keras.Variable(np.zeros([4, 2], "float32")), keras.Variable(np.zeros([4, 2], "float32"))
+    waits = []
+
+    @tf.function(autograph=False)
+    def step():
+        gradients = Gradients()
+        gradients.add(one, tf.ones([4, 2]))
+        gradients.add(other, rows([[1.0, 2.0]], [1]))
+        last = tf.timestamp().op
+        gradients.wait_for([last])
+        found = gradients.of(one), gradients.of(other).values
+        before = [*found, *found[0].op.inputs, *found[1].op.inputs]
+        waits.append(sum(last in tensor.op.control_inputs for tensor in before))
+        return found
+
+    step()
+    assert waits == [2]

@@ -1,0 +1,25 @@
+"""Ranks in a mesh."""
+
+import pytest
+
+from tfdist.pipeline.mesh import Mesh
+
+
+def test_every_process_has_a_place(ranks):
+    def work(group):
+        mesh = Mesh(group, 2)
+        return mesh.worker, mesh.replica, mesh.pipeline.members, mesh.replicas.members, mesh.rank(2, 1)
+
+    found = ranks(6)(work)
+    assert [one[:2] for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [one[2] for one in found[:2]] == [(0, 2, 4), (1, 3, 5)]
+    assert [one[3] for one in found[::2]] == [(0, 1), (2, 3), (4, 5)]
+    assert all(one[4] == 5 for one in found)
+
+
+def test_pipelines_of_unequal_length(ranks):
+    def work(group):
+        with pytest.raises(ValueError, match=r"data=3\) divides 4 process.*one of \[1, 2, 4\]"):
+            Mesh(group, 3)
+
+    ranks(4)(work)

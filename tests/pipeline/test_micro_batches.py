@@ -1,0 +1,56 @@
+"""Parts of batches: every sample is in one of them, in order."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.pipeline.micro_batches import MicroBatches
+from tfdist.strategies.keras_private import backend
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_every_sample_is_in_one_part(samples, count, is_known):
+    def run(x, y):
+        batch = {"x": x, "y": (y, None)}
+        parts = MicroBatches(batch, count)
+        found = [parts.part(batch, number) for number in range(count)]
+        return (
+            parts.joined(found)["x"],
+            [part["x"] for part in found],
+            parts.rows,
+            [parts.weight(n) for n in range(count)],
+        )
+
+    x, y = tf.reshape(tf.range(2.0 * samples), [samples, 2]), tf.range(samples)
+    specs = [tf.TensorSpec([samples if is_known else None, *one.shape[1:]], one.dtype) for one in (x, y)]
+    joined, parts, rows, weights = tf.function(run, input_signature=specs)(x, y)
+    np.testing.assert_array_equal(joined, x)
+    assert [int(one) for one in rows] == [
+        (number + 1) * samples // count - number * samples // count for number in range(count)
+    ]
+    assert all(part.shape[0] == max(1, int(own)) for part, own in zip(parts, rows, strict=True)), (
+        "no kernel without rows"
+    )
+    np.testing.assert_allclose(weights, [int(own) / samples for own in rows])
+
+
+def test_masks_are_joined():
+    parts = MicroBatches(tf.zeros([5]), 2)
+    made = []
+    for rows in (2, 3):
+        tensor = tf.fill([rows, 4], float(rows))
+        backend.set_keras_mask(tensor, tf.fill([rows, 4], rows == 2))
+        made.append(tensor)
+    mask = backend.get_keras_mask(parts.joined(made))
+    np.testing.assert_array_equal(mask, [[True] * 4] * 2 + [[False] * 4] * 3)
+
+
+def test_sparse_and_ragged_batches():
+    dense = np.arange(12.0).reshape(4, 3) % 5
+    sparse, ragged = tf.sparse.from_dense(dense), tf.RaggedTensor.from_tensor(dense, padding=0.0)
+    parts = MicroBatches((sparse, ragged), 2)
+    one, other = parts.part((sparse, ragged), 1)
+    np.testing.assert_array_equal(tf.sparse.to_dense(one), dense[2:])
+    assert other.to_list() == ragged.to_list()[2:]

@@ -1,0 +1,181 @@
+"""Models that are trained in stages learn, report and predict what the whole ones do: `fit` of both, in one process."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tests.pipeline import models
+from tfdist.model_parallel.model_calls import ModelCalls
+from tfdist.pipeline import schedules
+from tfdist.pipeline.dry_run import DeadlockError
+from tfdist.pipeline.model_steps import ModelSteps
+from tfdist.pipeline.table import Table
+from tfdist.pipeline.transport import WithinProcess
+
+STAGES, PARTS = 2, 3
+ROWS = 26
+"""Batches of 8 and a last one of 2, which is fewer than there are micro-batches."""
+
+
+def split(model, schedule="gpipe", recomputes=False):
+    """Has a compiled model make its steps in stages."""
+    stages = models.in_stages(ModelCalls(model), STAGES)
+    make = {"gpipe": schedules.gpipe, "1f1b": schedules.one_forward_one_backward, "zb": schedules.zero_bubble}[schedule]
+    table = make(STAGES, PARTS, stages.edges)
+    devices = [f"/device:CPU:{number}" for number in range(STAGES)]
+    steps = ModelSteps(model, stages, table, range(STAGES), WithinProcess(), devices, recomputes)
+    model.train_step, model.test_step, model.predict_step = steps.train, steps.test, steps.predict
+    return model
+
+
+def network(*hidden, outputs=1, **kwargs):
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(8, "tanh"), layers.Dense(outputs, **kwargs)])
+
+
+def regularized():
+    l2 = keras.regularizers.L2(0.05)
+    hidden = layers.Dense(8, kernel_regularizer=l2, activity_regularizer="l1")
+    return network(hidden, kernel_regularizer="l1", bias_regularizer=l2)
+
+
+def frozen():
+    return network(layers.Dense(8, trainable=False), layers.Dense(7))
+
+
+def classifier():
+    return network(layers.Dense(8, "relu"), outputs=3, activation="softmax")
+
+
+CASES = {
+    "sgd": (network, {"optimizer": "sgd", "loss": "mse"}),
+    "adam, decay, average": (network, {"optimizer": lambda: keras.optimizers.AdamW(use_ema=True), "loss": "mae"}),
+    "clipped": (network, {"optimizer": lambda: keras.optimizers.SGD(global_clipnorm=0.1), "loss": "mse"}),
+    "accumulated": (
+        network,
+        {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2), "loss": "huber"},
+    ),
+    "regularized": (regularized, {"optimizer": "adam", "loss": "mse"}),
+    "frozen": (frozen, {"optimizer": "adam", "loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"]}),
+    "eager": (network, {"optimizer": "sgd", "loss": "mse", "run_eagerly": True}),
+    "several steps": (network, {"optimizer": "sgd", "loss": "mse", "steps_per_execution": 2}),
+    "scaled": (
+        network,
+        {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 2.0**7), "loss": "mse"},
+    ),
+    "several": (
+        models.several_outputs,
+        {"optimizer": "adam", "loss": {"early": "mse", "late": "mae"}, "loss_weights": {"early": 0.3, "late": 2.0}},
+    ),
+    "shared": (models.shared, {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}),
+    "words": (models.words, {"optimizer": "adam", "loss": "mse"}),
+}
+
+
+def data_of(model):
+    x, y = models.data_of(model, ROWS)
+    x = [one.numpy() for one in x]
+    y = [one.numpy() for one in y]
+    return (x if len(x) > 1 else x[0]), (dict(zip(model.output_names, y, strict=True)) if len(y) > 1 else y[0])
+
+
+def trained(make, compiled, schedule=None, **options):
+    keras.utils.set_random_seed(0)
+    model = make()
+    optimizer = compiled["optimizer"]
+    model.compile(**{**compiled, "optimizer": optimizer() if callable(optimizer) else optimizer})
+    if schedule is not None:
+        split(model, schedule)
+    x, y = data_of(model)
+    options = {"validation_data": (x, y), "epochs": 2, "batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    history = model.fit(x, y, **options).history
+    evaluated = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+    state = [one.numpy() for one in (*model.variables, *model.optimizer.variables)]
+    return history, evaluated, keras.tree.flatten(model.predict(x, batch_size=8, verbose=0)), state
+
+
+def assert_equal(found, expected):
+    assert found[0].keys() == expected[0].keys()
+    for name, values in expected[0].items():
+        np.testing.assert_allclose(found[0][name], values, rtol=1e-5, err_msg=name)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, err_msg=name)
+    for one, other in zip(found[2] + found[3], expected[2] + expected[3], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fit_evaluate_and_predict(name):
+    make, compiled = CASES[name]
+    schedule = "gpipe" if len(name) % 2 else "1f1b"
+    assert_equal(trained(make, compiled, schedule), trained(make, compiled))
+
+
+def test_weights_of_samples_and_classes():
+    labels = np.random.default_rng(0).integers(0, 3, ROWS)
+    weights = np.random.default_rng(1).uniform(size=ROWS)
+    found = []
+    for schedule in (None, "zb"):
+        keras.utils.set_random_seed(0)
+        model = classifier()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+        if schedule is not None:
+            split(model, schedule)
+        x, _ = data_of(model)
+        options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        one = model.fit(x, labels, sample_weight=weights, **options).history
+        other = model.fit(x, labels, class_weight={0: 1.0, 1: 3.0, 2: 0.1}, **options).history
+        found.append((one, other, [one.numpy() for one in model.variables]))
+    for one, other in zip(*found, strict=True):
+        for value, expected in zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_ones_own_of_the_whole_batch():
+    """Contrasts samples with each other, which only a schedule with all forward passes first can do."""
+
+    def contrast(y, outputs):
+        near = keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+        return keras.ops.mean(keras.ops.logsumexp(near, axis=1))
+
+    compiled = {"optimizer": "adam", "loss": contrast}
+    assert_equal(trained(classifier, compiled, "gpipe"), trained(classifier, compiled))
+
+
+class OwnLoss(keras.Model):
+    """Computes its loss, with a weight of the last stage."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((y - y_pred) ** 2) + 0.1 * keras.ops.sum(self.layers[-1].kernel ** 2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
+def test_compute_loss_of_ones_own(schedule):
+    def make():
+        inputs = keras.Input((6,))
+        return OwnLoss(inputs, layers.Dense(1)(layers.Dense(5, "relu")(inputs)))
+
+    compiled = {"optimizer": "adam"}
+    assert_equal(trained(make, compiled, schedule), trained(make, compiled))
+
+
+def test_a_table_that_ends_in_a_deadlock():
+    model = network()
+    stages = models.in_stages(ModelCalls(model), 2)
+    table = Table([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], 2, 2, stages.edges)
+    with pytest.raises(DeadlockError, match="worker 0 waits before 0B0 for 1B0"):
+        ModelSteps(model, stages, table, [0, 1], WithinProcess())
+
+
+def test_a_table_of_ones_own_in_any_order():
+    rows = [["0F1", "0F0", "0F2", "0B2", "0B0", "0B1"], ["1F2", "1F1", "1F0", "1B2", "1B0", "1B1"]]
+
+    def pipelined():
+        model = network()
+        stages = models.in_stages(ModelCalls(model), 2)
+        steps = ModelSteps(model, stages, Table(rows, 2, 3, stages.edges), [0, 1], WithinProcess())
+        model.train_step, model.predict_step = steps.train, steps.predict
+        return model
+
+    compiled = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}
+    assert_equal(trained(pipelined, compiled), trained(network, compiled))

@@ -1,0 +1,77 @@
+"""Losses of whole batches and of micro-batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.pipeline.micro_batches import MicroBatches
+from tfdist.pipeline.objective import Objective
+
+VALUES = np.arange(1.0, 6.0, dtype="float32")
+
+
+def gradients(loss, of_batch, variables=(), scale=1.0):
+    outputs = tf.constant(VALUES)
+    batch = MicroBatches(outputs, 3)
+    objective = Objective(loss, batch, of_batch, variables, scale)
+    for number in range(3):
+        objective.take(number, [batch.part(outputs, number)])
+    found = [objective.gradients(number) for number in range(3)]
+    return batch.joined([one.output for (one,), _ in found]), [pair for _, own in found for pair in own], objective
+
+
+def mean_square(outputs, number):
+    return tf.reduce_mean(outputs[0] ** 2)
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_means_over_samples(of_batch):
+    found, _, objective = gradients(mean_square, of_batch)
+    np.testing.assert_allclose(found, 2 * VALUES / 5, rtol=1e-6)
+    np.testing.assert_allclose(tf.add_n(objective.losses), (VALUES**2).mean(), rtol=1e-6)
+
+
+def test_a_whole_batch_may_have_any_loss():
+    found, _, _ = gradients(lambda outputs, number: tf.reduce_sum(outputs[0]) ** 2, True)
+    np.testing.assert_allclose(found, np.full(5, 2 * VALUES.sum()))
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_variables_that_the_loss_itself_uses(of_batch):
+    class Weight:
+        value = tf.Variable(2.0)
+
+    weight = Weight()
+    _, own, _ = gradients(lambda outputs, number: weight.value * tf.reduce_mean(outputs[0]), of_batch, [weight])
+    assert all(one is weight for one, _ in own)
+    np.testing.assert_allclose(tf.add_n([gradient for _, gradient in own]), VALUES.mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_gradients_are_scaled_and_losses_are_not(of_batch):
+    found, _, objective = gradients(mean_square, of_batch, scale=1024.0)
+    np.testing.assert_allclose(found, 1024 * 2 * VALUES / 5, rtol=1e-6)
+    np.testing.assert_allclose(tf.add_n(objective.losses), (VALUES**2).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_crossentropies_of_logits(of_batch):
+    """Keras takes what a softmax was computed of, so that the output itself has no gradient."""
+    logits = tf.random.stateless_normal([5, 3], (0, 0))
+    labels = tf.constant([0, 1, 2, 0, 1])
+    batch = MicroBatches(logits, 3)
+
+    def loss(outputs, number):
+        own = labels if number is None else batch.part(labels, number)
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(own, outputs[0]))
+
+    objective = Objective(loss, batch, of_batch)
+    for number in range(3):
+        objective.take(number, [keras.activations.softmax(batch.part(logits, number))])
+    found = [objective.gradients(number)[0][0] for number in range(3)]
+    assert all(one.output is None for one in found)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        whole = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    np.testing.assert_allclose(tf.concat([one.logits for one in found], 0), tape.gradient(whole, logits), rtol=1e-5)

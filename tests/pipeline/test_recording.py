@@ -1,0 +1,95 @@
+"""Recorded steps: the order of the actions is that of the table, in graphs and eagerly; timelines of all processes."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.pipeline import models
+from tfdist.pipeline import recording
+from tfdist.pipeline.actions import parse
+from tfdist.pipeline.recording import Recording
+
+PARTS = 4
+SCHEDULES = {
+    "gpipe": {"stages": 3},
+    "1f1b": {"stages": 3},
+    "zero_bubble": {"stages": 3},
+    "interleaved": {"stages": 4, "devices": ["CPU:0", "CPU:1"]},
+}
+
+
+def trained(schedule, eagerly=False, **arguments):
+    strategy = tfdist.PipelineStrategy(micro_batches=PARTS, schedule=schedule, **SCHEDULES[schedule], **arguments)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = models.perceptron()
+        model.compile("sgd", "mse", run_eagerly=eagerly)
+    x, y = models.data_of(model)
+    model.fit(x[0], y[0], batch_size=8, verbose=0)  # two steps, the second one smaller
+    return strategy, model
+
+
+def actions(timeline):
+    return [[str(span.action) for span in row] for row in timeline.spans]
+
+
+@pytest.mark.parametrize(("schedule", "eagerly"), [*((name, False) for name in SCHEDULES), ("1f1b", True)])
+def test_the_order_is_that_of_the_table(schedule, eagerly):
+    strategy, _ = trained(schedule, eagerly, record=True)
+    for step in (-2, -1):
+        found = strategy.recorded(step)
+        assert actions(found) == actions(strategy.schedule)
+        for row in found.spans:
+            times = [time for span in row for time in (span.begin, span.end)]
+            assert times == sorted(times)
+    assert "worker 1" in str(strategy.recorded())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_an_action_begins_after_what_it_needs(schedule):
+    strategy, model = trained(schedule, record=True)
+    table = strategy.extended.of_model(model).table
+    spans = {span.action: span for row in strategy.recorded().spans for span in row}
+    for action, span in spans.items():
+        assert all(spans[one].end <= span.begin for one in table.needs(action))
+
+
+def test_recording_changes_no_weights():
+    weights = [trained("zero_bubble", record=record)[1].get_weights() for record in (False, True)]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_only_training_steps_are_recorded():
+    strategy, model = trained("gpipe", record=True)
+    model.predict(models.data_of(model)[0][0], verbose=0)
+    assert actions(strategy.recorded()) == actions(strategy.schedule)
+    with pytest.raises(ValueError, match=r"the times of 2 training steps .* no step -3"):
+        strategy.recorded(-3)
+
+
+def test_nothing_is_recorded_unless_it_is_asked_for():
+    strategy, _ = trained("gpipe")
+    with pytest.raises(ValueError, match="record=True"):
+        strategy.recorded()
+
+
+def test_a_timeline_of_several_processes(ranks):
+    def work(group):
+        made = Recording(group)
+        for number in range(recording.KEPT + 1):
+            stamps = made.of_step([0, 1])
+            for name in ("F", "B") if group.rank else ("F", "F"):
+                stamps.around(parse(f"{group.rank}{name}{number}"), [tf.ones([])], list)
+            stamps.close()
+        with pytest.raises(ValueError, match="no step"):
+            made.timeline(recording.KEPT)
+        return made.timeline()
+
+    one, other = ranks(2)(work)
+    assert one == other
+    last = recording.KEPT
+    assert actions(one) == [[f"0F{last}", f"0F{last}"], [f"1F{last}", f"1B{last}"]]
+    assert min(row[0].begin for row in one.spans) == 0

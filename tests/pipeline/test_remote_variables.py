@@ -1,0 +1,83 @@
+"""Variables of other processes; that files of models are written and read so is in the tests over processes."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.pipeline import described_variables
+from tfdist.pipeline.described_variables import ElsewhereError, allocate, describing, leave_to
+from tfdist.pipeline.mesh import Mesh
+from tfdist.pipeline.remote_variables import RemoteVariables
+
+described_variables.install()
+
+
+class Places:
+    """A variable of each worker, and one of all."""
+
+    def __init__(self, variables, worker):
+        self._workers = {id(variables[0]): (0,), id(variables[1]): (1,), id(variables[2]): ()}
+        self._worker = worker
+
+    def workers(self, variable):
+        return self._workers[id(variable)]
+
+    def holds(self, variable):
+        return self._worker in self.workers(variable) or not self.workers(variable)
+
+
+_building = threading.Lock()
+
+
+def variables_of(group):
+    """The variables of one process, with values that tell by whom."""
+    with _building, describing():
+        made = [keras.Variable(lambda shape, dtype: np.zeros(shape, dtype), shape=(2,)) for _ in range(3)]
+        places = Places(made, group.rank)
+        for place, one in enumerate(made):
+            if places.holds(one):
+                allocate(one)
+                one.assign([group.rank, 10.0 * place])
+            else:
+                leave_to(one, f"worker {place}")
+    return made, RemoteVariables(Mesh(group, 1), places, made, "m")
+
+
+def test_the_leader_reads_and_assigns_all(ranks):
+    def work(group):
+        variables, remote = variables_of(group)
+        if group.rank:
+            remote.answer()
+            return variables[1].numpy().tolist()
+        with remote.led():
+            found = [one.numpy().tolist() for one in variables]
+            variables[1].assign([7.0, 8.0])
+        with pytest.raises(ElsewhereError, match="held by worker 1"):
+            variables[1].numpy()
+        return found
+
+    assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]], [7.0, 8.0]]
+
+
+def test_others_are_released_when_the_leader_fails(ranks):
+    def work(group):
+        _, remote = variables_of(group)
+        if group.rank:
+            remote.answer()
+            return "released"
+        with pytest.raises(OSError, match="disk full"), remote.led():
+            raise OSError("disk full")
+        return "failed"
+
+    assert ranks(2)(work) == ["failed", "released"]
+
+
+def test_values_for_all(ranks):
+    def work(group):
+        variables, remote = variables_of(group)
+        remote.equalize(variables)
+        return [remote.broadcast(one).tolist() for one in variables]
+
+    assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]]] * 2

@@ -1,0 +1,61 @@
+"""Optimizers that hold the variables of some stages only."""
+
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.engine.bridge import Bridge
+from tfdist.pipeline import keras_pipelines, stage_optimizers
+from tfdist.pipeline.described_variables import allocate, describing, is_elsewhere, leave_to
+from tfdist.pipeline.placement import slots_of
+from tfdist.strategies import keras_seams
+from tfdist.strategies.keras_private import base_optimizer
+
+keras_seams.install()
+keras_pipelines.install()
+
+OPTIONS = {
+    "average": {"use_ema": True, "ema_overwrite_frequency": 2},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "decay": {"weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_updates_are_those_of_the_whole_model(name):
+    gradients = np.random.default_rng(0).normal(size=(5, 2, 3)).astype("float32")
+    found = []
+    for parts in (False, True):
+        with describing():
+            variables = [keras.Variable(keras.initializers.Constant(place + 1.0), shape=(3,)) for place in range(2)]
+            optimizer = keras.optimizers.Adam(0.1, **OPTIONS[name])
+            optimizer.build(variables)
+        here = variables[1:] if parts else variables
+        for one in [*variables, *slots_of(optimizer)]:
+            is_anothers = parts and (one is variables[0] or one.path.startswith(f"adam/{variables[0].name}_"))
+            leave_to(one, "another") if is_anothers else allocate(one)
+        assert [is_elsewhere(one) for one in variables] == [parts, False]
+        for given in gradients:
+            own = given[1:] if parts else given
+            optimizer.apply_gradients([(tf.constant(one), variable) for one, variable in zip(own, here, strict=True)])
+        optimizer.finalize_variable_values(variables)
+        found.append(variables[1].numpy())
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch):
+    """Two processes with one gradient each and one that both have."""
+    own = threading.local()
+    monkeypatch.setattr(stage_optimizers.at_work, "current", lambda ability: own.stages)
+
+    def work(group):
+        own.stages = types.SimpleNamespace(over_stages=Bridge(group))
+        gradients = [tf.constant([3.0, 4.0]), tf.constant([[1.0, 2.0], [2.0, 0.0 if group.rank else 4.0]])]
+        with stage_optimizers.counted([0.5, 1.0]):
+            return float(base_optimizer.global_norm(gradients))
+
+    assert ranks(2)(work) == [pytest.approx((25 + 25 + 9) ** 0.5)] * 2

@@ -1,0 +1,91 @@
+"""Tables: what is needed, sent and received; tables that cannot be."""
+
+import pytest
+
+from tfdist.pipeline.actions import Receive, Send, parse
+from tfdist.pipeline.schedules import interleaved, one_forward_one_backward, zero_bubble
+from tfdist.pipeline.table import Table
+
+TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+
+
+def written(actions):
+    return [str(one) for one in actions]
+
+
+def test_what_actions_need():
+    table = Table(TWO, 2, 2)
+    assert written(table.needs(parse("0F0"))) == []
+    assert written(table.needs(parse("1F1"))) == ["0F1"]
+    assert written(table.needs(parse("1B1"))) == ["1F1"]
+    assert written(table.needs(parse("0B1"))) == ["0F1", "1B1"]
+
+
+def test_a_divided_backward_pass():
+    table = zero_bubble(2, 2)
+    assert table.is_divided
+    assert written(table.needs(parse("0I1"))) == ["0F1", "1I1"]
+    assert written(table.needs(parse("0W1"))) == ["0I1"]
+    assert not Table(TWO, 2, 2).is_divided
+
+
+def test_sends_follow_results_and_receives_come_one_action_ahead():
+    table = Table(TWO, 2, 2)
+    assert written(table.steps(0)) == ["0F0", "0F0→1", "1B0⇒0", "0F1", "0F1→1", "1B1⇒0", "0B0", "0B1"]
+    assert written(table.steps(1)) == ["0F0⇒1", "1F0", "0F1⇒1", "1B0", "1B0→0", "1F1", "1B1", "1B1→0"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        one_forward_one_backward(4, 6, [(0, 1), (1, 2), (2, 3), (0, 3), (0, 2)]),
+        zero_bubble(3, 5, [(0, 1), (1, 2), (0, 2)]),
+        interleaved(6, 4, 2),
+    ],
+)
+def test_what_is_sent_is_received(table):
+    sent, received = [], []
+    for worker in range(len(table.rows)):
+        held = set()
+        for step in table.steps(worker):
+            if isinstance(step, Send):
+                assert table.workers[step.transfer.result_of.stage] == worker
+                assert table.workers[step.transfer.destination] != worker
+                assert step.transfer.result_of in held, "results are sent when they are there"
+                sent.append(step.transfer)
+            elif isinstance(step, Receive):
+                assert table.workers[step.transfer.destination] == worker
+                received.append(step.transfer)
+                held.add((step.transfer.result_of, step.transfer.destination))
+            else:
+                for one in table.needs(step):
+                    assert one in held or (one, step.stage) in held, f"{step} needs {one}"
+                held.add(step)
+    assert set(sent) == set(received)
+    assert len(sent) == len(set(sent)) == len(received)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["0F0", "0B0"], ["1F0", "1B0", "1F1", "1B1"]], "the action 0F1 is missing"),
+        ([["0F0", "0F0", "0F1", "0B0", "0B1"], TWO[1]], "0F0 stands in the table more than once"),
+        ([[*TWO[0], "2F0"], TWO[1]], "for 2 stages and 2 micro-batches has no place for 2F0"),
+        ([[*TWO[0], "0F2"], TWO[1]], "has no place for 0F2"),
+        ([["0F0", "0F1", "0B0"], TWO[1]], "either B, or I and W, of stage 0 and micro-batch 1; got F"),
+        ([["0F0", "0F1", "0B0", "0I1"], TWO[1]], "got F, I"),
+        ([["0F0", "0B0", "0W0", "0F1", "0B1"], TWO[1]], "got B, F, W"),
+        ([["0B0", "0F0", "0F1", "0B1"], TWO[1]], "0B0 stands before 0F0, which it needs"),
+        ([["0F0", "0F1", "0B1", "1F0"], ["0B0", "1B0", "1F1", "1B1"]], "stage 0 stand in the rows of workers"),
+        ([["forward"], TWO[1]], "expected an action"),
+    ],
+)
+def test_tables_that_cannot_be(rows, message):
+    with pytest.raises(ValueError, match=message):
+        Table(rows, 2, 2)
+
+
+def test_a_table_without_training_has_forward_passes_only():
+    assert Table([["0F0"], ["1F0"]], 2, 1, training=False).workers == (0, 1)
+    with pytest.raises(ValueError, match="forward passes has no place for 0B0"):
+        Table([["0F0", "0B0"], ["1F0", "1B0"]], 2, 1, training=False)

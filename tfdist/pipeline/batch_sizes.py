@@ -1,0 +1,52 @@
+"""Whether batches make micro-batches of equal size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_private import tree
+
+_KERAS_DEFAULT = 32
+
+
+def check(x: Any, batch_size: int | None, micro_batches: int, data: int = 1) -> None:
+    """Checks the size of full batches, where it is known; the last one of an epoch may be smaller.
+
+    Args:
+        x: as of ``fit``.
+        batch_size: as of ``fit``.
+        micro_batches: number of parts of each replica's batch.
+        data: number of replicas.
+
+    Raises:
+        ValueError: micro-batches do not divide the batch.
+    """
+    size = _size(x, batch_size)
+    parts = micro_batches * data
+    if size is None or size % parts == 0:
+        return
+    below = size // parts * parts
+    near = " and ".join(str(one) for one in (below, below + parts) if one)
+    fitting = [number for number in range(1, size + 1) if size % (number * data) == 0]
+    advice = f"Batches of {near} samples do"
+    if fitting:
+        advice += f"; batches of {size} do with micro_batches={' or '.join(map(str, fitting))}"
+    over = f" in each of data={data} pipelines" if data > 1 else ""
+    raise ValueError(
+        f"PipelineStrategy(micro_batches={micro_batches}): batches of {size} samples do not make {micro_batches} "
+        f"micro-batches of equal size{over}. {advice}."
+    )
+
+
+def _size(x: Any, batch_size: int | None) -> int | None:
+    """The number of samples of a full batch; None if it is not known, or if there is no full batch."""
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        specs = [one for one in tree.flatten(x.element_spec) if isinstance(one, tf.TensorSpec)]
+        return specs[0].shape[0] if specs and specs[0].shape.rank else None
+    arrays = [one for one in tree.flatten(x) if getattr(one, "shape", None)]
+    if not arrays:
+        return None
+    size = _KERAS_DEFAULT if batch_size is None else batch_size
+    return size if arrays[0].shape[0] >= size else None

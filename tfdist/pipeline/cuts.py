@@ -1,0 +1,105 @@
+"""Where a model is cut into stages: as a user says, or so that the most costly stage costs least."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tfdist.model_parallel.analysis import analysis_of
+from tfdist.model_parallel.call_graph import Call
+from tfdist.model_parallel.model_calls import ModelCalls
+from tfdist.model_parallel.partition import Partition, bytes_kept
+from tfdist.model_parallel.splitting import split
+
+Cuts = Sequence[str] | Partition | Literal["flops", "memory"]
+"""Names of the calls that stages but the first begin with; stages that `tfdist.partition` has found; or what is to be
+balanced."""
+
+
+_OPEN_SIZE = 128
+"""Assumed where inputs leave a dimension open, as the length of sequences, to compare what calls cost."""
+
+
+def check(cuts: Any, stages: int) -> None:
+    """Checks what does not depend on a model.
+
+    Args:
+        cuts: as a user gives them.
+        stages: number of stages.
+
+    Raises:
+        TypeError: they are none.
+        ValueError: they make another number of stages.
+    """
+    if isinstance(cuts, str):
+        if cuts not in ("flops", "memory"):
+            raise ValueError(
+                f'PipelineStrategy(cuts=…) is "flops" or "memory", which it balances, or a list of names; got {cuts!r}'
+            )
+        return
+    if isinstance(cuts, Partition):
+        made = len(cuts.stages)
+    elif isinstance(cuts, Sequence) and all(isinstance(one, str) for one in cuts):
+        made = len(cuts) + 1
+    else:
+        raise TypeError(
+            'PipelineStrategy(cuts=…) is "flops", "memory", names of the layers that stages begin with, or what '
+            f"tfdist.partition returns; got {cuts!r}"
+        )
+    if made != stages:
+        raise ValueError(f"PipelineStrategy(stages={stages}): the cuts make {made} stages; got {cuts!r}")
+
+
+def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
+    """Where each stage ends, as places in a model's calls.
+
+    Args:
+        calls: of the model.
+        stages: how many; one call for each at least.
+        cuts: that `check` has taken.
+
+    Raises:
+        ValueError: the model has fewer calls, or none of a name that is given, or they are in another order.
+    """
+    names = [call.name for call in calls.calls]
+    if stages > len(names):
+        raise ValueError(f"{stages} stages need as many calls of layers at least; this model makes {len(names)}")
+    if isinstance(cuts, str):
+        costs = _costs(calls, cuts)
+        # A little for each call, so that calls that cost nothing are dealt out, too.
+        weighs = [float(bytes_kept(one) if cuts == "memory" else one.flops) for one in costs]
+        return split([one + 1e-6 * sum(weighs) / len(weighs) for one in weighs], stages)
+    if isinstance(cuts, Partition):
+        found = [name for stage in cuts.stages for name in stage.calls]
+        if found != names:
+            raise ValueError(
+                "PipelineStrategy(cuts=…): this partition is of a model with other calls; it begins with "
+                f"{found[0]!r} and has {len(found)} calls, this model begins with {names[0]!r} and has {len(names)}"
+            )
+        return [sum(len(stage.calls) for stage in cuts.stages[: place + 1]) for place in range(stages)]
+    begins = [_place(name, names) for name in cuts]
+    if begins != sorted(set(begins)) or begins[:1] == [0]:
+        raise ValueError(
+            f"PipelineStrategy(cuts={list(cuts)}): each stage begins behind the one before it; the model makes its "
+            f"calls in the order {', '.join(names)}"
+        )
+    return [*begins, len(names)]
+
+
+def _costs(calls: ModelCalls, cuts: str) -> Sequence[Call]:
+    try:
+        return analysis_of(calls, batch_size=1, open_size=_OPEN_SIZE).calls
+    except ValueError as error:
+        raise ValueError(
+            f'PipelineStrategy(cuts="{cuts}"): what the calls of this model cost cannot be told, with {_OPEN_SIZE} for '
+            "sizes that its inputs leave open. Give them a known shape, or name the calls that stages but the first "
+            f"begin with: cuts=[…], of {', '.join(call.name for call in calls.calls)}"
+        ) from error
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    if name not in names:
+        near = difflib.get_close_matches(name, names) or names
+        raise ValueError(f"PipelineStrategy(cuts=…): the model makes no call {name!r}; near it are {', '.join(near)}")
+    return names.index(name)

@@ -1,0 +1,118 @@
+"""What losses of a whole batch divide by, before any micro-batch has passed through all stages.
+
+A loss over the valid steps of a mask, or weighted by samples, divides by a sum over the batch. Of a micro-batch it
+would divide by another one, and the mean over micro-batches would not be the loss of the batch. Masks and weights of
+samples do not depend on the model's weights: so the loss is traced once for a batch that stands in, and of that graph
+only what makes the divisors is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipeline.stages import Stages
+from tfdist.strategies import keras_losses
+from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.keras_private import backend, tree
+
+
+def divisors_of(
+    stages: Stages, data: Any, inputs: Sequence[tf.Tensor], loss: Callable[[Any, list[Any]], tf.Tensor]
+) -> list[tf.Tensor]:
+    """The divisors of a loss, in the order in which it needs them.
+
+    Args:
+        stages: of the model.
+        data: of the batch, in any structure.
+        inputs: of the model, in their order.
+        loss: of data and the model's outputs.
+
+    Returns:
+        Float64 scalars.
+
+    Raises:
+        ValueError: a mask depends on weights.
+    """
+    noted: list[tf.Tensor] = []
+    parts = [*inputs, *(one for one in tree.flatten(data) if tf.is_tensor(one))]
+
+    def trace(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        given = iter(tensors)
+        own_inputs = [next(given) for _ in inputs]
+        own_data = tree.map_structure(lambda one: next(given) if tf.is_tensor(one) else one, data)
+        outputs = _standing_in(stages, own_inputs, own_data)
+        with backend.StatelessScope(), keras_losses.noting_divisors() as found:
+            loss(own_data, outputs)
+        noted.extend(found)
+        return list(found)
+
+    function = tf.compat.v1.wrap_function(trace, [tf.type_spec_from_value(one) for one in parts])
+    return list(function(*parts)) if noted else []
+
+
+def over_replicas(divisors: Sequence[tf.Tensor], extended: SharesBatches | None) -> list[tf.Tensor]:
+    """Sums over replicas.
+
+    Args:
+        divisors: of this replica's batch.
+        extended: of the strategy whose replica calls; None if there is one replica.
+    """
+    if extended is None or not divisors:
+        return list(divisors)
+    total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(list(divisors)))
+    return tf.unstack(total, len(divisors))
+
+
+def _standing_in(stages: Stages, inputs: Sequence[tf.Tensor], data: Any) -> list[Any]:
+    """Outputs with the masks of the model's and, as far as can be known, its shapes; values do not matter."""
+    calls = stages.calls
+    masks: dict[int, Any] = {}
+    if any(stages.has_mask(key) for key in calls.outputs):
+        layers = [one for stage in range(stages.count) for one in stages.layers(stage)]
+        state = [(one, tf.zeros(one.shape, one.dtype)) for layer in layers for one in layer.variables]
+        values = dict(zip(calls.inputs, inputs, strict=True))
+        with backend.StatelessScope(state_mapping=state, collect_losses=True):
+            calls.run(calls.calls, values, False)
+        masks = {key: backend.get_keras_mask(values[key]) for key in calls.outputs if stages.has_mask(key)}
+        _check(masks.values(), {value.op.name for _, value in state})
+    found = []
+    for key in calls.outputs:
+        tensor = calls.tensors[key]
+        shape = [_size(axis, size, [*tree.flatten(data), *inputs]) for axis, size in enumerate(tensor.shape)]
+        value = tf.compat.v1.placeholder_with_default(tf.zeros(shape, tensor.dtype), tensor.shape)
+        if masks.get(key) is not None:
+            backend.set_keras_mask(value, masks[key])
+        found.append(value)
+    return found
+
+
+def _size(axis: int, size: int | None, like: Sequence[Any]) -> Any:
+    """The size of an axis of an output: one that varies is probably that of targets or inputs."""
+    if size is not None:
+        return size
+    for tensor in like:
+        if isinstance(tensor, tf.Tensor) and tensor.shape.rank is not None and tensor.shape.rank > axis:
+            return tf.shape(tensor)[axis]
+    return 1
+
+
+def _check(masks: Iterable[Any], weights: set[str]) -> None:
+    """Checks that masks are made of inputs alone.
+
+    Raises:
+        ValueError: they are not.
+    """
+    pending, seen = [mask.op for mask in masks], set[str]()
+    while pending:
+        operation = pending.pop()
+        if operation.name in weights:
+            raise ValueError(
+                "a mask of the model's outputs depends on weights: with this schedule, the number of its valid steps "
+                'in the whole batch is not known when the first loss is computed. Use schedule="gpipe".'
+            )
+        if operation.name not in seen:
+            seen.add(operation.name)
+            pending += [one.op for one in operation.inputs]

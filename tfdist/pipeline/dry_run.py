@@ -1,0 +1,124 @@
+"""The dry run of a table: deadlocks, idle time and memory, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.pipeline import picture
+from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.table import Table
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action and its time.
+
+    Attributes:
+        worker: that did it.
+        action: what it did.
+        begin: when it began, from the beginning of the step.
+        end: when it ended.
+    """
+
+    worker: int
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What each worker of a pipeline does when, in a dry run or as recorded; printed as a picture.
+
+    Attributes:
+        spans: by worker, in their order.
+    """
+
+    spans: tuple[tuple[Span, ...], ...]
+
+    def __str__(self) -> str:
+        return picture.summary(self)
+
+    def draw(self, path: Any) -> None:
+        """Draws the picture.
+
+        Args:
+            path: of the file, such as ``"schedule.svg"``.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        picture.draw(self, path)
+
+    @property
+    def seconds(self) -> float:
+        """The length of the step."""
+        return max(span.end for row in self.spans for span in row)
+
+    @property
+    def idle_share(self) -> float:
+        """The part of all workers' time in which they wait."""
+        busy = sum(span.end - span.begin for row in self.spans for span in row)
+        return 1 - busy / (self.seconds * len(self.spans))
+
+    def kept(self, worker: int, weight: Callable[[int], float] = lambda stage: 1.0) -> float:
+        """The most that a worker keeps at once of what forward passes make for backward passes.
+
+        Args:
+            worker: which one.
+            weight: of a stage, what one micro-batch takes; 1 by default, which counts micro-batches.
+        """
+        now = most = 0.0
+        for span in self.spans[worker]:
+            if span.action.kind is Kind.FORWARD:
+                now += weight(span.action.stage)
+                most = max(most, now)
+            elif span.action.kind is not Kind.INPUTS:
+                now -= weight(span.action.stage)
+        return most
+
+
+class DeadlockError(ValueError):
+    """The workers of a table wait for each other."""
+
+
+def dry_run(table: Table, cost: Callable[[Action], float] = lambda action: 1.0, latency: float = 0.0) -> Timeline:
+    """Runs a table without computing anything.
+
+    Args:
+        table: which one.
+        cost: seconds of an action, or any other unit.
+        latency: of what one worker sends to another, in the same unit.
+
+    Raises:
+        DeadlockError: no worker can go on, before all is done.
+    """
+    ends: dict[Action, float] = {}
+    spans: list[list[Span]] = [[] for _ in table.rows]
+    free = [0.0] * len(table.rows)
+    while True:
+        moved = False
+        for worker, row in enumerate(table.rows):
+            while len(spans[worker]) < len(row):
+                action = row[len(spans[worker])]
+                needs = table.needs(action)
+                if any(one not in ends for one in needs):
+                    break
+                ready = (ends[one] + latency * (table.workers[one.stage] != worker) for one in needs)
+                begin = max([free[worker], *ready])
+                ends[action] = free[worker] = begin + cost(action)
+                spans[worker].append(Span(worker, action, begin, ends[action]))
+                moved = True
+        if not moved:
+            break
+    waiting = [
+        (worker, row[len(done)], next(one for one in table.needs(row[len(done)]) if one not in ends))
+        for worker, (row, done) in enumerate(zip(table.rows, spans, strict=True))
+        if len(done) < len(row)
+    ]
+    if waiting:
+        reasons = "; ".join(f"worker {worker} waits before {action} for {one}" for worker, action, one in waiting)
+        raise DeadlockError(f"the table ends in a deadlock: {reasons}. Change the order of the actions.")
+    return Timeline(tuple(map(tuple, spans)))

@@ -1,0 +1,81 @@
+"""Gradients of the weights of a process's stages, added up over micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tfdist.strategies.sparse_gradients import are_of_samples
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+
+class Gradients:
+    """Gradients of variables, added up over micro-batches.
+
+    Sparse gradients are what the whole batch would have: rows of samples one after another; rows that are the same for
+    all samples, as those of positions, once, with their sum (`tfdist.strategies.sparse_gradients`).
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Any] = {}
+        self._rows: dict[int, dict[Hashable, list[tf.IndexedSlices]]] = {}
+
+    def add(self, variable: Any, gradient: Gradient | None, part: Hashable = None) -> Gradient | None:
+        """Adds a gradient.
+
+        Args:
+            variable: of Keras.
+            gradient: dense or sparse; None for none.
+            part: of the model, whose gradient it is; the same for all micro-batches.
+
+        Returns:
+            What an action ends with: the sum of the dense gradients so far, or the sparse one.
+        """
+        key = id(variable)
+        if isinstance(gradient, tf.IndexedSlices):
+            self._rows.setdefault(key, {}).setdefault(part, []).append(gradient)
+        elif gradient is not None:
+            gradient = self._sums[key] = gradient if key not in self._sums else self._sums[key] + gradient
+        return gradient
+
+    def wait_for(self, operations: Sequence[Any]) -> None:
+        """Makes all gradients wait for operations of a graph, too.
+
+        Args:
+            operations: for control dependencies.
+        """
+        with tf.control_dependencies(operations):
+            self._sums = {key: tf.identity(total) for key, total in self._sums.items()}
+            for rows in itertools.chain.from_iterable(parts.values() for parts in self._rows.values()):
+                rows[:] = [tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape) for one in rows]
+
+    def of(self, variable: Any) -> Gradient | None:
+        """The gradient of a variable: sparse if all parts of it were, None if there was none.
+
+        Args:
+            variable: of Keras.
+        """
+        total, parts = self._sums.get(id(variable)), self._rows.get(id(variable), {})
+        if not parts:
+            return total
+        joined = _joined([one for rows in parts.values() for one in _of_whole_batch(rows)])
+        return joined if total is None else total + tf.convert_to_tensor(joined)
+
+
+def _of_whole_batch(rows: list[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    """The rows of one part of a model, of its micro-batches."""
+    if any(are_of_samples(one) for one in rows):
+        return rows
+    return [tf.IndexedSlices(tf.add_n([one.values for one in rows]), rows[0].indices, rows[0].dense_shape)]
+
+
+def _joined(rows: list[tf.IndexedSlices]) -> tf.IndexedSlices:
+    if len(rows) == 1:
+        return rows[0]
+    return tf.IndexedSlices(
+        tf.concat([one.values for one in rows], 0), tf.concat([one.indices for one in rows], 0), rows[0].dense_shape
+    )

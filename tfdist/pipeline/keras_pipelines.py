@@ -1,0 +1,268 @@
+"""Patches of Keras for models in stages: their steps, their weights, and files of them.
+
+| seam | why |
+|---|---|
+| functions of steps | the steps are those of a pipeline |
+| `compile`, ``fit``, `load_model` and others | variables are placed before anything reads them |
+| ``fit`` | micro-batches divide its batches; errors say how data may differ |
+| `get_weights`, `set_weights` | weights are on several processes |
+| `EarlyStopping` | keeps the best weights of its own process, not those of all |
+| `global_norm`, `check_finite`, moving averages, `SwapEMAWeights` | `tfdist.pipeline.stage_optimizers` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import MismatchError
+from tfdist.model_parallel.model_calls import graph_of
+from tfdist.pipeline import described_variables, model_steps, stage_optimizers
+from tfdist.pipeline.processes import OTHER_DATA
+from tfdist.strategies import at_work, keras_seams
+from tfdist.strategies.abilities import HasStages
+from tfdist.strategies.keras_private import base_trainer, layer, saving_lib, tf_trainer, tree
+from tfdist.strategies.keras_steps import WithPredictStep
+
+_installed = False
+_SAME_BATCHES = (
+    "Under PipelineStrategy every process reads all batches, so that no one may have more of them, in an epoch or in a "
+    "validation, than another."
+)
+
+
+class _Weights(threading.local):
+    """Whether this thread reads and assigns only the weights that its process holds."""
+
+    own_only = False
+
+
+_weights = _Weights()
+
+
+class _Elsewhere:
+    """Stands in `get_weights` for a weight that another process holds.
+
+    Args:
+        shape: of the weight.
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+
+
+def install() -> None:
+    """Installs the seams, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    described_variables.install()
+    model_steps.install()
+    replace = keras_seams.replace
+    stage_optimizers.install(replace)
+    trainer = tf_trainer.TensorFlowTrainer
+    replace(trainer, "_make_function", _of_a_pipeline)
+    replace(trainer, "make_predict_function", _predicting_in_stages)
+    replace(trainer, "predict_on_batch", _predicted_in_stages)
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
+        replace(trainer, name, _placed_first)
+    replace(trainer, "fit", _of_batches_that_are_divided)
+    replace(base_trainer.Trainer, "compile", _placed_afterwards)
+    replace(saving_lib, "_load_state", _into_what_is_placed)
+    replace(layer.Layer, "get_weights", _wherever_they_are)
+    replace(layer.Layer, "set_weights", _those_of_this_process)
+    for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
+        replace(keras.callbacks.EarlyStopping, name, _with_own_weights)
+
+
+# Steps.
+
+
+def _of_a_pipeline(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        extended = at_work.of_model(self, HasStages)
+        if extended is None:
+            return original(self, step_function)
+        steps = _steps(self, extended)
+        self.jit_compile = False  # as under other strategies: XLA compiles no calls of the host
+        trains = step_function.__name__ == "train_step"
+        if trains:
+            steps.check_training()
+        return original(self, steps.train if trains else steps.test)
+
+    return _make_function
+
+
+def _predicting_in_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        extended = at_work.of_model(self, HasStages)
+        if extended is None:
+            return original(self, force=force)
+        self.jit_compile = False
+        return original(WithPredictStep(self, _steps(self, extended).predict), force=force)
+
+    return make_predict_function
+
+
+def _predicted_in_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        extended = at_work.of_model(self, HasStages)
+        if extended is None:
+            return original(self, x)
+        steps = _steps(self, extended)
+        predict = steps.predict if self.run_eagerly else steps.predict_in_graph
+        outputs = predict((tree.map_structure(tf.convert_to_tensor, x),))
+        return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
+
+    return predict_on_batch
+
+
+def _steps(model: Any, extended: HasStages) -> Any:
+    """The steps of a model, which must not have others of its own.
+
+    Raises:
+        ValueError: it has.
+    """
+    own = tf_trainer.TensorFlowTrainer
+    for name, base in (
+        ("train_step", own), ("test_step", own), ("predict_step", own), ("compute_metrics", base_trainer.Trainer)
+    ):  # fmt: skip
+        if getattr(type(model), name) is not getattr(base, name):
+            raise ValueError(
+                f"{type(model).__name__} has a {name} of its own, which would need the whole model in one process. "
+                "Under PipelineStrategy the steps are the pipeline's: use the loss and metrics of compile, or override "
+                "compute_loss."
+            )
+    return extended.steps_of(model)
+
+
+# Placement.
+
+
+def _of_batches_that_are_divided(original: Callable[..., Any]) -> Callable[..., Any]:
+    def fit(self: Any, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, HasStages)
+        if extended is not None:
+            extended.check_batches(x, batch_size)
+        return original(self, x, y, batch_size, *args, **kwargs)
+
+    return fit
+
+
+def _placed_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, HasStages)
+        if extended is None:
+            return original(self, *args, **kwargs)
+        _place_if_built(self, extended)
+        try:
+            return original(self, *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            if OTHER_DATA not in str(error):
+                raise
+            raise MismatchError(f"rank {extended.everyone.rank}: {_said(str(error))}") from None
+        except MismatchError as error:
+            if "different collectives" not in str(error) or _SAME_BATCHES in str(error):
+                raise
+            raise MismatchError(f"{error} {_SAME_BATCHES}") from None
+
+    return method
+
+
+def _said(text: str) -> str:
+    """What an assertion in a graph says, without where in the graph it stands."""
+    said = text[text.index(OTHER_DATA) :].split("\n\t [[")[0]
+    return said.replace("] [", " ").strip().removesuffix("]")  # without the brackets around what is asserted
+
+
+def _placed_afterwards(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        extended = at_work.of_model(self, HasStages)
+        if extended is not None:
+            _place_if_built(self, extended)
+
+    return compile
+
+
+def _place_if_built(model: Any, extended: HasStages) -> None:
+    """Places a model; a Sequential one without an Input is built by the first batch."""
+    if isinstance(model, keras.Sequential) and not model.built:
+        return
+    graph_of(model)
+    extended.place(model)
+
+
+def _into_what_is_placed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A file is read into variables that have been placed; by `load_model`, on each process into its own."""
+
+    def _load_state(saveable: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(saveable, HasStages) if isinstance(saveable, keras.Model) else None
+        inner_path = kwargs.get("inner_path", args[2] if len(args) > 2 else "")
+        if extended is None or inner_path:
+            return original(saveable, *args, **kwargs)
+        _place_if_built(saveable, extended)
+        if described_variables.can_assign():
+            return original(saveable, *args, **kwargs)
+        with described_variables.assigning(lambda variable, value: None):
+            return original(saveable, *args, **kwargs)
+
+    return _load_state
+
+
+# Weights.
+
+
+def _wherever_they_are(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_weights(self: Any) -> Any:
+        extended = at_work.of_model(self, HasStages) if isinstance(self, keras.Model) else None
+        if extended is None:
+            return original(self)
+        _place_if_built(self, extended)
+        if _weights.own_only:
+            return [one.numpy() if extended.holds(self, one) else _Elsewhere(one.shape) for one in self.weights]
+        return extended.values(self, self.weights)
+
+    return get_weights
+
+
+def _those_of_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_weights(self: Any, weights: Any) -> None:
+        extended = at_work.of_model(self, HasStages) if isinstance(self, keras.Model) else None
+        if extended is None:
+            return original(self, weights)
+        _place_if_built(self, extended)
+        if any(isinstance(one, _Elsewhere) for one in weights):
+            for variable, value in zip(self.weights, weights, strict=True):
+                if not isinstance(value, _Elsewhere):
+                    variable.assign(value)
+            return None
+        with described_variables.assigning(lambda variable, value: None):
+            return original(self, weights)
+
+    return set_weights
+
+
+def _with_own_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if at_work.of_model(self.model, HasStages) is None:
+            return original(self, *args, **kwargs)
+        with _own_weights():
+            return original(self, *args, **kwargs)
+
+    return hook
+
+
+@contextlib.contextmanager
+def _own_weights() -> Iterator[None]:
+    before, _weights.own_only = _weights.own_only, True
+    try:
+        yield
+    finally:
+        _weights.own_only = before

@@ -1,0 +1,106 @@
+"""A batch in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_private import backend, tree
+from tfdist.strategies.shares import batch_size
+
+
+def logits_of(tensor: Any) -> Any:
+    """What Keras computes a crossentropy of, instead of the softmax or sigmoid of it; None if a tensor is neither.
+
+    Args:
+        tensor: an output of a model.
+    """
+    return getattr(tensor, "_keras_logits", None)
+
+
+class MicroBatches:
+    """The parts of a batch, as equal as can be.
+
+    Where a batch has fewer samples than there are parts, some parts are a row that stands in for none.
+
+    Args:
+        batch: tensors, with the samples along the first axis, one at least; any structure.
+        count: number of parts.
+
+    Attributes:
+        count: as given.
+        rows: by part, its number of samples; int64 scalars.
+    """
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self.count = count
+        self._batch = batch
+        total = batch_size(batch)
+        self._ends = [(number + 1) * total // count for number in range(count)]
+        self._begins = [tf.zeros([], tf.int64), *self._ends[:-1]]
+        self.rows = [end - begin for begin, end in zip(self._begins, self._ends, strict=True)]
+        self._total = total
+
+    def weight(self, number: int) -> tf.Tensor:
+        """The part of all samples that a micro-batch has, a float64 scalar.
+
+        Args:
+            number: which one.
+        """
+        return tf.math.divide_no_nan(tf.cast(self.rows[number], tf.float64), tf.cast(self._total, tf.float64))
+
+    def part(self, value: Any, number: int) -> Any:
+        """A micro-batch of some of the batch.
+
+        Args:
+            value: tensors of the batch, in any structure; None stays None.
+            number: which micro-batch.
+        """
+        begin, end = self._begins[number], self._ends[number]
+        begin = tf.minimum(begin, self._total - 1)
+        end = tf.maximum(end, begin + 1)
+
+        def rows(tensor: Any) -> Any:
+            if isinstance(tensor, tf.SparseTensor):
+                size = tf.concat([[end - begin], tensor.dense_shape[1:]], 0)
+                start = tf.concat([[begin], tf.zeros_like(tensor.dense_shape[1:])], 0)
+                return tf.sparse.slice(tensor, start, size)
+            if not tf.is_tensor(tensor) or tensor.shape.rank == 0:
+                return tensor
+            return tensor[begin:end]
+
+        return tree.map_structure(rows, value)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """The whole, of what was computed of each micro-batch, without the rows that stood in.
+
+        Args:
+            parts: by micro-batch, tensors with their masks, in any structure.
+        """
+
+        def join(*tensors: Any) -> Any:
+            if tensors[0] is None:
+                return None
+            if tensors[0].shape.rank == 0:
+                raise ValueError("the outputs of a pipeline have samples along their first axis; got a scalar")
+            whole = self._concatenated(tensors)
+            masks = [backend.get_keras_mask(tensor) for tensor in tensors]
+            if all(mask is not None for mask in masks):
+                backend.set_keras_mask(whole, self._concatenated(masks))
+            logits = [logits_of(tensor) for tensor in tensors]
+            if all(one is not None for one in logits):
+                whole._keras_logits = self._concatenated(logits)
+            return whole
+
+        return tree.map_structure(join, *parts)
+
+    def _concatenated(self, tensors: Sequence[Any]) -> Any:
+        if self.count == 1:
+            return tf.identity(tensors[0])
+        real = [
+            tensor[: tf.where(rows > 0, tf.shape(tensor, out_type=tf.int64)[0], 0)]
+            for tensor, rows in zip(tensors, self.rows, strict=True)
+        ]
+        return tf.concat(real, 0)

@@ -1,0 +1,354 @@
+"""Keras's steps, `train_step`, `test_step` and `predict_step`, of a model in stages."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.model_parallel.model_calls import graph_of, trainable_variables
+from tfdist.pipeline import schedules, stage_optimizers
+from tfdist.pipeline.divisors import divisors_of, over_replicas
+from tfdist.pipeline.dry_run import dry_run
+from tfdist.pipeline.micro_batches import MicroBatches
+from tfdist.pipeline.objective import Objective
+from tfdist.pipeline.processes import Processes
+from tfdist.pipeline.recording import Recording
+from tfdist.pipeline.stage_state import Noting
+from tfdist.pipeline.stages import Stages
+from tfdist.pipeline.step import PipelinedStep
+from tfdist.pipeline.table import Table
+from tfdist.pipeline.transport import Transport
+from tfdist.strategies import at_work, keras_losses, keras_seams
+from tfdist.strategies.keras_private import layer, tree
+from tfdist.strategies.keras_variables import unnoted
+
+_installed = False
+
+
+class _Computing(threading.local):
+    """Whether this thread computes a loss of outputs, to which others add what layers and weights cost."""
+
+    of_outputs = False
+
+
+_computing = _Computing()
+
+
+def install() -> None:
+    """Installs the seams, once."""
+    global _installed
+    if not _installed:
+        _installed = True
+        for name in ("_get_own_losses", "_get_regularization_losses"):
+            keras_seams.replace(layer.Layer, name, _added_by_stages)
+
+
+def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """``model.losses`` would read the weights of all stages, and count what their layers added once more."""
+
+    def losses(self: Any) -> list[Any]:
+        return [] if _computing.of_outputs else original(self)
+
+    return losses
+
+
+@contextlib.contextmanager
+def _of_outputs() -> Iterator[None]:
+    before, _computing.of_outputs = _computing.of_outputs, True
+    try:
+        yield
+    finally:
+        _computing.of_outputs = before
+
+
+class ModelSteps:
+    """The steps of a model whose stages are on workers; in graphs and eagerly.
+
+    Args:
+        model: compiled; a Functional or Sequential model with Keras's own ``train_step``.
+        stages: of the model.
+        table: what a training step does.
+        workers: of this process.
+        transport: carries tensors between workers.
+        devices: by worker; None for the default device.
+        recomputes: as of `PipelinedStep`.
+        processes: of the pipeline; None if all its workers are in this one.
+        holds: whether this process has a variable.
+        recording: of training steps; None for none.
+
+    Attributes:
+        predict_in_graph: `predict`, as a function of TensorFlow.
+
+    Raises:
+        DeadlockError: the workers of the table would wait for each other.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stages: Stages,
+        table: Table,
+        workers: Sequence[int],
+        transport: Transport,
+        devices: Sequence[str] | None = None,
+        recomputes: bool = False,
+        processes: Processes | None = None,
+        holds: Callable[[Any], bool] = lambda variable: True,
+        recording: Recording | None = None,
+    ) -> None:
+        install()
+        dry_run(table)
+        self._model = model
+        self._graph = graph_of(model)
+        self._stages = stages
+        self._table = table
+        self._forward = schedules.forward_only(table.workers, table.micro_batches, stages.edges)
+        self._workers = tuple(workers)
+        self._transport = transport
+        self._devices = devices
+        self._recomputes = recomputes
+        self._processes = processes
+        self._holds = holds
+        self._recording = recording
+        self._last = table.workers[-1]
+        self.predict_in_graph = tf.function(self.predict, reduce_retracing=True, autograph=False)
+        self._ends_here = self._last in self._workers
+
+    def check_training(self) -> None:
+        """Checks that each worker has weights, and something to train.
+
+        Raises:
+            ValueError: one has not.
+        """
+        if self._processes is None:
+            return
+        trained = {worker for one in self._model.trainable_variables for worker in self._workers_of(one)}
+        for worker in range(len(self._table.rows)):
+            stages = [stage for stage, its in enumerate(self._table.workers) if its == worker]
+            calls = [call.name for stage in stages for call in self._stages.calls_of(stage)]
+            its_own = f"worker {worker}, with the calls {calls[0]} to {calls[-1]},"
+            if not any(layer.variables for stage in stages for layer in self._stages.layers(stage)):
+                raise ValueError(
+                    f"PipelineStrategy: {its_own} would have no weights. Cut the model elsewhere, by cuts=[…], or into "
+                    "fewer stages."
+                )
+            if worker not in trained and trained:
+                raise ValueError(
+                    f"PipelineStrategy: {its_own} would have nothing to train. Freeze layers before the model is first "
+                    "compiled or used, or cut it elsewhere, by cuts=[…]."
+                )
+
+    def train(self, data: Any) -> Any:
+        """As Keras's ``train_step``.
+
+        Args:
+            data: of a batch.
+
+        Returns:
+            The logs.
+        """
+        model = self._model
+        data = self._agreed(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = self._inputs(x)
+        batch = MicroBatches(inputs[0], self._table.micro_batches)
+
+        whole = x, y, sample_weight
+        divisors = self._divisors(whole, inputs)
+        assigned: dict[int, Any] = {}  # by losses of micro-batches, as what tracks the loss of each output
+
+        def loss(outputs: list[Any], number: int | None) -> tf.Tensor:
+            if number is None:
+                return self._loss(whole, outputs, training=True)
+            with Noting() as scope, keras_losses.of_part(divisors, batch.weight(number)):
+                found = self._loss(tuple(batch.part(one, number) for one in whole), outputs, training=True)
+            assigned.update(scope.assigned)
+            return found
+
+        optimizer = model.optimizer
+        scale = 1.0 if optimizer is None else optimizer.scale_loss(tf.ones([]))
+        variables = trainable_variables(self._stages.layers(self._stages.count - 1))
+        objective = Objective(loss, batch, self._table.ends_forward_first, variables, scale)
+        step = self._step(self._table, batch, inputs, training=True, objective=objective)
+        if assigned:
+            with tf.control_dependencies(step.last):
+                self._loss(whole, self._outputs(batch, step), training=True)
+        if optimizer is not None and model.trainable_variables:
+            self._update(optimizer, step)
+        return self._logs(data, batch, step, [*objective.losses, *step.added_losses])
+
+    def test(self, data: Any) -> Any:
+        """As Keras's ``test_step``.
+
+        Args:
+            data: of a batch.
+
+        Returns:
+            The logs.
+        """
+        data = self._agreed(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = self._inputs(x)
+        batch = MicroBatches(inputs[0], self._forward.micro_batches)
+        step = self._step(self._forward, batch, inputs, training=False)
+        losses = list(step.added_losses)
+        if self._ends_here:
+            losses.append(self._loss((x, y, sample_weight), self._outputs(batch, step), training=False))
+        return self._logs(data, batch, step, losses)
+
+    def predict(self, data: Any) -> Any:
+        """As Keras's ``predict_step``.
+
+        Args:
+            data: of a batch.
+
+        Returns:
+            The model's outputs.
+        """
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = self._inputs(x)
+        batch = MicroBatches(inputs[0], self._forward.micro_batches)
+        step = self._step(self._forward, batch, inputs, training=False)
+        outputs = self._outputs(batch, step) if self._ends_here else None
+        if self._processes is not None:
+            with tf.control_dependencies(step.last):
+                described = [self._stages.calls.tensors[key] for key in self._stages.calls.outputs]
+                specs = [tf.TensorSpec(one.shape, one.dtype) for one in described]
+                outputs = self._processes.share(outputs, specs, self._last)
+        assert outputs is not None
+        return self._packed(outputs)
+
+    def _update(self, optimizer: Any, step: PipelinedStep) -> None:
+        """Updates the weights that this process holds."""
+        own = [one for one in self._model.trainable_variables if self._holds(one)]
+        gradients = {id(one): step.gradients.of(one) for one in own}
+        shared: dict[tuple[int, ...], list[Any]] = {}
+        for variable in own:
+            workers = self._workers_of(variable)
+            if self._processes is not None and len(workers) > 1:
+                shared.setdefault(workers, []).append(variable)
+        for workers, variables in sorted(shared.items(), key=lambda pair: pair[0]):
+            assert self._processes is not None
+            found = [_dense(gradients[id(one)], one) for one in variables]
+            sums = self._processes.summed(found, workers, [one.path for one in variables])
+            gradients.update({id(one): total for one, total in zip(variables, sums, strict=True)})
+        pairs = [(gradients[id(one)], one) for one in own]
+        parts = [1.0 / max(1, len(self._workers_of(one))) for gradient, one in pairs if gradient is not None]
+        with stage_optimizers.counted(parts):
+            optimizer.apply_gradients(pairs)
+
+    def _workers_of(self, variable: Any) -> tuple[int, ...]:
+        """The workers that hold a variable."""
+        homes = self._stages.homes.get(id(variable), ())
+        return tuple(sorted({self._table.workers[stage] for stage in homes}))
+
+    def _logs(self, data: Any, batch: MicroBatches, step: PipelinedStep, losses: Sequence[tf.Tensor]) -> Any:
+        """The logs of a step, on all processes those of the last stage."""
+        model = self._model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if self._processes is None:
+            self._track(x, tf.add_n([tf.cast(one, tf.float32) for one in losses]))
+            return model.compute_metrics(x, y, self._joined(batch, step), sample_weight=sample_weight)
+        with tf.control_dependencies(step.last):
+            self._track(x, self._processes.total(losses))
+            if self._ends_here:
+                model.compute_metrics(x, y, self._joined(batch, step), sample_weight=sample_weight)
+            elif at_work.sharing() is not None:
+                self._trace_metrics(x, y, sample_weight)
+            with unnoted():
+                for worker, variables in sorted(self._kept_by_metrics().items()):
+                    self._processes.give(variables, worker)
+        return model.get_metrics_result()
+
+    def _trace_metrics(self, x: Any, y: Any, sample_weight: Any) -> None:
+        """Traces, and does not run, the updates of metrics: how to merge what replicas keep is learnt from them."""
+        calls = self._stages.calls
+        outputs = [tf.TensorSpec(calls.tensors[key].shape, calls.tensors[key].dtype) for key in calls.outputs]
+        data = x, y, sample_weight
+        parts = [one for one in tree.flatten(data) if tf.is_tensor(one)]
+
+        def update(*tensors: Any) -> None:
+            given = iter(tensors)
+            made = self._packed([next(given) for _ in outputs])
+            own = tree.map_structure(lambda one: next(given) if tf.is_tensor(one) else one, data)
+            self._model.compute_metrics(own[0], own[1], made, sample_weight=own[2])
+
+        tf.function(update, autograph=False).get_concrete_function(*outputs, *map(tf.type_spec_from_value, parts))
+
+    def _kept_by_metrics(self) -> dict[int, list[Any]]:
+        """What metrics keep, by the worker that updates them: those of a layer are updated where it is called."""
+        found: dict[int, list[Any]] = {}
+        of_layers: dict[int, int] = {}
+        for stage in reversed(range(self._stages.count)):
+            for one in self._stages.layers(stage):
+                of_layers.update({id(metric): self._table.workers[stage] for metric in one._metrics})
+        for metric in self._model.metrics:
+            if metric is not self._model._loss_tracker:
+                found.setdefault(of_layers.get(id(metric), self._last), []).extend(metric.variables)
+        return found
+
+    def _agreed(self, data: Any) -> Any:
+        return data if self._processes is None else self._processes.agreed(data)
+
+    def _inputs(self, x: Any) -> list[Any]:
+        """The model's inputs in their order, as its ``call`` would take them."""
+        return list(self._graph._standardize_inputs(x))
+
+    def _step(
+        self,
+        table: Table,
+        batch: MicroBatches,
+        inputs: Sequence[Any],
+        training: bool,
+        objective: Objective | None = None,
+    ) -> PipelinedStep:
+        step = PipelinedStep(
+            self._stages,
+            table,
+            self._workers,
+            self._transport,
+            batch,
+            inputs,
+            training,
+            objective,
+            self._devices,
+            self._recomputes,
+            self._recording if training else None,
+        )
+        step.run()
+        return step
+
+    def _joined(self, batch: MicroBatches, step: PipelinedStep) -> Any:
+        return self._packed(self._outputs(batch, step))
+
+    def _outputs(self, batch: MicroBatches, step: PipelinedStep) -> list[Any]:
+        return [batch.joined(one) for one in zip(*step.outputs, strict=True)]
+
+    def _packed(self, outputs: Sequence[Any]) -> Any:
+        return tree.pack_sequence_as(self._graph._outputs_struct, list(outputs))
+
+    def _loss(self, data: Any, outputs: Sequence[Any], training: bool) -> tf.Tensor:
+        x, y, sample_weight = data
+        packed = self._packed(outputs)
+        with _of_outputs():
+            return self._model._compute_loss(x=x, y=y, y_pred=packed, sample_weight=sample_weight, training=training)
+
+    def _divisors(self, data: Any, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """What the loss of the whole batch divides by, where losses are computed of micro-batches."""
+        if self._table.ends_forward_first or not self._ends_here:
+            return []
+        found = divisors_of(self._stages, data, inputs, lambda own, outputs: self._loss(own, outputs, training=True))
+        return over_replicas(found, at_work.weighing())
+
+    def _track(self, x: Any, loss: tf.Tensor) -> None:
+        samples = tf.shape(next(one for one in tree.flatten(x) if one is not None))[0]
+        self._model._loss_tracker.update_state(loss, samples)
+
+
+def _dense(gradient: Any, variable: Any) -> tf.Tensor:
+    return tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)

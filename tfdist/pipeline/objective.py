@@ -1,0 +1,116 @@
+"""What a pipeline minimizes: a loss of the model's outputs, of the whole batch or of each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.pipeline.micro_batches import MicroBatches, logits_of
+
+Loss = Callable[[list[Any], int | None], tf.Tensor]
+"""Of the model's outputs, for a micro-batch with its number, or for the whole batch."""
+
+
+class OutputGradient(NamedTuple):
+    """The gradient of a loss for one output of a model.
+
+    Attributes:
+        output: of the output itself; None if the loss does not use it.
+        logits: of what the output is the softmax or the sigmoid of, which Keras computes crossentropies of.
+    """
+
+    output: Any
+    logits: Any
+
+
+class Objective:
+    """The gradients of a loss, as the last stage needs them.
+
+    Where all forward passes are made before the first backward pass, the loss is computed once, of the whole batch: it
+    may then be any function of its samples. Else it is computed of each micro-batch, and has to be a mean over samples.
+
+    Args:
+        loss: a scalar.
+        batch: in micro-batches.
+        of_batch: whether the loss is computed of the whole batch.
+        variables: of the last stage, which a loss may use; trainable.
+        scale: a factor for the gradients, such as a loss scale.
+
+    Attributes:
+        scale: as given.
+        losses: what has been computed, weighed by samples.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        batch: MicroBatches,
+        of_batch: bool,
+        variables: Sequence[Any] = (),
+        scale: Any = 1.0,
+    ) -> None:
+        self.scale = scale
+        self.losses: list[tf.Tensor] = []
+        self._loss = loss
+        self._batch = batch
+        self._of_batch = of_batch
+        self._variables = list(variables)
+        self._outputs: dict[int, list[Any]] = {}
+        self._gradients: dict[int, list[OutputGradient]] = {}
+
+    def take(self, number: int, outputs: list[Any]) -> None:
+        """Takes what the model has made of a micro-batch.
+
+        Args:
+            number: of the micro-batch.
+            outputs: in the order of the model's.
+        """
+        self._outputs[number] = outputs
+
+    def gradients(self, number: int) -> tuple[list[OutputGradient], list[tuple[Any, Any]]]:
+        """The gradients of a micro-batch's outputs; and those of variables that the loss itself uses, with these.
+
+        Args:
+            number: of the micro-batch.
+        """
+        if not self._of_batch:
+            outputs = self._outputs.pop(number)
+            return self._differentiated(outputs, number, self._batch.weight(number))
+        of_variables: list[tuple[Any, Any]] = []
+        if not self._gradients:
+            outputs = [self._outputs[place] for place in range(self._batch.count)]
+            whole = [self._batch.joined(one) for one in zip(*outputs, strict=True)]
+            found, of_variables = self._differentiated(whole, None, tf.ones([], tf.float64))
+            for place in range(self._batch.count):
+                self._gradients[place] = [
+                    OutputGradient(*(self._of_part(one, place) for one in pair)) for pair in found
+                ]
+            self._outputs.clear()
+        return self._gradients.pop(number), of_variables
+
+    def _of_part(self, gradient: Any, number: int) -> Any:
+        """Rows of a gradient; zeros for a row that stands in."""
+        if gradient is None:
+            return None
+        part = self._batch.part(tf.convert_to_tensor(gradient), number)
+        return tf.math.multiply_no_nan(part, tf.cast(self._batch.rows[number] > 0, part.dtype))
+
+    def _differentiated(
+        self, outputs: list[Any], number: int | None, weight: tf.Tensor
+    ) -> tuple[list[OutputGradient], list[tuple[Any, Any]]]:
+        logits = [logits_of(one) for one in outputs]
+        sources = [*outputs, *(one for one in logits if one is not None)]
+        with tf.GradientTape() as tape:
+            tape.watch([one for one in sources if one.dtype.is_floating or one.dtype.is_complex])
+            loss = self._loss(outputs, number)
+        self.losses.append(tf.cast(loss, tf.float32) * tf.cast(weight, tf.float32))
+        values = [one.value for one in self._variables]
+        upstream = tf.cast(weight * tf.cast(self.scale, tf.float64), loss.dtype)
+        found = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))
+        of_outputs = [next(found) for _ in outputs]
+        of_logits = [None if one is None else next(found) for one in logits]
+        own = zip(self._variables, found, strict=True)
+        pairs = [OutputGradient(*pair) for pair in zip(of_outputs, of_logits, strict=True)]
+        return pairs, [(one, gradient) for one, gradient in own if gradient is not None]

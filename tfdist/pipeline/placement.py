@@ -1,0 +1,146 @@
+"""Which workers of a pipeline hold which variables: those whose stages call a layer, with what optimizers keep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.model_parallel.model_calls import trainable_variables
+from tfdist.pipeline import described_variables
+from tfdist.pipeline.stages import Stages
+from tfdist.strategies import requested_device
+from tfdist.strategies.keras_private import backend
+
+
+class Placement:
+    """Where the variables of a model and of its optimizer are, seen from one process.
+
+    Args:
+        stages: of the model.
+        workers: by stage, the worker that it is on.
+        own: the workers of this process.
+        devices: by worker; None for the default device.
+
+    Attributes:
+        own: as given.
+    """
+
+    def __init__(
+        self, stages: Stages, workers: Sequence[int], own: Iterable[int], devices: Sequence[str] | None
+    ) -> None:
+        self.own = frozenset(own)
+        self._devices = devices
+        self._workers: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        for stage in range(stages.count):
+            for layer in stages.layers(stage):
+                for variable in layer.variables:
+                    homes = stages.homes[id(variable)]
+                    self._workers[id(variable)] = variable, tuple(dict.fromkeys(workers[home] for home in homes))
+
+    def workers(self, variable: Any) -> tuple[int, ...]:
+        """The workers that hold a variable, the first one of which speaks for it; nothing if all do.
+
+        Args:
+            variable: of Keras.
+        """
+        return self._workers.get(id(variable), (None, ()))[1]
+
+    def holds(self, variable: Any) -> bool:
+        """Whether this process holds a variable.
+
+        Args:
+            variable: of Keras.
+        """
+        workers = self.workers(variable)
+        return not workers or not self.own.isdisjoint(workers)
+
+    def add_slots(self, optimizer: Any) -> None:
+        """Puts what an optimizer keeps for each weight beside the weight.
+
+        Args:
+            optimizer: of Keras, which is built.
+        """
+        inner = getattr(optimizer, "inner_optimizer", None)
+        if inner is not None:
+            self.add_slots(inner)
+        trained = list(getattr(optimizer, "_trainable_variables", ()))
+        for name, kept in vars(optimizer).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            if isinstance(kept, (list, tuple)) and len(kept) == len(trained):
+                for variable, slot in zip(trained, kept, strict=True):
+                    if isinstance(slot, backend.Variable):
+                        self._workers[id(slot)] = slot, self.workers(variable)
+
+    def place(self, variables: Iterable[Any]) -> None:
+        """Allocates the variables that this process holds, and leaves the others to their workers.
+
+        Args:
+            variables: of Keras; in the scope of their strategy.
+        """
+        for variable in variables:
+            workers = self.workers(variable)
+            if self.holds(variable):
+                with self._on_device(workers):
+                    described_variables.allocate(variable)
+            elif not described_variables.is_elsewhere(variable):
+                described_variables.leave_to(variable, f"worker {workers[0]} of the pipeline")
+
+    @contextlib.contextmanager
+    def _on_device(self, workers: tuple[int, ...]) -> Iterator[None]:
+        own = [worker for worker in workers if worker in self.own]
+        if self._devices is None or not own:
+            yield
+            return
+        with requested_device.requested(self._devices[own[0]]):
+            yield
+
+
+def lend(stages: Stages, workers: Sequence[int]) -> None:
+    """Lends each worker that would train nothing a weight, the smallest of all, so that it takes part in updates.
+
+    The stages of a frozen base have weights, and none that is trained. An optimizer cannot update nothing, and other
+    processes wait for this one where norms are found or infinities looked for.
+
+    Args:
+        stages: of the model, on several processes.
+        workers: by stage, the worker that it is on.
+    """
+    trained = trainable_variables([layer for stage in range(stages.count) for layer in stages.layers(stage)])
+    if not trained:
+        return
+    smallest = min(trained, key=lambda variable: variable.shape.num_elements())
+    held = {workers[stage] for variable in trained for stage in stages.homes[id(variable)]}
+    for stage, worker in enumerate(workers):
+        if worker not in held:
+            held.add(worker)
+            stages.homes[id(smallest)] += (stage,)
+
+
+def variables_of(model: Any) -> list[Any]:
+    """The variables of a model, of its metrics and of its optimizer, each once; equal on all processes.
+
+    Args:
+        model: of Keras.
+    """
+    found = [*model.variables, *model.metrics_variables]
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        found += slots_of(optimizer)
+    return list({id(one): one for one in found}.values())
+
+
+def slots_of(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer, those that it does not save among them.
+
+    Args:
+        optimizer: of Keras.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    kept = [one for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for one in value]
+    trained = {id(one) for one in getattr(optimizer, "_trainable_variables", ())}
+    found = [*optimizer.variables, *([] if inner is None else slots_of(inner))]
+    return found + [one for one in kept if isinstance(one, backend.Variable) and id(one) not in trained]

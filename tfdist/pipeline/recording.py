@@ -1,0 +1,121 @@
+"""When each action of a training step began and ended, to compare with its table."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.clock import clock_offset
+from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
+from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.dry_run import Span, Timeline
+
+KEPT = 64
+"""Steps whose times are kept."""
+_KINDS = tuple(Kind)
+
+
+class Stamps:
+    """Takes the times of the actions of one step; in graphs, by operations between the actions.
+
+    Args:
+        keep: called when the step has ended, with the actions, and their times as a float64 array [actions, 2]: begin
+            and end, in seconds of `tf.timestamp`.
+    """
+
+    def __init__(self, keep: Callable[[Sequence[Action], np.ndarray], None]) -> None:
+        self._keep = keep
+        self._actions: list[Action] = []
+        self._times: list[tf.Tensor] = []
+
+    def around(self, action: Action, taken: Iterable[tf.Tensor], compute: Callable[[], list[tf.Operation]]) -> list:
+        """Computes an action, and takes the time before and after it.
+
+        Args:
+            action: which one.
+            taken: what the action waits for.
+            compute: computes it; returns what runs last, or nothing if it ran eagerly.
+
+        Returns:
+            What runs last.
+        """
+        begin = self._stamp(taken)
+        with tf.control_dependencies([begin]):
+            last = compute()
+        end = self._stamp(last)
+        self._actions.append(action)
+        self._times += [begin, end]
+        return [end] if last else []
+
+    def close(self) -> None:
+        """Hands the times over when all of them are there."""
+
+        def keep(times: np.ndarray) -> None:
+            self._keep(self._actions, times.reshape(-1, 2))
+
+        tf.numpy_function(keep, [tf.stack(self._times)], [])
+
+    @staticmethod
+    def _stamp(after: Iterable[tf.Tensor | tf.Operation]) -> tf.Tensor:
+        with tf.control_dependencies(after), tf.device("/CPU:0"):
+            return tf.timestamp()
+
+
+class Recording:
+    """The times of the last training steps.
+
+    Args:
+        group: the processes of one pipeline, the rank of each being the number of its worker; or one with all workers.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._steps: collections.deque[np.ndarray] = collections.deque(maxlen=KEPT)
+
+    def of_step(self, workers: Sequence[int]) -> Stamps:
+        """Begins to record a step, or what is traced of one.
+
+        Args:
+            workers: by stage.
+        """
+
+        def keep(actions: Sequence[Action], times: np.ndarray) -> None:
+            names = [
+                [workers[action.stage], action.stage, _KINDS.index(action.kind), action.micro_batch]
+                for action in actions
+            ]
+            monotonic = times + (time.monotonic() - time.time())
+            self._steps.append(np.concatenate([np.array(names, np.float64), monotonic], 1))
+
+        return Stamps(keep)
+
+    def timeline(self, step: int = -1) -> Timeline:
+        """What all workers did in a step, in seconds. All processes of the group call it.
+
+        Args:
+            step: which of the steps that are kept, as an index; the last one by default.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        if not -len(self._steps) <= step < len(self._steps):
+            raise ValueError(
+                f"the times of {len(self._steps)} training steps have been recorded ({KEPT} are kept at most); there "
+                f"is no step {step} among them"
+            )
+        own = self._steps[step].copy()
+        own[:, 4:] += self._group.run("recording: the clocks", clock_offset())
+        rows = Exchange(self._group).all_gather(tf.constant(own)).numpy()
+        first = float(rows[:, 4].min())
+        spans = [
+            Span(int(worker), Action(int(stage), _KINDS[int(kind)], int(number)), begin - first, end - first)
+            for worker, stage, kind, number, begin, end in rows.tolist()
+        ]
+        spans.sort(key=lambda span: (span.begin, span.end))
+        count = 1 + max(span.worker for span in spans)
+        return Timeline(tuple(tuple(one for one in spans if one.worker == worker) for worker in range(count)))

@@ -1,0 +1,125 @@
+"""Reading and assigning variables of other processes: one process asks for them one by one, and the others answer."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.engine.edges import Edges
+from tfdist.engine.exchange import Exchange
+from tfdist.pipeline import described_variables
+from tfdist.pipeline.mesh import Mesh
+from tfdist.pipeline.placement import Placement
+from tfdist.tensors import unnumbered
+
+_REQUEST = tf.TensorSpec([2], tf.int64)
+
+
+class _Kind(enum.IntEnum):
+    END = 0
+    READ = 1
+    ASSIGN = 2
+
+
+class RemoteVariables:
+    """The variables of a model and its optimizer, wherever they are.
+
+    Rank 0 leads: it reads and assigns variables of others, of which it then has one at a time. Of the processes that
+    hold a variable, that of the first worker in the first pipeline answers.
+
+    Args:
+        mesh: the processes.
+        placement: where variables are.
+        variables: the same on all processes, in the same order.
+        name: of the model.
+    """
+
+    def __init__(self, mesh: Mesh, placement: Placement, variables: Sequence[Any], name: str) -> None:
+        self._mesh = mesh
+        self._placement = placement
+        self._variables = list(variables)
+        self._places = {id(one): place for place, one in enumerate(variables)}
+        self._name = name
+        self._edges = Edges(mesh.everyone)
+
+    @contextlib.contextmanager
+    def led(self) -> Iterator[None]:
+        """Context in which the leader reads and assigns all variables; the others `answer` until it ends."""
+        try:
+            with described_variables.reading(self._read), described_variables.assigning(self._assign):
+                yield
+        finally:
+            for rank in range(1, self._mesh.everyone.size):
+                self._request(rank, _Kind.END, 0)
+
+    def answer(self) -> None:
+        """Answers the leader until it ends."""
+        while True:
+            kind, place = self._edges.receive(_REQUEST, 0, f"{self._name}: requests").numpy()
+            if kind == _Kind.END:
+                return
+            variable = self._variables[place]
+            if kind == _Kind.READ:
+                self._edges.send(tf.convert_to_tensor(variable.value), 0, self._edge(variable))
+            else:
+                variable.assign(self._edges.receive(_spec(variable), 0, self._edge(variable)))
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives all processes that hold a variable the value of the first of them.
+
+        Args:
+            variables: some or all, the same on all processes.
+        """
+        mesh = self._mesh
+        for variable in variables:
+            workers = self._placement.workers(variable) or range(mesh.workers)
+            ranks = tuple(mesh.rank(worker, replica) for worker in workers for replica in range(mesh.data))
+            if len(ranks) == 1 or mesh.everyone.rank not in ranks:
+                continue
+            value = tf.convert_to_tensor(variable.value)
+            key = f"{self._name}: {unnumbered(variable.path)} {self._places[id(variable)]}"
+            exchange = Exchange(mesh.everyone.subgroup(ranks))
+            variable.assign(exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
+
+    def broadcast(self, variable: Any) -> Any:
+        """The value of a variable, as an array, on all processes of this process's pipeline.
+
+        Args:
+            variable: one of them; the same on all processes.
+        """
+        workers = self._placement.workers(variable)
+        if not workers or self._mesh.workers == 1:
+            return variable.numpy()
+        if self._placement.holds(variable):
+            value = tf.convert_to_tensor(variable.value)
+        else:
+            value = tf.zeros(variable.shape, variable.dtype)
+        return Exchange(self._mesh.pipeline).broadcast(value, workers[0]).numpy()
+
+    def _read(self, variable: Any) -> tf.Tensor:
+        rank = self._of(variable)
+        self._request(rank, _Kind.READ, self._places[id(variable)])
+        return self._edges.receive(_spec(variable), rank, self._edge(variable))
+
+    def _assign(self, variable: Any, value: Any) -> None:
+        rank = self._of(variable)
+        self._request(rank, _Kind.ASSIGN, self._places[id(variable)])
+        self._edges.send(tf.cast(value, variable.dtype), rank, self._edge(variable))
+
+    def _of(self, variable: Any) -> int:
+        """The rank that answers for a variable."""
+        return self._mesh.rank(self._placement.workers(variable)[0], 0)
+
+    def _request(self, rank: int, kind: _Kind, place: int) -> None:
+        self._edges.send(tf.constant([kind, place], tf.int64), rank, f"{self._name}: requests")
+
+    def _edge(self, variable: Any) -> str:
+        return f"{self._name}: values of {variable.dtype} in {len(variable.shape)} dimension(s)"
+
+
+def _spec(variable: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)

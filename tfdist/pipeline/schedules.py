@@ -1,0 +1,139 @@
+"""The schedules of pipelines, as tables.
+
+| schedule | idle share of p workers, m micro-batches, equal parts | activations kept by worker w |
+|---|---|---|
+| `gpipe` | (p − 1) / (m + p − 1) | m |
+| `one_forward_one_backward` | (p − 1) / (m + p − 1) | p − w |
+| `interleaved`, v stages each | (p − 1) / (v·m + p − 1) | 2 (p − w − 1) + (v − 1) p + 1, of 1/v the size |
+| `zero_bubble` | (p − 1) / (3 m + p − 1) | p |
+
+References:
+    Huang et al. 2019, "GPipe": https://arxiv.org/abs/1811.06965
+    Harlap et al. 2018, "PipeDream" (1F1B): https://arxiv.org/abs/1806.03377
+    Narayanan et al. 2021, "Efficient Large-Scale Language Model Training" (interleaved):
+    https://arxiv.org/abs/2104.04473
+    Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-H1): https://arxiv.org/abs/2401.10241
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.table import Edge, Table
+
+
+def gpipe(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
+    """All forward passes, then all backward passes.
+
+    Args:
+        stages: number of stages, one for each worker.
+        micro_batches: number of micro-batches.
+        edges: between stages; from each to the next by default.
+    """
+    rows = [
+        [Action(stage, kind, number) for kind in (Kind.FORWARD, Kind.BACKWARD) for number in range(micro_batches)]
+        for stage in range(stages)
+    ]
+    return Table(rows, stages, micro_batches, edges)
+
+
+def one_forward_one_backward(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
+    """1F1B: each worker begins backward passes as soon as it can, and then alternates.
+
+    Args:
+        stages: number of stages, one for each worker.
+        micro_batches: number of micro-batches.
+        edges: between stages; from each to the next by default.
+    """
+    rows = []
+    for stage in range(stages):
+        forward = [Action(stage, Kind.FORWARD, number) for number in range(micro_batches)]
+        backward = [Action(stage, Kind.BACKWARD, number) for number in range(micro_batches)]
+        rows.append(_alternating(forward, backward, stages - stage))
+    return Table(rows, stages, micro_batches, edges)
+
+
+def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection[Edge] | None = None) -> Table:
+    """1F1B with several stages on each worker, dealt out in turn: the first micro-batch reaches every worker sooner.
+
+    Args:
+        stages: number of stages, a multiple of the workers.
+        micro_batches: number of micro-batches.
+        workers: number of workers.
+        edges: between stages; from each to the next by default.
+
+    Raises:
+        ValueError: the workers do not divide the stages.
+    """
+    if stages % workers:
+        raise ValueError(f"interleaved stages need the same number on each worker; got {stages} on {workers} workers")
+    chunks = stages // workers
+    # The micro-batches that a worker takes through one of its stages before it goes on with the next one: at least one
+    # for each worker, where there are so many.
+    rounds = max(1, micro_batches // workers)
+    ends = [(number + 1) * micro_batches // rounds for number in range(rounds)]
+    groups = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    largest = max(map(len, groups))
+    rows = []
+    for worker in range(workers):
+        own = range(worker, stages, workers)
+        forward = [Action(stage, Kind.FORWARD, number) for group in groups for stage in own for number in group]
+        backward = [
+            Action(stage, Kind.BACKWARD, number) for group in groups for stage in reversed(own) for number in group
+        ]
+        ahead = (2 * (workers - worker - 1) + (chunks - 1) * largest + 1) if chunks > 1 else workers - worker
+        rows.append(_alternating(forward, backward, ahead))
+    return Table(rows, stages, micro_batches, edges)
+
+
+def zero_bubble(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
+    """ZB-H1: 1F1B, whose gradients of weights are computed later, the later the later the stage, where 1F1B waits.
+
+    With parts that take the same time and at least as many micro-batches as stages, a worker waits only for the first
+    activations, and for the first gradients. No worker keeps more than the first one does in 1F1B.
+
+    Args:
+        stages: number of stages, one for each worker.
+        micro_batches: number of micro-batches.
+        edges: between stages; from each to the next by default.
+    """
+    rows = []
+    for stage in range(stages):
+        forward, inputs, weights = (
+            [Action(stage, kind, number) for number in range(micro_batches)]
+            for kind in (Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS)
+        )
+        ahead = stages - stage
+        row = forward[:ahead]
+        for number in range(micro_batches):
+            row.append(inputs[number])
+            if number >= stage:
+                row.append(weights[number - stage])
+            row += forward[number + ahead : number + ahead + 1]
+        rows.append(row + weights[max(micro_batches - stage, 0) :])
+    return Table(rows, stages, micro_batches, edges)
+
+
+def forward_only(workers: Sequence[int], micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
+    """Forward passes alone, for `evaluate` and `predict`.
+
+    Args:
+        workers: by stage, as of the table that trains them.
+        micro_batches: number of micro-batches.
+        edges: between stages; from each to the next by default.
+    """
+    rows: list[list[Action]] = [[] for _ in range(max(workers) + 1)]
+    for number, (stage, worker) in itertools.product(range(micro_batches), enumerate(workers)):
+        rows[worker].append(Action(stage, Kind.FORWARD, number))
+    return Table(rows, len(workers), micro_batches, edges, training=False)
+
+
+def _alternating(forward: Sequence[Action], backward: Sequence[Action], ahead: int) -> list[Action]:
+    """Some forward passes, then a backward and a forward pass in turn, then the remaining backward passes."""
+    ahead = min(ahead, len(forward))
+    row = list(forward[:ahead])
+    for one, other in itertools.zip_longest(backward, forward[ahead:]):
+        row += [action for action in (one, other) if action is not None]
+    return row

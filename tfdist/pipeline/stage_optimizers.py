@@ -1,0 +1,138 @@
+"""Keras optimizers whose variables are on several processes, each of which updates its own.
+
+Norms over all weights, and whether all gradients are finite, are found over all stages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.pipeline import described_variables
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import HasStages
+from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
+
+
+class _Counted(threading.local):
+    """By gradient, how much of it counts here: a weight that several processes hold counts once in all."""
+
+    parts: Sequence[float] | None = None
+
+
+_counted = _Counted()
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(base_optimizer, "global_norm", _over_all_stages)
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_stages)
+    replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _of_own_variables)
+    replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _of_own_variables)
+    replace(base_optimizer.BaseOptimizer, "_backend_reset_gradient_accumulators", _of_own_accumulators)
+    for name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
+        replace(keras.callbacks.SwapEMAWeights, name, _swapping_own_variables)
+
+
+@contextlib.contextmanager
+def counted(parts: Sequence[float]) -> Iterator[None]:
+    """Context in which an optimizer gets gradients of this process's stages.
+
+    Args:
+        parts: by gradient, how much of it counts here.
+    """
+    before, _counted.parts = _counted.parts, parts
+    try:
+        yield
+    finally:
+        _counted.parts = before
+
+
+def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def global_norm(gradients: Sequence[Any]) -> Any:
+        extended = at_work.current(HasStages)
+        parts = _counted.parts
+        if extended is None or parts is None:
+            return original(gradients)
+        squares = [part * _square(one) for one, part in zip(gradients, parts, strict=True)]
+        total = extended.over_stages.all_reduce([tf.add_n(squares)], names=["the norm of gradients"])[0]
+        return tf.cast(tf.sqrt(total), gradients[0].dtype)
+
+    return global_norm
+
+
+def _square(gradient: Any) -> tf.Tensor:
+    """As Keras squares a gradient for a norm: rows of an embedding that occur several times are squared one by one."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
+
+
+def _on_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check_finite(self: Any, gradients: Any) -> Any:
+        finite = original(self, gradients)
+        extended = at_work.current(HasStages)
+        if extended is None or tf.distribute.get_replica_context() is None:
+            return finite
+        infinite = tf.cast(tf.logical_not(finite), tf.int32)
+        found = extended.over_stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
+        return tf.equal(found[0], 0)
+
+    return check_finite
+
+
+def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Averages are beside the weights: here are those of the weights that are here."""
+
+    def method(self: Any, variables: Sequence[Any]) -> Any:
+        averages = self._model_variables_moving_average
+        pairs = list(zip(variables, averages, strict=False))
+        own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        if len(own) == len(pairs):
+            return original(self, variables)
+        with _instead(self, "_model_variables_moving_average", [average for _, average in own]):
+            return original(self, [variable for variable, _ in own])
+
+    return method
+
+
+def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, optimizer: Any) -> Any:
+        pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+        own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        with (
+            _instead(optimizer, "_trainable_variables", [variable for variable, _ in own]),
+            _instead(optimizer, "_model_variables_moving_average", [average for _, average in own]),
+        ):
+            return original(self, optimizer)
+
+    return method
+
+
+def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backend_reset_gradient_accumulators(self: Any) -> Any:
+        kept = self._accumulated_gradients
+        own = [one for one in kept if one is None or not described_variables.is_elsewhere(one)]
+        with _instead(self, "_accumulated_gradients", own):
+            return original(self)
+
+    return _backend_reset_gradient_accumulators
+
+
+@contextlib.contextmanager
+def _instead(optimizer: Any, name: str, value: Any) -> Iterator[None]:
+    """Context in which an attribute has another value; Keras, which tracks what is assigned, does not notice."""
+    before, optimizer.__dict__[name] = optimizer.__dict__[name], value
+    try:
+        yield
+    finally:
+        optimizer.__dict__[name] = before

@@ -1,0 +1,152 @@
+"""The stages of a model: which calls each one makes, and which tensors go from one to another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.model_parallel.model_calls import ModelCall, ModelCalls
+from tfdist.pipeline.table import Edge
+from tfdist.strategies.keras_private import backend
+
+
+class Stages:
+    """A model's calls in contiguous stages.
+
+    Model outputs of earlier stages are sent to the last one, where losses and metrics are computed.
+
+    Args:
+        calls: of the model.
+        ends: where each stage ends, as places in the calls.
+
+    Attributes:
+        calls: as given.
+        count: number of stages.
+        edges: pairs of stages between which tensors are sent.
+
+    Raises:
+        ValueError: ``ends`` does not rise to the number of calls.
+    """
+
+    def __init__(self, calls: ModelCalls, ends: Sequence[int]) -> None:
+        if list(ends) != sorted(set(ends)) or not ends or ends[0] < 1 or ends[-1] != len(calls.calls):
+            raise ValueError(
+                f"stages end at places that rise to the {len(calls.calls)} calls of the model; got {list(ends)}"
+            )
+        self.calls = calls
+        self.count = len(ends)
+        begins = [0, *ends[:-1]]
+        self._of_stages = [tuple(calls.calls[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        made = {key: stage for stage, own in enumerate(self._of_stages) for call in own for key in call.outputs}
+        self._sent: dict[Edge, list[int]] = {}
+        for stage in range(self.count):
+            taken = calls.sources(self._of_stages[stage])
+            if stage == self.count - 1:
+                taken += [key for key in calls.outputs if key not in taken]
+            for key in taken:
+                if made.get(key, stage) != stage:
+                    self._sent.setdefault((made[key], stage), []).append(key)
+        self.edges = tuple(sorted(self._sent))
+
+    def calls_of(self, stage: int) -> tuple[ModelCall, ...]:
+        """The calls of a stage.
+
+        Args:
+            stage: counted from 0.
+        """
+        return self._of_stages[stage]
+
+    def sent(self, edge: Edge) -> tuple[int, ...]:
+        """Keys of the tensors that one stage sends to another.
+
+        Args:
+            edge: the two stages.
+        """
+        return tuple(self._sent.get(edge, ()))
+
+    def differentiable(self, edge: Edge) -> tuple[int, ...]:
+        """Those of the tensors that gradients come back for.
+
+        Args:
+            edge: the two stages.
+        """
+        return tuple(key for key in self.sent(edge) if _is_differentiable(self.calls.tensors[key]))
+
+    def inputs(self, stage: int) -> tuple[int, ...]:
+        """Keys of the model's inputs that a stage takes.
+
+        Args:
+            stage: counted from 0.
+        """
+        taken = set(self.calls.sources(self._of_stages[stage]))
+        if stage == self.count - 1:
+            taken.update(self.calls.outputs)  # an input may be an output
+        return tuple(key for key in self.calls.inputs if key in taken)
+
+    def specs(self, keys: Sequence[int]) -> list[tf.TensorSpec]:
+        """What tensors are, and behind each that has a mask, its mask, as they are sent.
+
+        Args:
+            keys: of the tensors.
+        """
+        found = []
+        for key in keys:
+            tensor = self.calls.tensors[key]
+            found.append(tf.TensorSpec(tensor.shape, tensor.dtype))
+            if self.has_mask(key):
+                found.append(self._masks[key])
+        return found
+
+    def has_mask(self, key: int) -> bool:
+        """Whether a tensor has a mask, which is sent with it.
+
+        Args:
+            key: of the tensor.
+        """
+        return key in self._masks
+
+    @functools.cached_property
+    def _masks(self) -> dict[int, tf.TensorSpec]:
+        """Masks by the keys of their tensors: also those that a model inside gets from around it."""
+        found: dict[int, tf.TensorSpec] = {}
+
+        def run(*inputs: Any) -> list[Any]:
+            values = dict(zip(self.calls.inputs, inputs, strict=True))
+            self.calls.run(self.calls.calls, values)
+            for key, value in values.items():
+                mask = backend.get_keras_mask(value)
+                if mask is not None:
+                    found[key] = tf.TensorSpec([None, *mask.shape[1:]], mask.dtype)
+            return [values[key] for key in self.calls.outputs]
+
+        backend.compute_output_spec(run, *(self.calls.tensors[key] for key in self.calls.inputs))
+        return found
+
+    def layers(self, stage: int) -> list[Any]:
+        """The layers that a stage calls, each once.
+
+        Args:
+            stage: counted from 0.
+        """
+        found = {id(call.operation): call.operation for call in self._of_stages[stage]}
+        return [one for one in found.values() if isinstance(one, keras.Layer)]
+
+    @functools.cached_property
+    def homes(self) -> dict[int, tuple[int, ...]]:
+        """By the `id` of each variable of a layer, the stages that call the layer."""
+        found: dict[int, tuple[int, ...]] = {}
+        for stage in range(self.count):
+            for layer in self.layers(stage):
+                for variable in layer.variables:
+                    if stage not in found.get(id(variable), ()):
+                        found[id(variable)] = (*found.get(id(variable), ()), stage)
+        return found
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    dtype = tf.as_dtype(tensor.dtype)
+    return dtype.is_floating or dtype.is_complex

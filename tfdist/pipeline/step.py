@@ -1,0 +1,412 @@
+"""One step of a pipeline: the actions of this process's workers, in graphs and eagerly.
+
+In a graph, each action waits for the one before it in its worker's row. Without that TensorFlow would begin whatever it
+can, and keep the activations of all micro-batches at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable_variables
+from tfdist.model_parallel.placed_gradients import placed
+from tfdist.pipeline.actions import Action, Kind, Receive, Send, Step, Transfer
+from tfdist.pipeline.gradients import Gradients
+from tfdist.pipeline.micro_batches import MicroBatches, logits_of
+from tfdist.pipeline.objective import Objective
+from tfdist.pipeline.recording import Recording
+from tfdist.pipeline.stage_state import StageState
+from tfdist.pipeline.stages import Stages
+from tfdist.pipeline.table import Table
+from tfdist.pipeline.transport import Transport
+from tfdist.strategies.keras_private import backend
+
+
+@dataclass
+class _Part:
+    """Calls whose gradients are computed together.
+
+    Attributes:
+        calls: some of a stage.
+        tape: has recorded them.
+        sources: keys of what they took.
+        variables: that they use.
+        losses: that their layers added.
+        upstream: gradients of what they made, by key, once they are known.
+        of_logits: of the model's outputs that they made, gradients of what these are the softmax of, by key.
+    """
+
+    calls: Sequence[ModelCall]
+    tape: tf.GradientTape
+    sources: list[int]
+    variables: list[Any]
+    losses: list[tf.Tensor]
+    upstream: dict[int, tf.Tensor] = field(default_factory=dict)
+    of_logits: dict[int, tf.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Kept:
+    """What a forward pass leaves for the backward pass.
+
+    Attributes:
+        values: tensors by their keys.
+        parts: of the stage, in their order; None if they are to be computed once more.
+    """
+
+    values: dict[int, Any]
+    parts: list[_Part] | None
+
+
+class PipelinedStep:
+    """Runs the rows of some workers of a table.
+
+    Args:
+        stages: of the model.
+        table: what is done; one whose dry run ends.
+        workers: of this process.
+        transport: carries tensors between workers.
+        batch: the model's inputs, in their order, in micro-batches. Each stage takes those that it needs.
+        training: as of the model's ``call``.
+        objective: what is minimized; None where there are no backward passes.
+        devices: by worker; None for the default device.
+        recomputes: whether a backward pass makes the forward pass once more, of which only the inputs are kept.
+        recording: takes the times of the actions; None for none.
+
+    Attributes:
+        gradients: of the variables of this process's stages, after `run`.
+        added_losses: what layers of this process's stages have added to the loss, weighed by samples; after `run`.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        table: Table,
+        workers: Sequence[int],
+        transport: Transport,
+        batch: MicroBatches,
+        inputs: Sequence[Any],
+        training: bool,
+        objective: Objective | None = None,
+        devices: Sequence[str] | None = None,
+        recomputes: bool = False,
+        recording: Recording | None = None,
+    ) -> None:
+        self.gradients = Gradients()
+        self._outputs: dict[int, list[Any]] = {}
+        self.added_losses: list[tf.Tensor] = []
+        self._stages = stages
+        self._calls = stages.calls
+        self._table = table
+        self._workers = tuple(workers)
+        self._transport = transport
+        self._batch = batch
+        self._inputs = dict(zip(stages.calls.inputs, inputs, strict=True))
+        self._training = training
+        self._objective = objective
+        self._devices = devices
+        self._recomputes = recomputes
+        self._stamps = None if recording is None else recording.of_step(table.workers)
+        own = [stage for stage in range(stages.count) if table.workers[stage] in self._workers]
+        self._states = {stage: StageState(stages, stage, batch) for stage in own}
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._results: dict[Action, dict[int, Any]] = {}
+        self._before: dict[int, list[Any]] = {worker: [] for worker in workers}
+
+    @property
+    def outputs(self) -> list[list[Any]]:
+        """What the model has made of each micro-batch, in their order; nothing where the last stage is not."""
+        return [self._outputs[number] for number in sorted(self._outputs)]
+
+    @property
+    def last(self) -> list[Any]:
+        """What ran last in each worker's row, for control dependencies; nothing where steps are eager."""
+        return [one for found in self._before.values() for one in found]
+
+    @tf.autograph.experimental.do_not_convert
+    def run(self) -> None:
+        """Makes the step."""
+        left = {worker: self._table.steps(worker) for worker in self._workers}
+        done: set[Action] = set()
+        while any(left.values()):
+            for worker, steps in left.items():
+                while steps and self._can_begin(steps[0], done):
+                    step = steps.pop(0)
+                    with self._in_order(worker):
+                        self._before[worker] = self._do(step) or self._before[worker]
+                    if isinstance(step, Action):
+                        done.add(step)
+        for stage, state in self._states.items():
+            with self._in_order(self._table.workers[stage]):
+                self._regularize(stage)
+                state.assign()
+            clear_losses(self._stages.calls_of(stage))
+        if self._recomputes and not tf.executing_eagerly():
+            # A forward pass that is made once more reads weights late. TensorFlow's optimization of dependencies may
+            # drop the order of such a read and of an update that does not need what was read.
+            self.gradients.wait_for(self.last)
+        if self._stamps is not None:
+            self._stamps.close()
+
+    def _can_begin(self, step: Step, done: set[Action]) -> bool:
+        """Whether what is traced before it is there, of the workers of this process."""
+        if not isinstance(step, Action):
+            return True
+        own = [one for one in self._table.needs(step) if self._table.workers[one.stage] in self._workers]
+        return done.issuperset(own)
+
+    @contextlib.contextmanager
+    def _in_order(self, worker: int) -> Iterator[None]:
+        device = contextlib.nullcontext() if self._devices is None else placed(self._devices[worker])
+        with tf.control_dependencies(self._before[worker]), device:
+            yield
+
+    def _do(self, step: Step) -> list[Any]:
+        """Does one of a worker's steps; returns what the next one has to wait for, if anything new."""
+        if isinstance(step, Send):
+            return self._marked(lambda: self._send(step.transfer))
+        if isinstance(step, Receive):
+            transfer = step.transfer
+            source = self._table.workers[transfer.result_of.stage]
+            return self._marked(lambda: self._transport.expect(transfer, source, self._specs(transfer)))
+        taken = [
+            self._received(Transfer(one, step.stage)) for one in self._table.needs(step) if one.stage != step.stage
+        ]
+        if self._stamps is None:
+            return self._act(step, taken)
+        return self._stamps.around(
+            step, [one for each in taken for one in each.values()], lambda: self._act(step, taken)
+        )
+
+    def _act(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
+        """Computes an action, of what it takes from other stages; returns what the next one has to wait for."""
+        do: Callable[[Action, list[dict[int, Any]]], list[Any]] = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.INPUTS: self._backward,
+            Kind.WEIGHTS: self._weights,
+        }[action.kind]
+        made = [one for one in do(action, taken) if one is not None]
+        return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
+
+    def _marked(self, do: Callable[[], None]) -> list[Any]:
+        """What ran last in a graph whose operations have no outputs."""
+        if tf.executing_eagerly():
+            do()
+            return []
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        do()
+        return [one for one in graph.get_operations()[before:] if one.type == "EagerPyFunc"]
+
+    # What is sent.
+
+    def _edge_keys(self, transfer: Transfer) -> tuple[int, ...]:
+        """Keys of what a transfer carries."""
+        action, other = transfer.result_of, transfer.destination
+        if action.kind is Kind.FORWARD:
+            return self._stages.sent((action.stage, other))
+        return self._stages.differentiable((other, action.stage))
+
+    def _specs(self, transfer: Transfer) -> list[tf.TensorSpec]:
+        keys = self._edge_keys(transfer)
+        if transfer.result_of.kind is Kind.FORWARD:
+            return self._stages.specs(keys)
+        return [tf.TensorSpec(self._calls.tensors[key].shape, self._calls.tensors[key].dtype) for key in keys]
+
+    def _send(self, transfer: Transfer) -> None:
+        results = self._results[transfer.result_of]
+        tensors = []
+        for key in self._edge_keys(transfer):
+            value = results[key]
+            tensors.append(tf.cast(value, self._calls.tensors[key].dtype))
+            if transfer.result_of.kind is Kind.FORWARD and self._stages.has_mask(key):
+                tensors.append(backend.get_keras_mask(value))
+        self._transport.send(transfer, self._table.workers[transfer.destination], tensors)
+
+    def _received(self, transfer: Transfer) -> dict[int, Any]:
+        """The results of an action of another stage, by key."""
+        action, stage = transfer.result_of, transfer.destination
+        worker = self._table.workers[action.stage]
+        if worker == self._table.workers[stage]:
+            found = self._results[action]
+            return {key: found[key] for key in self._edge_keys(transfer)}
+        tensors = iter(self._transport.receive(transfer, worker, self._specs(transfer)))
+        found = {}
+        for key in self._edge_keys(transfer):
+            found[key] = tf.identity(next(tensors))
+            if action.kind is Kind.FORWARD and self._stages.has_mask(key):
+                backend.set_keras_mask(found[key], next(tensors))
+        return found
+
+    # What is computed.
+
+    def _forward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
+        stage, _, number = action
+        calls = self._stages.calls_of(stage)
+        values = {key: self._batch.part(self._inputs[key], number) for key in self._stages.inputs(stage)}
+        for received in taken:
+            values.update(received)
+        begun = dict(values)
+        with self._states[stage].of(number):
+            if self._objective is None or self._recomputes:
+                losses = self._run(calls, values)
+                parts = None
+            else:
+                parts = self._all_recorded(stage, values)
+                losses = [loss for part in parts for loss in part.losses]
+        weight = tf.cast(self._batch.weight(number), tf.float32)
+        self.added_losses += [tf.cast(loss, tf.float32) * weight for loss in losses]
+        if self._objective is not None:
+            self._kept[stage, number] = _Kept(begun if parts is None else values, parts)
+        made = [key for begin, end in self._stages.edges if begin == stage for key in self._stages.sent((begin, end))]
+        self._results[action] = {key: values[key] for key in made}
+        for key in made:
+            if not isinstance(values[key], tf.Tensor):
+                raise TypeError(
+                    f"only dense tensors go from one stage to another; got a {type(values[key]).__name__} behind stage "
+                    f"{stage}, which ends with {calls[-1].name}. Cut the model elsewhere."
+                )
+        ends = [values[key] for key in made]
+        if stage == self._stages.count - 1:
+            outputs = [values[key] for key in self._calls.outputs]
+            self._outputs[number] = outputs
+            if self._objective is not None:
+                self._objective.take(number, outputs)
+            ends += outputs
+        return [*ends, *losses]
+
+    def _run(self, calls: Sequence[ModelCall], values: dict[int, Any]) -> list[tf.Tensor]:
+        """Makes calls; returns what their layers add to the loss."""
+        self._calls.run(calls, values, self._training)
+        return _added_losses()
+
+    def _all_recorded(self, stage: int, values: dict[int, Any]) -> list[_Part]:
+        calls = self._stages.calls_of(stage)
+        groups = [[call] for call in calls] if self._table.is_divided else [list(calls)]
+        return [self._recorded(one, values) for one in groups]
+
+    def _computed(self, stage: int, number: int) -> _Kept:
+        """What the forward pass left, computed once more where it left its inputs alone."""
+        kept = self._kept[stage, number]
+        if kept.parts is None:
+            with self._states[stage].again(number):
+                kept.parts = self._all_recorded(stage, kept.values)
+        return kept
+
+    def _recorded(self, calls: list[ModelCall], values: dict[int, Any]) -> _Part:
+        taken = [key for key in self._calls.sources(calls) if key not in self._inputs]
+        sources = [key for key in taken if _is_differentiable(values[key])]
+        variables = trainable_variables(call.operation for call in calls)
+        with tf.GradientTape(persistent=self._table.is_divided) as tape:
+            tape.watch([values[key] for key in sources])
+            losses = self._run(calls, values)
+        return _Part(calls, tape, sources, variables, losses)
+
+    def _backward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
+        """Gradients of what a stage took; those of its weights too, unless they come later."""
+        assert self._objective is not None
+        stage, kind, number = action
+        upstream: dict[int, Any] = {}
+        of_logits: dict[int, Any] = {}
+
+        def add(gradients: dict[int, Any]) -> None:
+            for key, gradient in gradients.items():
+                if gradient is not None:
+                    dense = tf.convert_to_tensor(gradient)
+                    upstream[key] = dense if key not in upstream else upstream[key] + dense
+
+        for received in taken:
+            add(received)
+        if stage == self._stages.count - 1:
+            outputs, of_variables = self._objective.gradients(number)
+            for key, pair in zip(self._calls.outputs, outputs, strict=True):
+                add({key: pair.output})
+                of_logits[key] = pair.logits
+            for variable, gradient in of_variables:
+                self.gradients.add(variable, gradient)
+        found: list[Any] = []
+        kept = self._computed(stage, number)
+        assert kept.parts is not None
+        if kind is Kind.BACKWARD:
+            del self._kept[stage, number]
+        for place, part in reversed(list(enumerate(kept.parts))):
+            made = [key for call in part.calls for key in call.outputs]
+            part.upstream = {key: upstream[key] for key in made if key in upstream}
+            part.of_logits = {key: of_logits[key] for key in made if of_logits.get(key) is not None}
+            variables = [] if kind is Kind.INPUTS else part.variables
+            of_sources, of_variables = self._gradients(kept, part, number, part.sources, variables)
+            add(dict(zip(part.sources, of_sources, strict=True)))
+            found += of_sources
+            for variable, gradient in zip(variables, of_variables, strict=True):
+                found.append(self.gradients.add(variable, gradient, (stage, place)))
+        self._results[action] = self._for_earlier_stages(stage, kept, upstream)
+        return [*found, *self._results[action].values()]
+
+    def _for_earlier_stages(self, stage: int, kept: _Kept, upstream: dict[int, Any]) -> dict[int, Any]:
+        found = {}
+        for begin, end in self._stages.edges:
+            for key in self._stages.differentiable((begin, end)) if end == stage else ():
+                gradient = upstream.get(key)
+                found[key] = tf.zeros_like(kept.values[key]) if gradient is None else tf.convert_to_tensor(gradient)
+        return found
+
+    def _regularize(self, stage: int) -> None:
+        """Adds what weights cost, once for each step, in the first of the stages that have them."""
+        for variable in trainable_variables(self._stages.layers(stage)):
+            if variable.regularizer is None or self._stages.homes[id(variable)][0] != stage:
+                continue
+            with tf.GradientTape() as tape:
+                loss = variable.regularizer(variable)
+            self.added_losses.append(tf.cast(loss, tf.float32))
+            if self._objective is not None:
+                scale = tf.cast(self._objective_scale(), loss.dtype)
+                self.gradients.add(variable, tape.gradient(loss, variable.value, output_gradients=scale))
+
+    def _weights(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
+        stage, _, number = action
+        kept = self._kept.pop((stage, number))
+        assert kept.parts is not None
+        found = []
+        for place, part in enumerate(kept.parts):
+            _, gradients = self._gradients(kept, part, number, [], part.variables)
+            for variable, gradient in zip(part.variables, gradients, strict=True):
+                found.append(self.gradients.add(variable, gradient, (stage, place)))
+        return found
+
+    def _gradients(
+        self, kept: _Kept, part: _Part, number: int, sources: list[int], variables: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Gradients of what calls took, and of variables."""
+        logits = [logits_of(kept.values[key]) for key in part.of_logits]
+        targets = [kept.values[key] for key in part.upstream] + logits + part.losses
+        wanted = [kept.values[key] for key in sources] + [one.value for one in variables]
+        if not targets or not wanted:
+            return [None] * len(sources), [None] * len(variables)
+        weight = self._batch.weight(number)
+        upstream = [tf.cast(one, kept.values[key].dtype) for key, one in part.upstream.items()]
+        upstream += part.of_logits.values()
+        upstream += [tf.cast(weight * self._objective_scale(), loss.dtype) for loss in part.losses]
+        found = part.tape.gradient(targets, wanted, output_gradients=upstream)
+        return found[: len(sources)], found[len(sources) :]
+
+    def _objective_scale(self) -> tf.Tensor:
+        assert self._objective is not None
+        return tf.cast(self._objective.scale, tf.float64)
+
+
+def _added_losses() -> list[tf.Tensor]:
+    """What layers have added to the loss since the last time; in the context of a `StageState`."""
+    scope = backend.get_stateless_scope()
+    found = list(scope.losses)
+    scope.losses.clear()
+    return found
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)

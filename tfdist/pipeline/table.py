@@ -1,0 +1,154 @@
+"""Tables: the order of every worker's actions, with what must be sent between them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tfdist.pipeline.actions import Action, Kind, Receive, Send, Step, Transfer, parse
+
+Edge = tuple[int, int]
+"""Two stages: what the first one computes, the second one takes."""
+
+
+class Table:
+    """The actions of each worker, in their order.
+
+    Args:
+        rows: by worker; actions, or their notation.
+        stages: number of stages.
+        micro_batches: number of micro-batches.
+        edges: between stages, from earlier to later ones; from each to the next by default.
+        training: whether there are backward passes.
+
+    Attributes:
+        rows: as given.
+        stages: as given.
+        micro_batches: as given.
+        edges: as given.
+        workers: by stage, the worker that has its actions.
+
+    Raises:
+        ValueError: an action is missing, stands twice, is none, or stands before what its own worker needs for it.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Iterable[Action | str]],
+        stages: int,
+        micro_batches: int,
+        edges: Collection[Edge] | None = None,
+        training: bool = True,
+    ) -> None:
+        self.rows = tuple(tuple(parse(one) if isinstance(one, str) else one for one in row) for row in rows)
+        self.stages = stages
+        self.micro_batches = micro_batches
+        self.edges = tuple(itertools.pairwise(range(stages))) if edges is None else tuple(sorted(edges))
+        places = {action: worker for worker, row in enumerate(self.rows) for action in row}
+        self._check_each_once(places, training)
+        self.workers = tuple(self._worker_of(stage, places) for stage in range(stages))
+        self._check_order()
+
+    @functools.cached_property
+    def is_divided(self) -> bool:
+        """Whether backward passes are divided into those of inputs and those of weights."""
+        return any(action.kind is Kind.WEIGHTS for row in self.rows for action in row)
+
+    @functools.cached_property
+    def ends_forward_first(self) -> bool:
+        """Whether the last stage makes all its forward passes before its first backward pass."""
+        row = self.rows[self.workers[-1]]
+        kinds = [action.kind for action in row if action.stage == self.stages - 1]
+        return all(kind is Kind.FORWARD for kind in kinds[: self.micro_batches])
+
+    def needs(self, action: Action) -> list[Action]:
+        """The actions whose results an action takes.
+
+        Args:
+            action: of the table.
+        """
+        stage, kind, number = action
+        if kind is Kind.FORWARD:
+            return [Action(source, kind, number) for source, end in self.edges if end == stage]
+        if kind is Kind.WEIGHTS:
+            return [Action(stage, Kind.INPUTS, number)]
+        later = [Action(end, self._backward_of(end, number), number) for begin, end in self.edges if begin == stage]
+        return [Action(stage, Kind.FORWARD, number), *later]
+
+    def steps(self, worker: int) -> list[Step]:
+        """A worker's actions, with what it sends and receives.
+
+        Results are sent as soon as they are there. Those of others are asked for one action before they are needed, so
+        that they come while the worker computes.
+
+        Args:
+            worker: whose row.
+        """
+        row = self.rows[worker]
+        takers: dict[Action, list[int]] = {}
+        for action in itertools.chain(*self.rows):
+            for source in self.needs(action):
+                if source.stage != action.stage:
+                    takers.setdefault(source, []).append(action.stage)
+        asked = [list(self._received(action, worker)) for action in row]
+        steps: list[Step] = []
+        for place, action in enumerate(row):
+            if place == 0:
+                steps += asked[0]
+            if place + 1 < len(row):
+                steps += asked[place + 1]
+            steps.append(action)
+            steps += [
+                Send(Transfer(action, stage)) for stage in takers.get(action, []) if self.workers[stage] != worker
+            ]
+        return steps
+
+    def _received(self, action: Action, worker: int) -> Iterator[Receive]:
+        for source in self.needs(action):
+            if self.workers[source.stage] != worker:
+                yield Receive(Transfer(source, action.stage))
+
+    def _backward_of(self, stage: int, number: int) -> Kind:
+        return Kind.INPUTS if Action(stage, Kind.INPUTS, number) in self._actions else Kind.BACKWARD
+
+    @functools.cached_property
+    def _actions(self) -> frozenset[Action]:
+        return frozenset(itertools.chain(*self.rows))
+
+    def _check_each_once(self, places: dict[Action, int], training: bool) -> None:
+        given = list(itertools.chain(*self.rows))
+        for action in given:
+            if not (0 <= action.stage < self.stages and 0 <= action.micro_batch < self.micro_batches):
+                raise ValueError(
+                    f"a table for {self.stages} stages and {self.micro_batches} micro-batches has no place for {action}"
+                )
+            if not training and action.kind is not Kind.FORWARD:
+                raise ValueError(f"a table of forward passes has no place for {action}")
+        if len(places) != len(given):
+            twice = next(action for action in given if given.count(action) > 1)
+            raise ValueError(f"the action {twice} stands in the table more than once")
+        for stage, number in itertools.product(range(self.stages), range(self.micro_batches)):
+            kinds = {kind for kind in Kind if Action(stage, kind, number) in places}
+            if Kind.FORWARD not in kinds:
+                raise ValueError(f"the action {Action(stage, Kind.FORWARD, number)} is missing in the table")
+            if training and kinds not in ({Kind.FORWARD, Kind.BACKWARD}, {Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS}):
+                names = ", ".join(sorted(kind.value for kind in kinds))
+                raise ValueError(
+                    f"the table needs either B, or I and W, of stage {stage} and micro-batch {number}; got {names}"
+                )
+
+    def _worker_of(self, stage: int, places: dict[Action, int]) -> int:
+        found = sorted({worker for action, worker in places.items() if action.stage == stage})
+        if len(found) != 1:
+            raise ValueError(f"the actions of stage {stage} stand in the rows of workers {found}; expected one worker")
+        return found[0]
+
+    def _check_order(self) -> None:
+        for row in self.rows:
+            own, done = set(row), set[Action]()
+            for action in row:
+                for source in self.needs(action):
+                    if source in own and source not in done:
+                        raise ValueError(f"the action {action} stands before {source}, which it needs")
+                done.add(action)
