@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tfdist.compression.low_rank import LowRank, as_matrix, pack_factors
 
@@ -81,20 +80,3 @@ def test_matrices(elements, shape, expected):
     assert matrix.shape == expected
     assert np.shares_memory(matrix, vector)
     np.testing.assert_array_equal(matrix.reshape(-1), vector)
-
-
-@pytest.mark.parametrize("combine", [None, np.add])
-def test_threads_of_tensorflow_make_the_same_bits(combine):
-    """They take subnormal numbers for zero; ranks compute in threads of both kinds."""
-    left = (rng.standard_normal((40, 3)) * 10.0 ** rng.integers(-40, 1, (40, 1))).astype("float32")
-    right = rng.standard_normal((3, 30)).astype("float32")
-    expected = product(left, right, np.zeros(1200, "float32"), combine)
-    found = []
-
-    def compute(value):
-        found.append(product(left, right, np.zeros(1200, "float32"), combine))
-        return value
-
-    tf.function(lambda value: tf.numpy_function(compute, [value], tf.float32), autograph=False)(tf.zeros([]))
-    assert found[0].tobytes() == expected.tobytes()
-    np.testing.assert_allclose(expected, left @ right, rtol=1e-5, atol=1e-27)

@@ -9,10 +9,6 @@ import numpy as np
 from tfdist.compression.method import Method, saturate, segments
 
 ROWS_BYTES = 4
-_ABOVE_SUBNORMAL = 2.0**36
-"""TensorFlow's threads take subnormal numbers for zero and others do not, so that ranks would differ where a product
-has such parts. Products below this multiple of the smallest normal number are zero on all ranks; of larger ones such
-parts are too small to be seen."""
 
 
 class LowRank(Method):
@@ -31,16 +27,12 @@ class LowRank(Method):
         shift = max(0, sum(math.frexp(bound)[1] for bound in (*bounds, rank)) - np.finfo(out.dtype).maxexp)
         left = np.ldexp(left, -shift) if shift else left
         many = max(1, (1 << 15) // columns)
-        precise = out.dtype.itemsize >= 4  # smaller floats are computed in float32
-        least = np.finfo(out.dtype).tiny * _ABOVE_SUBNORMAL if precise else 0.0
         product = np.empty((min(many, rows), columns), out.dtype)
         for part in segments(rows, many):
             here = matrix[part] if combine is None else product[: part.stop - part.start]
             np.matmul(left[part], right, out=here)
             if shift:
                 saturate(np.ldexp(here, shift, out=here))
-            if least:
-                here[np.abs(here) < least] = 0
             if combine is not None:
                 combine(matrix[part], here, out=matrix[part])
 

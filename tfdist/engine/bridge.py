@@ -28,6 +28,7 @@ from tfdist.engine import buckets, operations
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.engine import describe
 from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
@@ -168,10 +169,10 @@ class Bridge:
         handles = []
         for job in jobs[:-1]:
             post = self._poster(self._site(job), job)
-            handles.append(tf.py_function(post, [job.packed(), *weights], tf.int64, name="tfdist_post"))
+            handles.append(host_call(post, [job.packed(), *weights], tf.int64, name="tfdist_post"))
         finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
         dtypes = [job.dtype for job in jobs]
-        return tf.py_function(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
+        return host_call(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
 
     def _poster(self, key: str, job: _Sum) -> Callable[..., np.int64]:
         def post(packed: tf.Tensor, weight: tf.Tensor | None = None) -> np.int64:
@@ -254,7 +255,7 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
     """The result for a single process: the tensor, with momentum if compression applies it."""
     if how is None or not how.momentum:
         return tensor
-    applied = tf.py_function(
+    applied = host_call(
         lambda given: to_tensor(how.alone(to_array(given))), [tensor], tensor.dtype, name="tfdist_momentum"
     )
     applied.set_shape(tensor.shape)

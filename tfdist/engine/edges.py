@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.collectives import point_to_point
 from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError
 from tfdist.tensors import to_array, to_tensor
@@ -53,7 +54,7 @@ class Edges:
         if tf.executing_eagerly():
             on_host(tensor)
         else:
-            tf.py_function(on_host, [tensor], [], name="tfdist_send")
+            host_call(on_host, [tensor], [], name="tfdist_send")
 
     @tf.autograph.experimental.do_not_convert
     def receive(self, spec: tf.TensorSpec, source: int, edge: str) -> tf.Tensor:
@@ -88,7 +89,7 @@ class Edges:
 
         if tf.executing_eagerly():
             return on_host()
-        tensor = tf.py_function(on_host, [], spec.dtype, name="tfdist_receive")
+        tensor = host_call(on_host, [], spec.dtype, name="tfdist_receive")
         tensor.set_shape(spec.shape)
         return tensor
 
@@ -112,7 +113,7 @@ class Edges:
         if tf.executing_eagerly():
             on_host()
         else:
-            tf.py_function(on_host, [], [], name="tfdist_expect")
+            host_call(on_host, [], [], name="tfdist_expect")
 
     def _beginning(self, spec: tf.TensorSpec, source: int, edge: str) -> Callable[[bool], Pending]:
         """A function that begins to receive; its argument is whether nobody waits yet."""

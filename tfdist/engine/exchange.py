@@ -17,6 +17,7 @@ from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
 from tfdist.engine import operations
 from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.tensors import call_site, to_array, to_tensor
 
@@ -254,7 +255,7 @@ class Exchange:
         def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
             return [to_tensor(array) for array in function(key, *(to_array(tensor) for tensor in tensors))]
 
-        outputs = tf.py_function(on_host, list(operands), [dtype for dtype, _ in results], name="tfdist_exchange")
+        outputs = host_call(on_host, operands, [dtype for dtype, _ in results], name="tfdist_exchange")
         for output, (_, shape) in zip(outputs, results, strict=True):
             output.set_shape(shape)
         return outputs

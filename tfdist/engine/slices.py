@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.engine import operations
 from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import call_site, to_array, to_tensor
 
@@ -64,7 +65,7 @@ class Slices:
             values, indices = self._host_slices(f"eager {key}", *operands)
         else:
             site = call_site(key, self._group.members)
-            values, indices = tf.py_function(
+            values, indices = host_call(
                 lambda *arguments: self._host_slices(site, *arguments),
                 operands,
                 [slices.values.dtype, slices.indices.dtype],

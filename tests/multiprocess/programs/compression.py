@@ -29,7 +29,7 @@ METHODS = {
     "TopK": c.TopK(0.02),
     "DGC": c.DeepGradientCompression(0.02, momentum=0.9, warmup_steps=10),
     "Strom": c.Strom(density=0.02),
-    # Without AtomoSVD: on some processors ranks differ in the last bits after some steps (see docs/compression.md).
+    "AtomoSVD": c.AtomoSVD(3),
     "PowerSGD": c.PowerSGD(4),
     "schedule": c.Schedule({0: c.FewerWorkers(1), 10: None, 20: c.TopK(0.1), 60: c.Int8()}),
     "by name": c.by_name({"bias": None, "dense": c.QSGD()}, otherwise=c.by_size({0: None, 500: c.TopK(0.1)})),

@@ -1,0 +1,65 @@
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.host_calls import gradual_underflow, host_call
+
+SMALL = np.float32(1e-30)
+
+
+def subnormal():
+    """A subnormal product, and a product of a subnormal number; zeros where such numbers are taken for zero."""
+    return float(SMALL * np.float32(1e-10)), float(np.float32(1e-40) * np.float32(1e10))
+
+
+def in_graph(function):
+    """What a host function gives in a thread of TensorFlow."""
+    found = []
+
+    def call(value):
+        found.append(function())
+        return value
+
+    tf.function(lambda value: host_call(call, [value], tf.float32, name="call"))(tf.zeros([]))
+    return found[0]
+
+
+def test_subnormal_numbers_are_computed_with():
+    assert all(subnormal())
+    assert in_graph(subnormal) == subnormal()
+
+
+def test_sums_and_products_have_the_bits_of_other_threads():
+    generator = np.random.default_rng(0)
+    left = (generator.standard_normal((40, 3)) * 10.0 ** generator.integers(-40, 1, (40, 1))).astype("float32")
+    right = generator.standard_normal((3, 30)).astype("float32")
+
+    def compute():
+        product = left @ right
+        return (product + product[::-1]).tobytes()
+
+    assert in_graph(compute) == compute()
+
+
+def test_the_environment_of_the_thread_comes_back():
+    """Also after an error."""
+    found = []
+
+    def call(value):
+        found.append(subnormal())
+        try:
+            with gradual_underflow():
+                found.append(subnormal())
+                raise KeyError
+        except KeyError:
+            found.append(subnormal())
+        return value
+
+    tf.function(lambda value: tf.py_function(call, [value], tf.float32))(tf.zeros([]))
+    before, within, after = found
+    assert within == subnormal()
+    assert after == before
+
+
+def test_results():
+    double = tf.function(lambda a, b: host_call(lambda x, y: [x + y, x * y], [a, b], [tf.float32] * 2, name="both"))
+    assert [float(one) for one in double(tf.constant(2.0), tf.constant(3.0))] == [5, 6]
