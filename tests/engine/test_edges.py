@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.ranks import arrays_of, eagerly, in_a_graph
-from tfdist.engine.edges import Edges
+from tfdist.engine.edges import Edges, Incoming, Outgoing
 from tfdist.errors import MismatchError
 from tfdist.runtime import world
 
@@ -65,10 +65,37 @@ def test_expected_tensors_come_while_nobody_waits(ranks, call):
             return None
         spec = tf.TensorSpec([None], tf.int32)
         for _ in range(2):
-            call(lambda: edges.expect(spec, 1, "x"))
+            call(lambda: edges.exchange(expected=[Incoming(spec, 1, "x")]))
         return [int(call(lambda: edges.receive(spec, 1, "x"))[0]) for _ in range(3)]
 
     assert ranks(2)(work)[0] == [0, 1, 2]
+
+
+@WAYS
+def test_one_exchange_sends_expects_and_receives(ranks, call):
+    """A ring in which each receives from both neighbours what they have sent in the same call, and later the rest."""
+
+    def work(group):
+        edges = Edges(group)
+        others = [rank for rank in range(3) if rank != group.rank]
+        own = tf.fill([2, 2], float(group.rank))
+
+        def first():
+            return edges.exchange(
+                sent=[Outgoing(own + 10.0 * number, rank, f"part {number}") for rank in others for number in range(2)],
+                expected=[Incoming(tf.TensorSpec([2, 2]), rank, "part 1") for rank in others],
+                received=[Incoming(tf.TensorSpec([None, 2]), rank, "part 0") for rank in others],
+            )
+
+        def second():
+            return edges.exchange(received=[Incoming(tf.TensorSpec([2, 2]), rank, "part 1") for rank in others])
+
+        assert call(edges.exchange) == []
+        return others, [[float(one[0, 0]) for one in call(part)] for part in (first, second)]
+
+    for others, (first, second) in ranks(3)(work):
+        assert first == others
+        assert second == [10 + rank for rank in others]
 
 
 def test_groups_have_edges_of_their_own(ranks):

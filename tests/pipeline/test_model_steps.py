@@ -11,7 +11,6 @@ from tfdist.pipeline import schedules
 from tfdist.pipeline.dry_run import DeadlockError
 from tfdist.pipeline.model_steps import ModelSteps
 from tfdist.pipeline.table import Table
-from tfdist.pipeline.transport import WithinProcess
 
 STAGES, PARTS = 2, 3
 ROWS = 26
@@ -24,7 +23,7 @@ def split(model, schedule="gpipe", recomputes=False):
     make = {"gpipe": schedules.gpipe, "1f1b": schedules.one_forward_one_backward, "zb": schedules.zero_bubble}[schedule]
     table = make(STAGES, PARTS, stages.edges)
     devices = [f"/device:CPU:{number}" for number in range(STAGES)]
-    steps = ModelSteps(model, stages, table, range(STAGES), WithinProcess(), devices, recomputes)
+    steps = ModelSteps(model, stages, table, range(STAGES), None, devices, recomputes)
     model.train_step, model.test_step, model.predict_step = steps.train, steps.test, steps.predict
     return model
 
@@ -164,7 +163,7 @@ def test_a_table_that_ends_in_a_deadlock():
     stages = models.in_stages(ModelCalls(model), 2)
     table = Table([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], 2, 2, stages.edges)
     with pytest.raises(DeadlockError, match="worker 0 waits before 0B0 for 1B0"):
-        ModelSteps(model, stages, table, [0, 1], WithinProcess())
+        ModelSteps(model, stages, table, [0, 1], None)
 
 
 def test_a_table_of_ones_own_in_any_order():
@@ -173,7 +172,7 @@ def test_a_table_of_ones_own_in_any_order():
     def pipelined():
         model = network()
         stages = models.in_stages(ModelCalls(model), 2)
-        steps = ModelSteps(model, stages, Table(rows, 2, 3, stages.edges), [0, 1], WithinProcess())
+        steps = ModelSteps(model, stages, Table(rows, 2, 3, stages.edges), [0, 1], None)
         model.train_step, model.predict_step = steps.train, steps.predict
         return model
 

@@ -10,7 +10,6 @@ from tests.pipeline.models import in_stages, objective_of
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import schedules
 from tfdist.pipeline.step import PipelinedStep
-from tfdist.pipeline.transport import WithinProcess
 
 PARTS = 3
 X = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
@@ -52,7 +51,7 @@ def run(model, steps=1, recomputes=False, schedule=schedules.one_forward_one_bac
     @tf.function(autograph=False)
     def step(x, y):
         batch, objective = objective_of(model, table, PARTS, [x, y])
-        made = PipelinedStep(stages, table, [0, 1], WithinProcess(), batch, [x], True, objective, recomputes=recomputes)
+        made = PipelinedStep(stages, table, [0, 1], None, batch, [x], True, objective, recomputes=recomputes)
         made.run()
         return [batch.joined(one) for one in zip(*made.outputs, strict=True)], [
             made.gradients.of(one) for one in model.trainable_variables

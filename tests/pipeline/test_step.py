@@ -11,7 +11,6 @@ from tfdist.pipeline import schedules
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
-from tfdist.pipeline.transport import WithinProcess
 
 STAGES, PARTS = 3, 4
 
@@ -33,7 +32,7 @@ def pipelined(model, make, devices=None, graph=True, samples=SAMPLES):
     def step(*tensors):
         batch, objective = objective_of(model, table, PARTS, tensors)
         workers, own_x = range(len(table.rows)), tensors[: len(x)]
-        run = PipelinedStep(stages, table, workers, WithinProcess(), batch, own_x, True, objective, devices)
+        run = PipelinedStep(stages, table, workers, None, batch, own_x, True, objective, devices)
         run.run()
         outputs = [batch.joined(one) for one in zip(*run.outputs, strict=True)]
         total = tf.add_n([*objective.losses, *run.added_losses])
@@ -114,7 +113,7 @@ def test_actions_are_executed_in_the_order_of_the_table(schedule):
     @tf.function(autograph=False)
     def step(x, y):
         batch, objective = objective_of(model, table, PARTS, [x, y])
-        PipelinedStep(stages, table, range(len(table.rows)), WithinProcess(), batch, [x], True, objective).run()
+        PipelinedStep(stages, table, range(len(table.rows)), None, batch, [x], True, objective).run()
 
     step(tf.reshape(tf.range(float(PARTS)), [PARTS, 1]), tf.ones([PARTS, 1]))
     for worker, row in enumerate(table.rows):
@@ -132,7 +131,7 @@ def test_forward_passes_alone():
     stages = in_stages(calls, 2)
     batch = MicroBatches(x, PARTS)
     table = schedules.forward_only([0, 1], PARTS, stages.edges)
-    run = PipelinedStep(stages, table, [0, 1], WithinProcess(), batch, [x], False)
+    run = PipelinedStep(stages, table, [0, 1], None, batch, [x], False)
     run.run()
     np.testing.assert_allclose(batch.joined([one for (one,) in run.outputs]), model(x), rtol=1e-5)
     np.testing.assert_allclose(tf.add_n(run.added_losses), model.losses[0], rtol=1e-5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.pipeline.actions import Receive, Send, parse
+from tfdist.pipeline.actions import Exchange, parse
 from tfdist.pipeline.schedules import interleaved, one_forward_one_backward, zero_bubble
 from tfdist.pipeline.table import Table
 
@@ -29,10 +29,18 @@ def test_a_divided_backward_pass():
     assert not Table(TWO, 2, 2).is_divided
 
 
-def test_sends_follow_results_and_receives_come_one_action_ahead():
+def test_results_are_sent_at_once_and_what_is_received_is_expected_one_exchange_ahead():
     table = Table(TWO, 2, 2)
-    assert written(table.steps(0)) == ["0F0", "0F0→1", "1B0⇒0", "0F1", "0F1→1", "1B1⇒0", "0B0", "0B1"]
-    assert written(table.steps(1)) == ["0F0⇒1", "1F0", "0F1⇒1", "1B0", "1B0→0", "1F1", "1B1", "1B1→0"]
+    assert written(table.steps(0)) == ["0F0", "0F0→1 1B0⇢0", "0F1", "0F1→1 1B1⇢0 1B0⇒0", "0B0", "1B1⇒0", "0B1"]
+    assert written(table.steps(1)) == ["0F1⇢1 0F0⇒1", "1F0", "1B0", "1B0→0 0F1⇒1", "1F1", "1B1", "1B1→0"]
+
+
+def test_workers_of_one_process_exchange_nothing():
+    table = interleaved(6, 4, 3)
+    assert {str(one) for one in table.steps(0, [0, 1, 2])} == set(written(table.rows[0]))
+    between = [step for step in table.steps(0, [2]) if isinstance(step, Exchange)]
+    others = {table.workers[one.destination] for step in between for one in step.sent}
+    assert others == {1}
 
 
 @pytest.mark.parametrize(
@@ -46,21 +54,22 @@ def test_sends_follow_results_and_receives_come_one_action_ahead():
 def test_what_is_sent_is_received(table):
     sent, received = [], []
     for worker in range(len(table.rows)):
-        held = set()
+        held, expected = set(), None
         for step in table.steps(worker):
-            if isinstance(step, Send):
-                assert table.workers[step.transfer.result_of.stage] == worker
-                assert table.workers[step.transfer.destination] != worker
-                assert step.transfer.result_of in held, "results are sent when they are there"
-                sent.append(step.transfer)
-            elif isinstance(step, Receive):
-                assert table.workers[step.transfer.destination] == worker
-                received.append(step.transfer)
-                held.add((step.transfer.result_of, step.transfer.destination))
-            else:
+            if not isinstance(step, Exchange):
                 for one in table.needs(step):
                     assert one in held or (one, step.stage) in held, f"{step} needs {one}"
                 held.add(step)
+                continue
+            for one in step.sent:
+                assert table.workers[one.result_of.stage] == worker != table.workers[one.destination]
+                assert one.result_of in held, "results are sent when they are there"
+            assert expected in (None, step.received), "what is received is what was expected"
+            assert all(table.workers[one.destination] == worker for one in step.received)
+            held.update(step.received)
+            sent += step.sent
+            received += step.received
+            expected = step.expected
     assert set(sent) == set(received)
     assert len(sent) == len(set(sent)) == len(received)
 

@@ -27,8 +27,13 @@ def send(array: np.ndarray) -> Plan:
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         shape = np.array(array.shape, np.int64)
-        yield from exchange(comm, tag, outgoing=shape, destination=DESTINATION)
-        yield from exchange(comm, tag, outgoing=flat(array).view(np.uint8), destination=DESTINATION)
+        # The elements do not wait until the shape has left: the sender may not look for that before it has computed on.
+        started = [comm.send(shape, DESTINATION, tag)] if array.ndim else []
+        for requests in exchange(comm, tag, outgoing=flat(array).view(np.uint8), destination=DESTINATION):
+            yield [*started, *requests]
+            started = []
+        if started:
+            yield started
 
     return schedule
 

@@ -7,7 +7,8 @@ graph. Their calls are matched by order: the n-th tensor that is received is the
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,34 @@ from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError
 from tfdist.tensors import to_array, to_tensor
+
+
+class Outgoing(NamedTuple):
+    """A tensor to be sent.
+
+    Attributes:
+        tensor: dense and numeric.
+        destination: the rank in the group that receives it.
+        edge: the edge's name; a different one for each dtype and number of dimensions.
+    """
+
+    tensor: tf.Tensor
+    destination: int
+    edge: str
+
+
+class Incoming(NamedTuple):
+    """A tensor to be received.
+
+    Attributes:
+        spec: its dtype and shape. Dimensions may be None where the sender decides; their number must be known.
+        source: the rank in the group that sends it.
+        edge: as of `Outgoing`.
+    """
+
+    spec: tf.TensorSpec
+    source: int
+    edge: str
 
 
 class Edges:
@@ -32,38 +61,26 @@ class Edges:
         self._expected: collections.defaultdict[tuple[int, str], collections.deque[Pending]]
         self._expected = collections.defaultdict(collections.deque)
 
-    @tf.autograph.experimental.do_not_convert
     def send(self, tensor: tf.Tensor, destination: int, edge: str) -> None:
         """Starts to send a tensor, and returns without waiting for the receiver.
 
         Args:
-            tensor: a dense numeric tensor.
-            destination: the rank in the group that receives it.
-            edge: the edge's name; a different one for each dtype and number of dimensions.
+            tensor: as of `Outgoing`.
+            destination: as of `Outgoing`.
+            edge: as of `Outgoing`.
 
         Raises:
             ValueError: ``destination`` is not a rank of the group, or is this process.
         """
-        tensor = tf.convert_to_tensor(tensor)
-        pair = self._pair(self._group.rank, destination)
+        self.exchange(sent=[Outgoing(tensor, destination, edge)])
 
-        def on_host(value: tf.Tensor) -> None:
-            array = np.ascontiguousarray(to_array(value))
-            pair.post(self._key(edge), point_to_point.send(array.reshape(value.shape)), _kind(value))
-
-        if tf.executing_eagerly():
-            on_host(tensor)
-        else:
-            host_call(on_host, [tensor], [], name="tfdist_send")
-
-    @tf.autograph.experimental.do_not_convert
     def receive(self, spec: tf.TensorSpec, source: int, edge: str) -> tf.Tensor:
         """Waits for a tensor.
 
         Args:
-            spec: its dtype and shape. Dimensions may be None where the sender decides; their number must be known.
-            source: the rank in the group that sends it.
-            edge: as in `send`.
+            spec: as of `Incoming`.
+            source: as of `Incoming`.
+            edge: as of `Incoming`.
 
         Returns:
             The tensor, with the static shape of ``spec``.
@@ -73,12 +90,74 @@ class Edges:
                 dimensions.
             MismatchError: the received tensor has another shape.
         """
-        begin = self._beginning(spec, source, edge)
-        pair = self._pair(source, self._group.rank)
+        return self.exchange(received=[Incoming(spec, source, edge)])[0]
 
-        def on_host() -> tf.Tensor:
-            expected = self._expected[source, edge]
-            array = pair.wait(expected.popleft() if expected else begin(False), tf.executing_eagerly())
+    @tf.autograph.experimental.do_not_convert
+    def exchange(
+        self,
+        sent: Sequence[Outgoing] = (),
+        expected: Sequence[Incoming] = (),
+        received: Sequence[Incoming] = (),
+    ) -> list[tf.Tensor]:
+        """Starts to send and to receive, then waits for tensors; in a graph, all of it in one host call.
+
+        Args:
+            sent: what is sent; nobody waits for its receivers.
+            expected: what may come while this process computes; a later ``received`` waits for it.
+            received: what is waited for.
+
+        Returns:
+            What was waited for, with the static shapes of the specs.
+
+        Raises:
+            ValueError: as `send` and `receive`.
+            MismatchError: as `receive`.
+        """
+        tensors = [tf.convert_to_tensor(one.tensor) for one in sent]
+        senders = [self._sender(one.destination, one.edge) for one in sent]
+        beginners = [self._beginner(one) for one in expected]
+        receivers = [self._receiver(one) for one in received]
+
+        def on_host(*values: tf.Tensor) -> list[tf.Tensor]:
+            for post, value in zip(senders, values, strict=True):
+                post(value)
+            for begin in beginners:
+                begin()
+            return [wait() for wait in receivers]
+
+        if tf.executing_eagerly():
+            return on_host(*tensors)
+        dtypes = [one.spec.dtype for one in received]
+        found = host_call(on_host, tensors, dtypes, name="tfdist_edges") if dtypes or tensors or expected else []
+        for one, tensor in zip(received, found if dtypes else [], strict=True):
+            tensor.set_shape(one.spec.shape)
+        return list(found) if dtypes else []
+
+    def _sender(self, destination: int, edge: str) -> Callable[[tf.Tensor], None]:
+        """A function that begins to send."""
+        pair = self._pair(self._group.rank, destination)
+        key = self._key(edge)
+
+        def post(value: tf.Tensor) -> None:
+            pair.post(key, point_to_point.send(to_array(value)), _kind(value))
+
+        return post
+
+    def _beginner(self, incoming: Incoming) -> Callable[[], None]:
+        """A function that begins to receive."""
+        begin = self._beginning(incoming)
+        queue = self._expected[incoming.source, incoming.edge]
+        return lambda: queue.append(begin(True))
+
+    def _receiver(self, incoming: Incoming) -> Callable[[], tf.Tensor]:
+        """A function that waits for what was expected, or else begins to receive it."""
+        spec, source, edge = incoming
+        begin = self._beginning(incoming)
+        pair = self._pair(source, self._group.rank)
+        queue = self._expected[source, edge]
+
+        def wait() -> tf.Tensor:
+            array = pair.wait(queue.popleft() if queue else begin(False), tf.executing_eagerly())
             if not spec.shape.is_compatible_with(array.shape):
                 raise MismatchError(
                     f"rank {self._of_job(self._group.rank)} expected {spec.dtype.name} {spec.shape} along "
@@ -87,46 +166,19 @@ class Edges:
                 )
             return to_tensor(array)
 
-        if tf.executing_eagerly():
-            return on_host()
-        tensor = host_call(on_host, [], spec.dtype, name="tfdist_receive")
-        tensor.set_shape(spec.shape)
-        return tensor
+        return wait
 
-    @tf.autograph.experimental.do_not_convert
-    def expect(self, spec: tf.TensorSpec, source: int, edge: str) -> None:
-        """Lets a tensor come while this process computes; a later `receive` waits for it.
-
-        Args:
-            spec: as of `receive`.
-            source: as of `receive`.
-            edge: as of `receive`.
-
-        Raises:
-            ValueError: as `receive`.
-        """
-        begin = self._beginning(spec, source, edge)
-
-        def on_host() -> None:
-            self._expected[source, edge].append(begin(True))
-
-        if tf.executing_eagerly():
-            on_host()
-        else:
-            host_call(on_host, [], [], name="tfdist_expect")
-
-    def _beginning(self, spec: tf.TensorSpec, source: int, edge: str) -> Callable[[bool], Pending]:
+    def _beginning(self, incoming: Incoming) -> Callable[[bool], Pending]:
         """A function that begins to receive; its argument is whether nobody waits yet."""
+        spec, source, edge = incoming
         if spec.shape.rank is None:
             raise ValueError(f"receive must know how many dimensions the tensor has; got {spec}")
         pair = self._pair(source, self._group.rank)
         dtype = np.dtype(spec.dtype.as_numpy_dtype)
-
-        def begin(overlaps: bool) -> Pending:
-            plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
-            return pair.post(self._key(edge), plan, _kind(spec), overlaps=overlaps)
-
-        return begin
+        plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
+        key, kind = self._key(edge), _kind(spec)
+        near = len(set(pair.hosts)) == 1  # what comes from another machine needs this one's hands
+        return lambda overlaps: pair.post(key, plan, kind, overlaps=overlaps, patient=near)
 
     def _pair(self, source: int, destination: int) -> Group:
         for rank in (source, destination):

@@ -39,6 +39,8 @@ from tfdist.errors import PeerLostError, TfdistError
 _EXPLANATION_SECONDS = 3.0
 _OWN = -1
 """The first number of keys that this process agrees on with nobody; no message has their tags."""
+_PATIENT_NAP = 5e-3
+"""Of the progress thread where all calls are patient: each end of a nap interrupts what computes on its core."""
 _TAGS_OF_A_KEY = 4
 """So many calls of one key move at once, with tags of their own; later ones wait in the queue for theirs."""
 
@@ -152,6 +154,7 @@ class Engine:
         members: tuple[int, ...] | None = None,
         contents: str = "",
         ready: float | None = None,
+        patient: bool = False,
     ) -> Pending:
         """Begins a collective and returns at once, whether or not the other ranks have heard of it.
 
@@ -165,11 +168,12 @@ class Engine:
                 keys.
             contents: what it carries, in words, for messages.
             ready: when the data were there, on `time.monotonic`; now by default.
+            patient: whether it loses nothing if it moves little while nobody waits.
 
         Raises:
             TfdistError: as `run`.
         """
-        pending = self._post(Pending(key, members, contents, ready), plan, signature)
+        pending = self._post(Pending(key, members, contents, ready, patient), plan, signature)
         if not overlaps:
             return pending
         with self._work:
@@ -511,6 +515,9 @@ class Engine:
                 continue  # kept as the engine's failure; the next wait raises it
             if moved:
                 idling.moved()
+            elif all(pending.patient for pending in self.under_way()):
+                with self._work:
+                    self._work.wait(_PATIENT_NAP)  # until something else is posted
             else:
                 idling.nap()
 

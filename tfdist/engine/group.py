@@ -119,6 +119,7 @@ class Group:
         overlaps: bool = True,
         contents: str = "",
         ready: float | None = None,
+        patient: bool = False,
     ) -> Pending:
         """Begins a collective and returns at once; see `tfdist.engine.engine.Engine.post`."""
         return self.engine.post(
@@ -129,6 +130,7 @@ class Group:
             members=self._given,
             contents=contents,
             ready=ready,
+            patient=patient,
         )
 
     def wait(self, pending: Pending, blocking: bool = False) -> Any:

@@ -24,6 +24,7 @@ class Pending:
         contents: a description of its data, for messages; may be empty.
         operation: the collective, to start once the number is known.
         ready: when its data was ready, on `time.monotonic`.
+        patient: whether it loses nothing if it moves little while nobody waits.
         done: whether it is complete on this rank.
         result: its result, once done.
         error: why it will not be done, although other groups' collectives go on.
@@ -35,11 +36,13 @@ class Pending:
         members: tuple[int, ...] | None = None,
         contents: str = "",
         ready: float | None = None,
+        patient: bool = False,
     ) -> None:
         self.key = key
         self.members = members
         self.contents = contents
         self.ready = time.monotonic() if ready is None else ready
+        self.patient = patient
         self.marks: list[float] = []
         self.number: int | None = None
         self.call = 0

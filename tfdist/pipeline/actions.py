@@ -55,25 +55,25 @@ class Transfer(NamedTuple):
     destination: int
 
 
-class Send(NamedTuple):
-    """Starts to send the results of an action to the worker of another stage."""
+class Exchange(NamedTuple):
+    """What a worker exchanges with workers of other processes between two of its actions.
 
-    transfer: Transfer
+    Attributes:
+        sent: results of the action before it.
+        expected: what may come while this worker computes.
+        received: what the action behind it waits for.
+    """
+
+    sent: tuple[Transfer, ...] = ()
+    expected: tuple[Transfer, ...] = ()
+    received: tuple[Transfer, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.transfer.result_of}→{self.transfer.destination}"
+        parts = zip(("→", "⇢", "⇒"), self, strict=True)
+        return " ".join(f"{one.result_of}{arrow}{one.destination}" for arrow, part in parts for one in part)
 
 
-class Receive(NamedTuple):
-    """Takes the results of an action of another worker; the action that needs them waits for them."""
-
-    transfer: Transfer
-
-    def __str__(self) -> str:
-        return f"{self.transfer.result_of}⇒{self.transfer.destination}"
-
-
-Step = Action | Send | Receive
+Step = Action | Exchange
 """One of a worker's steps."""
 
 

@@ -24,7 +24,7 @@ from tfdist.pipeline.recording import Recording
 from tfdist.pipeline.remote_variables import RemoteVariables
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Edge, Table
-from tfdist.pipeline.transport import BetweenProcesses, Transport, WithinProcess
+from tfdist.pipeline.transport import Transport
 from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.extended import AllReduceExtended
 
@@ -60,7 +60,7 @@ class PipelinedModel:
             places.lend(self.stages, self.table.workers)
         self.placement = Placement(self.stages, self.table.workers, self._own, extended.devices_of_workers)
         processes = None if within else Processes(mesh.pipeline, name)
-        transport: Transport = WithinProcess() if within else BetweenProcesses(Edges(mesh.pipeline), name)
+        transport = None if within else Transport(Edges(mesh.pipeline), name)
         self.steps = ModelSteps(
             model,
             self.stages,

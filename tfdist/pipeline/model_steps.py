@@ -74,7 +74,7 @@ class ModelSteps:
         stages: of the model.
         table: what a training step does.
         workers: of this process.
-        transport: carries tensors between workers.
+        transport: as of `PipelinedStep`.
         devices: by worker; None for the default device.
         recomputes: as of `PipelinedStep`.
         processes: of the pipeline; None if all its workers are in this one.
@@ -94,7 +94,7 @@ class ModelSteps:
         stages: Stages,
         table: Table,
         workers: Sequence[int],
-        transport: Transport,
+        transport: Transport | None,
         devices: Sequence[str] | None = None,
         recomputes: bool = False,
         processes: Processes | None = None,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable_variables
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.pipeline.actions import Action, Kind, Receive, Send, Step, Transfer
+from tfdist.pipeline.actions import Action, Exchange, Kind, Step, Transfer
 from tfdist.pipeline.gradients import Gradients
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
 from tfdist.pipeline.objective import Objective
@@ -70,7 +70,7 @@ class PipelinedStep:
         stages: of the model.
         table: what is done; one whose dry run ends.
         workers: of this process.
-        transport: carries tensors between workers.
+        transport: carries tensors between workers of different processes; None where all are of this one.
         batch: the model's inputs, in their order, in micro-batches. Each stage takes those that it needs.
         training: as of the model's ``call``.
         objective: what is minimized; None where there are no backward passes.
@@ -88,7 +88,7 @@ class PipelinedStep:
         stages: Stages,
         table: Table,
         workers: Sequence[int],
-        transport: Transport,
+        transport: Transport | None,
         batch: MicroBatches,
         inputs: Sequence[Any],
         training: bool,
@@ -116,6 +116,7 @@ class PipelinedStep:
         self._states = {stage: StageState(stages, stage, batch) for stage in own}
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._results: dict[Action, dict[int, Any]] = {}
+        self._arrived: dict[Transfer, list[tf.Tensor]] = {}
         self._before: dict[int, list[Any]] = {worker: [] for worker in workers}
 
     @property
@@ -131,7 +132,7 @@ class PipelinedStep:
     @tf.autograph.experimental.do_not_convert
     def run(self) -> None:
         """Makes the step."""
-        left = {worker: self._table.steps(worker) for worker in self._workers}
+        left = {worker: self._table.steps(worker, self._workers) for worker in self._workers}
         done: set[Action] = set()
         while any(left.values()):
             for worker, steps in left.items():
@@ -168,12 +169,8 @@ class PipelinedStep:
 
     def _do(self, step: Step) -> list[Any]:
         """Does one of a worker's steps; returns what the next one has to wait for, if anything new."""
-        if isinstance(step, Send):
-            return self._marked(lambda: self._send(step.transfer))
-        if isinstance(step, Receive):
-            transfer = step.transfer
-            source = self._table.workers[transfer.result_of.stage]
-            return self._marked(lambda: self._transport.expect(transfer, source, self._specs(transfer)))
+        if isinstance(step, Exchange):
+            return self._exchange(step)
         taken = [
             self._received(Transfer(one, step.stage)) for one in self._table.needs(step) if one.stage != step.stage
         ]
@@ -194,17 +191,31 @@ class PipelinedStep:
         made = [one for one in do(action, taken) if one is not None]
         return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
 
-    def _marked(self, do: Callable[[], None]) -> list[Any]:
-        """What ran last in a graph whose operations have no outputs."""
-        if tf.executing_eagerly():
-            do()
-            return []
+    # What is exchanged.
+
+    def _exchange(self, exchange: Exchange) -> list[Any]:
+        """Sends and receives; returns what the next step has to wait for."""
+        assert self._transport is not None
         graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        do()
+        before = 0 if tf.executing_eagerly() else len(graph.get_operations())
+        received = self._transport.exchange(
+            [(transfer, self._worker(transfer.destination), self._carried(transfer)) for transfer in exchange.sent],
+            [
+                (transfer, self._worker(transfer.result_of.stage), self._specs(transfer))
+                for transfer in exchange.expected
+            ],
+            [
+                (transfer, self._worker(transfer.result_of.stage), self._specs(transfer))
+                for transfer in exchange.received
+            ],
+        )
+        self._arrived.update(zip(exchange.received, received, strict=True))
+        if tf.executing_eagerly():
+            return []
         return [one for one in graph.get_operations()[before:] if one.type == "EagerPyFunc"]
 
-    # What is sent.
+    def _worker(self, stage: int) -> int:
+        return self._table.workers[stage]
 
     def _edge_keys(self, transfer: Transfer) -> tuple[int, ...]:
         """Keys of what a transfer carries."""
@@ -219,7 +230,8 @@ class PipelinedStep:
             return self._stages.specs(keys)
         return [tf.TensorSpec(self._calls.tensors[key].shape, self._calls.tensors[key].dtype) for key in keys]
 
-    def _send(self, transfer: Transfer) -> None:
+    def _carried(self, transfer: Transfer) -> list[tf.Tensor]:
+        """The tensors of a transfer; behind each whose key has a mask, the mask."""
         results = self._results[transfer.result_of]
         tensors = []
         for key in self._edge_keys(transfer):
@@ -227,16 +239,16 @@ class PipelinedStep:
             tensors.append(tf.cast(value, self._calls.tensors[key].dtype))
             if transfer.result_of.kind is Kind.FORWARD and self._stages.has_mask(key):
                 tensors.append(backend.get_keras_mask(value))
-        self._transport.send(transfer, self._table.workers[transfer.destination], tensors)
+        return tensors
 
     def _received(self, transfer: Transfer) -> dict[int, Any]:
         """The results of an action of another stage, by key."""
         action, stage = transfer.result_of, transfer.destination
-        worker = self._table.workers[action.stage]
-        if worker == self._table.workers[stage]:
+        if self._worker(action.stage) == self._worker(stage):
             found = self._results[action]
             return {key: found[key] for key in self._edge_keys(transfer)}
-        tensors = iter(self._transport.receive(transfer, worker, self._specs(transfer)))
+        # Those of another worker of this process are copied to the device of this worker.
+        tensors = iter(self._carried(transfer) if action in self._results else self._arrived.pop(transfer))
         found = {}
         for key in self._edge_keys(transfer):
             found[key] = tf.identity(next(tensors))

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from tfdist.pipeline.actions import Action, Kind, Receive, Send, Step, Transfer, parse
+from tfdist.pipeline.actions import Action, Exchange, Kind, Step, Transfer, parse
 
 Edge = tuple[int, int]
 """Two stages: what the first one computes, the second one takes."""
@@ -76,38 +76,49 @@ class Table:
         later = [Action(end, self._backward_of(end, number), number) for begin, end in self.edges if begin == stage]
         return [Action(stage, Kind.FORWARD, number), *later]
 
-    def steps(self, worker: int) -> list[Step]:
-        """A worker's actions, with what it sends and receives.
+    def steps(self, worker: int, here: Collection[int] = ()) -> list[Step]:
+        """A worker's actions, with what it exchanges with other processes between them.
 
-        Results are sent as soon as they are there. Those of others are asked for one action before they are needed, so
-        that they come while the worker computes.
+        Results are sent as soon as they are there. What one exchange receives is expected by the one before it, so that
+        it comes while the worker computes.
 
         Args:
             worker: whose row.
+            here: workers of its process.
         """
-        row = self.rows[worker]
-        takers: dict[Action, list[int]] = {}
+        row, here = self.rows[worker], {worker, *here}
+        sent = [(), *(tuple(self._sent(action, here)) for action in row)]
+        received = [*(tuple(self._received(action, here)) for action in row), ()]
+        places = [place for place in range(len(row) + 1) if sent[place] or received[place]]
+        exchanges = {
+            place: Exchange(sent[place], () if later is None else received[later], received[place])
+            for place, later in itertools.zip_longest(places, places[1:])
+        }
+        steps: list[Step] = []
+        for place, action in enumerate([*row, None]):
+            steps += [exchanges[place]] if place in exchanges else []
+            steps += [] if action is None else [action]
+        return steps
+
+    def _sent(self, action: Action, here: Collection[int]) -> Iterator[Transfer]:
+        for stage in self._takers.get(action, ()):
+            if self.workers[stage] not in here:
+                yield Transfer(action, stage)
+
+    def _received(self, action: Action, here: Collection[int]) -> Iterator[Transfer]:
+        for source in self.needs(action):
+            if self.workers[source.stage] not in here:
+                yield Transfer(source, action.stage)
+
+    @functools.cached_property
+    def _takers(self) -> dict[Action, list[int]]:
+        """By action, the other stages that take its results."""
+        found: dict[Action, list[int]] = {}
         for action in itertools.chain(*self.rows):
             for source in self.needs(action):
                 if source.stage != action.stage:
-                    takers.setdefault(source, []).append(action.stage)
-        asked = [list(self._received(action, worker)) for action in row]
-        steps: list[Step] = []
-        for place, action in enumerate(row):
-            if place == 0:
-                steps += asked[0]
-            if place + 1 < len(row):
-                steps += asked[place + 1]
-            steps.append(action)
-            steps += [
-                Send(Transfer(action, stage)) for stage in takers.get(action, []) if self.workers[stage] != worker
-            ]
-        return steps
-
-    def _received(self, action: Action, worker: int) -> Iterator[Receive]:
-        for source in self.needs(action):
-            if self.workers[source.stage] != worker:
-                yield Receive(Transfer(source, action.stage))
+                    found.setdefault(source, []).append(action.stage)
+        return found
 
     def _backward_of(self, stage: int, number: int) -> Kind:
         return Kind.INPUTS if Action(stage, Kind.INPUTS, number) in self._actions else Kind.BACKWARD

@@ -1,67 +1,17 @@
-"""How results get from stage to stage: inside a process, or to another one."""
+"""How results get from the stages of one process to those of another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import tensorflow as tf
 
-from tfdist.engine.edges import Edges
+from tfdist.engine.edges import Edges, Incoming, Outgoing
 from tfdist.pipeline.actions import Transfer
 
 
-class Transport(Protocol):
-    """Carries tensors between stages, in graphs and eagerly."""
-
-    def send(self, transfer: Transfer, worker: int, tensors: Sequence[tf.Tensor]) -> None:
-        """Starts to send tensors, and does not wait for the receiver.
-
-        Args:
-            transfer: what they are.
-            worker: that receives them.
-            tensors: dense.
-        """
-
-    def expect(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> None:
-        """Lets tensors come while this process computes.
-
-        Args:
-            transfer: what they are.
-            worker: that sends them.
-            specs: of the tensors.
-        """
-
-    def receive(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-        """Waits for tensors.
-
-        Args:
-            transfer: as of `expect`.
-            worker: as of `expect`.
-            specs: as of `expect`.
-        """
-
-
-class WithinProcess:
-    """Between stages of one process: TensorFlow copies what is on another device."""
-
-    def __init__(self) -> None:
-        self._sent: dict[Transfer, list[tf.Tensor]] = {}
-
-    def send(self, transfer: Transfer, worker: int, tensors: Sequence[tf.Tensor]) -> None:
-        """See `Transport`."""
-        self._sent[transfer] = list(tensors)
-
-    def expect(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> None:
-        """See `Transport`."""
-
-    def receive(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-        """See `Transport`."""
-        return self._sent.pop(transfer)
-
-
-class BetweenProcesses:
-    """Between processes, one for each worker.
+class Transport:
+    """Carries tensors between workers, a process for each; in graphs and eagerly.
 
     Args:
         edges: of a group in which the rank of a process is the number of its worker.
@@ -72,19 +22,36 @@ class BetweenProcesses:
         self._edges = edges
         self._name = name
 
-    def send(self, transfer: Transfer, worker: int, tensors: Sequence[tf.Tensor]) -> None:
-        """See `Transport`."""
-        for number, tensor in enumerate(tensors):
-            self._edges.send(tensor, worker, self._edge(transfer, number))
+    def exchange(
+        self,
+        sent: Sequence[tuple[Transfer, int, Sequence[tf.Tensor]]] = (),
+        expected: Sequence[tuple[Transfer, int, Sequence[tf.TensorSpec]]] = (),
+        received: Sequence[tuple[Transfer, int, Sequence[tf.TensorSpec]]] = (),
+    ) -> list[list[tf.Tensor]]:
+        """Starts to send and to receive, then waits; see `tfdist.engine.edges.Edges.exchange`.
 
-    def expect(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> None:
-        """See `Transport`."""
-        for number, spec in enumerate(specs):
-            self._edges.expect(spec, worker, self._edge(transfer, number))
+        Args:
+            sent: transfers, with the worker that receives each, and its dense tensors.
+            expected: transfers, with the worker that sends each, and the specs of its tensors.
+            received: like ``expected``.
 
-    def receive(self, transfer: Transfer, worker: int, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-        """See `Transport`."""
-        return [self._edges.receive(spec, worker, self._edge(transfer, number)) for number, spec in enumerate(specs)]
+        Returns:
+            The tensors of each transfer that was received.
+        """
+        outgoing = [
+            Outgoing(tensor, worker, self._edge(transfer, place))
+            for transfer, worker, tensors in sent
+            for place, tensor in enumerate(tensors)
+        ]
+        found = iter(self._edges.exchange(outgoing, self._incoming(expected), self._incoming(received)))
+        return [[next(found) for _ in specs] for _, _, specs in received]
 
-    def _edge(self, transfer: Transfer, number: int) -> str:
-        return f"{self._name}: {transfer.result_of} to stage {transfer.destination}, {number}"
+    def _incoming(self, transfers: Sequence[tuple[Transfer, int, Sequence[tf.TensorSpec]]]) -> list[Incoming]:
+        return [
+            Incoming(spec, worker, self._edge(transfer, place))
+            for transfer, worker, specs in transfers
+            for place, spec in enumerate(specs)
+        ]
+
+    def _edge(self, transfer: Transfer, place: int) -> str:
+        return f"{self._name}: {transfer.result_of} to stage {transfer.destination}, {place}"

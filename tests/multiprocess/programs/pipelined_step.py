@@ -10,7 +10,7 @@ from tfdist.engine.edges import Edges
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import schedules
 from tfdist.pipeline.step import PipelinedStep
-from tfdist.pipeline.transport import BetweenProcesses
+from tfdist.pipeline.transport import Transport
 from tfdist.runtime import world
 
 tfdist.init()
@@ -31,7 +31,7 @@ def check(name, schedule, graph):
     calls = ModelCalls(model)
     stages = models.in_stages(calls, 2 * size if schedule == "interleaved" else size)
     table = SCHEDULES[schedule](stages.count, parts, stages.edges)
-    transport = BetweenProcesses(edges, f"{name} {schedule} {graph}")
+    transport = Transport(edges, f"{name} {schedule} {graph}")
 
     def step(*tensors):
         batch, objective = models.objective_of(model, table, parts, tensors)
