@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.multiprocess import forking
 
@@ -200,6 +201,18 @@ def results(ended: Sequence[Ended]) -> list[dict]:
         assert lines, end.output
         found.append(json.loads(lines[-1][len("RESULT ") :]))
     return found
+
+
+def leaves(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """The parts of a result, lists of numbers whole, each with its path; nothing for None."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(value, list) and not all(isinstance(part, (int, float)) for part in value):
+        for index, part in enumerate(value):
+            yield from leaves(part, (*path, index))
+    elif value is not None:
+        yield path, value
 
 
 def left_behind() -> list[str]:

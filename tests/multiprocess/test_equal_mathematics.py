@@ -50,29 +50,18 @@ def worlds(tmp_path_factory):
     return launch
 
 
-def leaves(value, path=()):
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(part, (*path, key))
-    elif isinstance(value, list) and not all(isinstance(part, (int, float)) for part in value):
-        for index, part in enumerate(value):
-            yield from leaves(part, (*path, index))
-    elif value is not None:
-        yield path, np.asarray(value, np.float64)
-
-
 def check(name, ranks, one):
     for found in (*ranks, one):
         assert "error" not in found[name], found[name]["error"]
     for rank, found in enumerate(ranks):
         assert json.dumps(found[name]) == json.dumps(ranks[0][name]), f"rank {rank} differs from rank 0"
-    expected = dict(leaves(one[name]))
-    got = dict(leaves(ranks[0][name]))
+    expected, got = dict(harness.leaves(one[name])), dict(harness.leaves(ranks[0][name]))
     assert expected.keys() == got.keys()
     for path, value in expected.items():
         if path[0] in ("ranks_only", "ranks_only_history"):
             continue
         tolerance = TOLERANCES.get(path[0], TOLERANCES[None])
+        value = np.asarray(value, np.float64)
         scale = np.abs(value).max(initial=1e-12)
         np.testing.assert_allclose(got[path], value, rtol=0, atol=tolerance * scale, err_msg=f"{name}: {path}")
 

@@ -31,24 +31,13 @@ def nothing_left():
     harness.assert_nothing_left()
 
 
-def leaves(value, path=()):
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(part, (*path, key))
-    elif isinstance(value, list) and not all(isinstance(part, (int, float)) for part in value):
-        for index, part in enumerate(value):
-            yield from leaves(part, (*path, index))
-    else:
-        yield path, value
-
-
 def differences(ranks, plain):
     """What is wrong with the results of a check, in words."""
     for name, found in (("plain Keras", plain), *((f"rank {rank}", one) for rank, one in enumerate(ranks))):
         if "error" in found:
             return [f"{name}: {found['error']}"]
     wrong = [f"rank {rank} differs from rank 0" for rank, one in enumerate(ranks) if one != ranks[0]]
-    found, expected = dict(leaves(ranks[0])), dict(leaves(plain))
+    found, expected = dict(harness.leaves(ranks[0])), dict(harness.leaves(plain))
     if found.keys() != expected.keys():
         return [*wrong, f"there are other results: {sorted(map(str, found.keys() ^ expected.keys()))}"]
     for path, value in expected.items():
