@@ -12,9 +12,11 @@ from tests.multiprocess import harness
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name, processes, *options):
+def run(name, processes, *options, cwd=None):
     command = [sys.executable, "-m", "tfdist.cli", "run", "-n", str(processes), *options, str(EXAMPLES / name)]
-    ended = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(
+        command, env=harness.environment(), capture_output=True, text=True, timeout=200, check=False, cwd=cwd
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + (ended.stderr if options else "")
 
@@ -61,6 +63,14 @@ def test_two_devices():
 @pytest.mark.multiprocess
 def test_functions():
     assert float(re.search(r"Epoch 10: loss ([\d.]+)", run("functions.py", 2))[1]) < 0.3
+
+
+@pytest.mark.multiprocess
+def test_horovod_fit(tmp_path):
+    found = re.findall(r"val_accuracy: ([\d.]+)", run("horovod_fit.py", 2, cwd=tmp_path))
+    assert len(found) == 10
+    assert float(found[-1]) > 0.85
+    assert (tmp_path / "digits.keras").exists()
 
 
 @pytest.mark.multiprocess

@@ -18,7 +18,9 @@ ORDER = (
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),
-    ("functional", "callbacks", "layers"),
+    ("functional", "layers"),
+    ("optimizers",),
+    ("callbacks",),
     ("cli",),
     ("__init__", "__main__"),
 )

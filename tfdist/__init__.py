@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from tfdist.model_parallel.loading import load_model
     from tfdist.model_parallel.partition import partition
     from tfdist.model_parallel.replicate import replicate
+    from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
+    from tfdist.optimizers.gradient_tape import DistributedGradientTape
     from tfdist.pipeline.strategy import PipelineStrategy
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
@@ -64,6 +66,8 @@ _FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadca
 local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
+    "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
+    "DistributedOptimizer": "tfdist.optimizers.distributed_optimizer",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
@@ -83,6 +87,8 @@ __all__ = [
     "CalibrationError",
     "ClusterSpecError",
     "CollectiveTimeoutError",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "Group",
     "MPIUnavailableError",
     "MismatchError",

@@ -77,7 +77,8 @@ class _Context:
 
     def __init__(self, entered: World, algorithm: str) -> None:
         self.world = entered
-        self._group = entered.group.using(algorithm, _agreed(entered, algorithm)) if entered.rank >= 0 else None
+        self._calibration = _agreed(entered, algorithm)
+        self._group = entered.group.using(algorithm, self._calibration) if entered.rank >= 0 else None
         self._made: dict[tuple[int, ...], _Collectives] = {}
 
     @property
@@ -90,6 +91,10 @@ class _Context:
         if members not in self._made:
             self._made[members] = _Collectives(self.group.subgroup(members))
         return self._made[members]
+
+    def processes(self, group: Group | None, algorithm: str | None) -> EngineGroup:
+        found = self.group if group is None else self.group.subgroup(group.members())
+        return found if algorithm is None else found.using(algorithm, self._calibration)
 
 
 _initialized: _Context | None = None
@@ -165,6 +170,20 @@ def local_rank() -> int:
 def local_size() -> int:
     """The number of processes on this machine."""
     return _context().world.local_size
+
+
+def engine_group(group: Group | None = None, algorithm: str | None = None) -> EngineGroup:
+    """The processes of a group, for what is built on collectives; not for users.
+
+    Args:
+        group: all processes by default.
+        algorithm: of its all-reduce; by default that of `init`.
+
+    Raises:
+        RuntimeError: `init` has not been called.
+        ValueError: there is no such algorithm, or it is not for groups.
+    """
+    return _context().processes(group, algorithm)
 
 
 @_not_converted

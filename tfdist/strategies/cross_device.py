@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressed, Compressor
-from tfdist.engine.bridge import Bridge
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
-from tfdist.engine.slices import Slices
+from tfdist.engine.sums import Sums
 from tfdist.strategies import sparse_gradients
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.shares import Shares
@@ -38,7 +37,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     ) -> None:
         super().__init__()
         self._keep_rows = keep_rows
-        self._bridge, self._slices, self._exchange = Bridge(group), Slices(group), Exchange(group)
+        self._sums, self._exchange = Sums(group), Exchange(group)
         self._processes = group.size
         self._local = local
         self._shares = shares
@@ -107,25 +106,15 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     ) -> list[Any]:
         """The sum or mean over processes of each process's sum or mean."""
         weight = None if options is None else options.weight
-        totals = list(values)
-        dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
-        dense.reverse()  # the last layer's gradient is ready first
-        compressed = self._compressed(values, options)
-        reduced = self._bridge.all_reduce(
-            [values[place] for place in dense],
-            names=[names[place] for place in dense],
-            compressed=[compressed[place] for place in dense],
+        return self._sums.all_reduce(
+            values,
+            names,
+            self._compressed(values, options),
             mean=is_mean,
             weight=weight,
+            contributes=self._has_samples() if weight is None else None,
+            keep_rows=self._keep_rows,
         )
-        for place, total in zip(dense, reduced, strict=True):
-            totals[place] = total
-        contributes = self._has_samples() if weight is None else None
-        for place, value in enumerate(values):
-            if isinstance(value, tf.IndexedSlices):
-                slices = self._slices.all_reduce(value, contributes, self._keep_rows, weight)
-                totals[place] = _divide(slices, self._processes) if is_mean else slices
-        return totals
 
     def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
         """How each value is compressed; None for values that are not dense gradients of a variable."""
@@ -175,8 +164,3 @@ def _name(value: Any, destination: Any) -> str:
     if tf.is_symbolic_tensor(tensor):
         return tensor.name.removeprefix("gradient_tape/").removesuffix(":0")
     return "a value"
-
-
-def _divide(slices: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
-    values = slices.values / tf.cast(count, slices.values.dtype)
-    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)

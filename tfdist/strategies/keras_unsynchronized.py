@@ -5,11 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 log = logging.getLogger("tfdist")
 
 _installed = False
+_synchronized: list[Callable[[Any], bool]] = []
+
+
+def accept(synchronizes: Callable[[Any], bool]) -> None:
+    """Lets models that are synchronized in another way train without a warning.
+
+    Args:
+        synchronizes: whether a model's processes are synchronized, of the model.
+    """
+    _synchronized.append(synchronizes)
 
 
 def warn_in_fit() -> None:
@@ -25,11 +36,13 @@ def warn_in_fit() -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._distribute_strategy is None and type(self).train_step is trainer.train_step:
+        plain = self._distribute_strategy is None and type(self).train_step is trainer.train_step
+        if plain and not any(synchronizes(self) for synchronizes in _synchronized):
             log.warning(
                 "tfdist: this fit trains on this process alone: tfdist.init() enters the job but does not synchronize "
-                "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`, or call "
-                "tfdist.all_reduce in a custom train_step."
+                "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`; or, if every "
+                "process reads a share of the data of its own, compile it with tfdist.DistributedOptimizer(optimizer) "
+                "or call tfdist.all_reduce in a custom train_step."
             )
         return original(self, *args, **kwargs)
 

@@ -1,21 +1,10 @@
-"""Callbacks in a process alone; `tests/multiprocess/test_observing.py` has them on several."""
-
-import json
+"""In a process alone; `tests/multiprocess/test_observing.py` has several."""
 
 import keras
 import numpy as np
-import pytest
 
 import tfdist
-
-
-def fit(*callbacks, strategy=None, epochs=2):
-    x = np.ones((8, 3), np.float32)
-    with (strategy or tfdist.AllReduceStrategy()).scope():
-        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    model.fit(x, x[:, :1], epochs=epochs, verbose=0, callbacks=list(callbacks))
-    return model
+from tests.callbacks.fitting import fit
 
 
 def test_a_process_alone_sends_nothing():
@@ -52,16 +41,3 @@ def test_a_plain_model_is_reported_too():
     reports = tfdist.callbacks.Communication()
     model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[reports])
     assert reports.history["mib_sent"] == [0.0]
-
-
-def test_the_timeline_is_written_at_the_end(tmp_path):
-    path = tmp_path / "timeline.json"
-    model = fit(tfdist.callbacks.Timeline(path))
-    written = json.loads(path.read_text())
-    assert isinstance(written["traceEvents"] if isinstance(written, dict) else written, list)
-    assert model.distribute_strategy.extended.group.engine.timeline is None, "it was not recorded before"
-
-
-def test_a_timeline_that_cannot_be_written_is_an_error_before_training(tmp_path):
-    with pytest.raises(OSError, match="cannot be written: directory missing or not writable"):
-        fit(tfdist.callbacks.Timeline(tmp_path / "missing" / "timeline.json"))

@@ -1,67 +1,23 @@
-"""Keras callbacks that report the cost of communication. Pass them to `fit` on every process."""
+"""A callback that reports the cost of communication."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from typing import Any
 
-from tfdist.strategies import require_tensorflow
+import keras
+import numpy as np
+import tensorflow as tf
 
-require_tensorflow()
-
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-from tfdist.collectives.all_gather import all_gather_rows  # noqa: E402
-from tfdist.collectives.clock import clock_offset  # noqa: E402
-from tfdist.engine import timeline  # noqa: E402
-from tfdist.engine.group import Group  # noqa: E402
-from tfdist.notices import notice  # noqa: E402
-from tfdist.runtime import world  # noqa: E402
-from tfdist.strategies import at_work, server_figures  # noqa: E402
-from tfdist.strategies.abilities import HasCollectives, UpdatesOnServers, WritesOnce  # noqa: E402
+from tfdist.callbacks.processes import processes_of
+from tfdist.collectives.all_gather import all_gather_rows
+from tfdist.engine.group import Group
+from tfdist.notices import notice
+from tfdist.strategies import at_work, server_figures
+from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce
 
 _NOTICEABLE = 0.05
 """The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""
-
-
-class Timeline(keras.callbacks.Callback):
-    """Records a timeline of the collectives of all ranks, and writes it to one file on the chief.
-
-    Open the file in https://ui.perfetto.dev or chrome://tracing. Times are those of the chief's clock. On the command
-    line, `tfdist run --timeline FILE` does the same for a whole script.
-
-    Args:
-        path: the path of the JSON file.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = str(path)
-        self._before: timeline.Timeline | None = None
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts recording."""
-        if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
-            raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
-        group = _group(self.model)
-        self._before = group.engine.timeline
-        offset = group.run("callbacks: the clocks", clock_offset())
-        group.engine.timeline = timeline.Timeline(group.engine.rank, offset)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gathers the ranks' records and writes the file."""
-        group = _group(self.model)
-        recorded, group.engine.timeline = group.engine.timeline, self._before
-        events = [] if recorded is None else recorded.events()
-        own = np.frombuffer(json.dumps(events).encode() + b"\n", np.uint8)
-        everyone, _ = group.run("callbacks: the timelines", all_gather_rows(own))
-        if group.is_writer:
-            events = [event for line in everyone.tobytes().splitlines() for event in json.loads(line)]
-            timeline.write(self._path, events)
 
 
 class Communication(keras.callbacks.Callback):
@@ -101,7 +57,7 @@ class Communication(keras.callbacks.Callback):
             if self._on_servers is None:  # others may have begun the next epoch before this worker
                 self._on_servers = server_figures.read(extended, self.model)
             return
-        self._begun = _reading(_group(self.model))
+        self._begun = _reading(processes_of(self.model))
         self._traffic = self._compressed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -110,7 +66,7 @@ class Communication(keras.callbacks.Callback):
             self._report_servers(extended, epoch)
             return
         assert self._begun is not None
-        group = _group(self.model)
+        group = processes_of(self.model)
         spent = _reading(group) - self._begun
         everyone, _ = group.run("callbacks: communication", all_gather_rows(spent[np.newaxis]))
         _, sent, communicating, waiting = everyone.mean(axis=0)
@@ -213,12 +169,6 @@ def _metadata(plugin: str) -> Any:
     metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
     metadata.plugin_data.plugin_name = plugin
     return metadata
-
-
-def _group(model: Any) -> Group:
-    """The processes that train a model together."""
-    extended = at_work.of_model(model, HasCollectives)
-    return world.current().group if extended is None else extended.group
 
 
 def _reading(group: Group) -> np.ndarray:

@@ -1,0 +1,34 @@
+import numpy as np
+import tensorflow as tf
+
+from tests.engine.ranks import BOTH_WAYS
+from tfdist.engine.sums import Sums
+
+
+@BOTH_WAYS
+def test_dense_and_sparse_together(ranks, size, call):
+    def work(group):
+        def reduced(mean):
+            slices = tf.IndexedSlices(tf.fill([1, 2], group.rank + 1.0), tf.constant([group.rank]), tf.constant([9, 2]))
+            values = [tf.constant([1.0 * group.rank]), slices, tf.ones([2, 2])]
+            return Sums(group).all_reduce(values, ["a", "b", "c"], mean=mean)
+
+        return [call(lambda mean=mean: reduced(mean)) for mean in (False, True)]
+
+    for found in ranks(size)(work):
+        for (one, slices, other), scale in zip(found, (1, size), strict=True):
+            np.testing.assert_allclose(one, [sum(range(size)) / scale])
+            np.testing.assert_allclose(slices.values[:, 0], [(rank + 1) / scale for rank in range(size)], rtol=1e-6)
+            np.testing.assert_array_equal(slices.indices, range(size))
+            np.testing.assert_allclose(other, np.full([2, 2], size / scale))
+
+
+def test_weights(ranks):
+    def work(group):
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([1, 1]))
+        weight = tf.constant(0.25 + 0.5 * group.rank, tf.float64)
+        return Sums(group).all_reduce([tf.constant([4.0]), slices], ["a", "b"], weight=weight)
+
+    for dense, slices in ranks(2)(work):
+        np.testing.assert_allclose(dense, [4.0])
+        np.testing.assert_allclose(slices.values, [[0.25], [0.75]])

@@ -1,0 +1,405 @@
+"""Optimizers that average gradients: each process with its share, against plain Keras with the whole batch.
+
+Float64 throughout, so that what is left of a difference is not rounding.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+
+FOLDER = sys.argv[1]
+BATCH, STEPS, WORDS, CLASSES = 12, 5, 7, 3
+
+tfdist.init()
+rank, size = tfdist.rank(), tfdist.size()
+keras.backend.set_floatx("float64")
+generator = np.random.default_rng(0)
+X = generator.integers(0, WORDS, (BATCH * STEPS, 4))
+Y = generator.integers(0, CLASSES, BATCH * STEPS)
+
+
+def share(rows):
+    """This process's rows of each batch."""
+    return rows.reshape(STEPS, BATCH, *rows.shape[1:])[:, rank::size].reshape(-1, *rows.shape[1:])
+
+
+def make_model(optimizer, dtype=None, **compiling):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4,), dtype="int32"),
+            keras.layers.Embedding(WORDS, 5, dtype=dtype),
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(6, "tanh", dtype=dtype),
+            keras.layers.Dense(CLASSES, dtype="float32" if dtype else None),
+        ]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiling)
+    return model
+
+
+def fit(model, x, y, **how):
+    model.fit(x, y, batch_size=len(x) // STEPS, epochs=2, shuffle=False, verbose=0, **how)
+    return model
+
+
+def assert_equal(found, expected, rtol=1e-9):
+    for one, other in zip(found.variables, expected.variables, strict=True):
+        wanted = other.numpy()
+        np.testing.assert_allclose(one.numpy(), wanted, rtol=0, atol=rtol * np.abs(wanted).max(), err_msg=one.path)
+
+
+def assert_alike(model):
+    """On all ranks, to the last bit."""
+    for variable in [*model.variables, *model.optimizer.variables]:
+        value = tf.convert_to_tensor(variable.value)
+        everyone = tfdist.all_gather(tf.reshape(tf.cast(value, tf.float64), [1, -1]))
+        assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0)), variable.path
+
+
+OPTIMIZERS = [
+    name
+    for name, one in sorted(vars(keras.optimizers).items())
+    if isinstance(one, type)
+    and issubclass(one, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+]
+SETTINGS = [
+    {},
+    {"clipnorm": 0.05, "weight_decay": 0.01},
+    {"global_clipnorm": 0.1, "use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+    {"clipvalue": 0.01, "gradient_accumulation_steps": 2},
+]
+
+
+def applied(optimizer, steps):
+    """The variables after an optimizer has applied the gradients of some steps, in a graph."""
+    variables = [keras.Variable(one, name=f"kernel_{place}") for place, one in enumerate(BEGINNING)]
+    step = tf.function(lambda gradients: optimizer.apply(gradients, variables), autograph=False, reduce_retracing=True)
+    optimizer.build(variables)
+    for gradients in steps:
+        step(gradients)
+    return [one.numpy() for one in (*variables, *optimizer.variables)]
+
+
+BEGINNING = [generator.normal(size=shape) for shape in ((WORDS, 5), (20, 6), (6,))]
+OWN = [
+    [[generator.normal(size=one.shape) for one in BEGINNING] for _ in range(2 * STEPS)] for _ in range(size)
+]  # of each rank, in each step
+ROWS = generator.integers(0, WORDS, (2 * STEPS, size, WORDS))
+
+
+def sparse(values, rows):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([WORDS, 5], tf.int64))
+
+
+def of_whole(number):
+    """The gradients of a step that one process would have; the rows of all, in the order of the ranks."""
+    table = np.concatenate([own[number][0] for own in OWN]) / size
+    dense = [tf.constant(np.mean([own[number][place] for own in OWN], axis=0)) for place in (1, 2)]
+    return [sparse(table, ROWS[number].reshape(-1)), *dense]
+
+
+def of_this(number):
+    table, *dense = OWN[rank][number]
+    return [sparse(table, ROWS[number, rank]), *map(tf.constant, dense)]
+
+
+def equal():
+    """Every optimizer of Keras, as it is by default, and with each kind of settings that it takes."""
+    for name, settings in itertools.product(OPTIMIZERS, SETTINGS):
+        try:
+            plain, wrapped = (getattr(keras.optimizers, name)(learning_rate=0.05, **settings) for _ in range(2))
+        except ValueError:  # some take no weight decay, or no moving average
+            continue
+        expected = applied(plain, map(of_whole, range(2 * STEPS)))
+        found = applied(tfdist.DistributedOptimizer(wrapped), map(of_this, range(2 * STEPS)))
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            if "gradient_accumulation_steps" in settings and place >= len(BEGINNING):
+                continue  # what has been accumulated is a process's own
+            limit = 1e-7 * np.abs(other).max()
+            np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=f"{name} {settings} {place}")
+        everyone = tfdist.all_gather(tf.constant(np.concatenate([one.ravel() for one in found[:3]])[None])).numpy()
+        assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0)), (name, settings)
+
+
+class Halved(keras.optimizers.SGD):
+    """With an ``update_step`` of its own."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, keras.ops.multiply(gradient, learning_rate / 2))
+
+
+def of_several():
+    """An optimizer for biases and another one for kernels, which are asked for when it is built."""
+    of_biases, of_others = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, clipnorm=0.1)
+    return keras.optimizers.MultiOptimizer(lambda one: of_biases if one.path.endswith("bias") else of_others)
+
+
+def ways():
+    """Own optimizers, eager steps, loops, backward passes, schedules, and what one process alone gets."""
+    assert_equal(
+        fit(make_model(tfdist.DistributedOptimizer(Halved(0.1))), share(X), share(Y)),
+        fit(make_model(Halved(0.1)), X, Y),
+    )
+    eager = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), run_eagerly=True)
+    assert_equal(fit(eager, share(X), share(Y)), fit(make_model(keras.optimizers.Adam(0.1)), X, Y))
+    several = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), steps_per_execution=3)
+    assert_equal(fit(several, share(X), share(Y)), fit(make_model(keras.optimizers.Adam(0.1)), X, Y))
+    accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
+    passes = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=3)
+    assert_equal(fit(make_model(passes), share(X), share(Y)), fit(make_model(accumulating), X, Y))
+    rates = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
+    scheduled = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(rates)))
+    assert_equal(fit(scheduled, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(rates)), X, Y))
+    rate = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.3 / (epoch + 1))]
+    called = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    expected = fit(make_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=rate)
+    assert_equal(fit(called, share(X), share(Y), callbacks=rate), expected)
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        found = make_model(tfdist.DistributedOptimizer(of_several()))
+        assert_equal(fit(found, share(X), share(Y)), fit(make_model(of_several()), X, Y))
+    sums = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1 / size), average=False))
+    assert_equal(fit(sums, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(0.1)), X, Y))
+
+
+def looped(model, optimizer, x, y, wrap):
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = wrap(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for part_x, part_y in zip(np.split(x, STEPS), np.split(y, STEPS), strict=True):
+        step(part_x, part_y)
+    return model
+
+
+def loops():
+    """A tape that averages, and an optimizer that does, in loops; the same with variables of one's own."""
+    model = make_model(keras.optimizers.SGD())
+    expected = looped(model, keras.optimizers.Adam(0.1), X, Y, lambda tape: tape)
+    for optimizer, wrap in (
+        (keras.optimizers.Adam(0.1), tfdist.DistributedGradientTape),
+        (tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), lambda tape: tape),
+    ):
+        model = make_model(keras.optimizers.SGD())
+        assert_equal(looped(model, optimizer, share(X), share(Y), wrap), expected)
+    own, common = tf.Variable([1.0]), tf.Variable([2.0])
+    with tfdist.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(own * (rank + 1.0) + common * (rank + 1.0))
+    tape.register_local_source(own)
+    found = tape.gradient(loss, {"own": own, "common": common, "none": tf.Variable([0.0])})
+    np.testing.assert_allclose(found["own"], [(rank + 1) / size])
+    np.testing.assert_allclose(found["common"], [(size + 1) / 2])
+    assert found["none"] is None
+
+
+def local():
+    """A variable whose gradients are a process's own; gradients that are clipped before the sum."""
+    model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1), scale_local_gradients=False))
+    model.optimizer.register_local_var(model.layers[-1].bias)
+    fit(model, share(X), share(Y))
+    everyone = tfdist.all_gather(model.layers[-1].bias.value[None])
+    assert len(np.unique(everyone, axis=0)) == size
+    clipped = tf.Variable([0.0, 0.0])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), local_clip_norm=1.0, local_clip_value=0.5)
+    optimizer.apply([tf.constant([3.0 * (rank + 1), 4.0])], [clipped])
+    own = [np.array([3.0 * (one + 1), 4.0]) for one in range(size)]
+    expected = -np.mean([np.clip(one / np.linalg.norm(one), -0.5, 0.5) for one in own], axis=0)
+    np.testing.assert_allclose(clipped, expected, rtol=1e-6)
+
+
+def mixed():
+    """Loss scales around the optimizer and inside of it; one process's infinity skips the step everywhere."""
+    keras.backend.set_floatx("float32")
+    scale, wrap = keras.optimizers.LossScaleOptimizer, tfdist.DistributedOptimizer
+    for scaled in (
+        lambda optimizer: scale(wrap(optimizer), initial_scale=8.0),
+        lambda optimizer: wrap(scale(optimizer, initial_scale=8.0)),
+        wrap,  # Keras scales by itself
+    ):
+        found = fit(make_model(scaled(keras.optimizers.SGD(0.1)), dtype="mixed_float16"), share(X), share(Y))
+        plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+        assert_equal(found, fit(make_model(plain, dtype="mixed_float16"), X, Y), 5e-3)
+        assert_alike(found)
+    variable = tf.Variable([1.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)), 8.0)
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    optimizer.build([variable])
+    step(tf.constant([np.inf if rank == size - 1 else 8.0]))
+    assert variable.numpy() == [1.0]
+    assert float(optimizer.dynamic_scale) == 4
+    step(tf.constant([4.0 * rank]))
+    np.testing.assert_allclose(variable, [1 - (size - 1) / 2])
+
+
+def compressed():
+    """Of a large variable; what is left out comes later."""
+    variable = tf.Variable(tf.zeros([64, 64]))
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), tfdist.compression.TopK(0.25))
+    gradient = tf.reshape(tf.range(1.0, 4097) * (rank + 1), [64, 64])
+    optimizer.apply([gradient], [variable])
+    mean = -np.arange(1, 4097).reshape(64, 64) * np.mean(np.arange(1, size + 1))
+    np.testing.assert_allclose(variable, np.where(np.arange(4096).reshape(64, 64) < 3072, 0, mean), rtol=1e-6)
+    for _ in range(3):
+        optimizer.apply([tf.zeros([64, 64])], [variable])
+    np.testing.assert_allclose(variable, mean, rtol=1e-6)
+
+
+def groups():
+    """Two groups train apart; an algorithm of one's own."""
+    ranks = [list(range(0, size, 2)), list(range(1, size, 2))]
+    made = [tfdist.Group(one) for one in ranks]
+    own, place = ranks[rank % 2], rank // 2
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), group=made[rank % 2], algorithm="butterfly")
+    variable = tf.Variable([0.0])
+    optimizer.apply([tf.constant([rank + 1.0])], [variable])
+    np.testing.assert_allclose(variable, [-np.mean([one + 1 for one in own])])
+    assert own[place] == rank
+
+
+def saved():
+    """Files are those of plain Keras, with and without tfdist, and training goes on where it was."""
+    path = os.path.join(FOLDER, f"model-{rank}.keras")
+    wrapped = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    fit(wrapped, share(X), share(Y)).save(path)
+    config = keras.optimizers.serialize(wrapped.optimizer)
+    assert config == keras.optimizers.serialize(keras.optimizers.Adam.from_config(wrapped.optimizer.get_config()))
+    assert type(keras.optimizers.deserialize(config)) is keras.optimizers.Adam
+    loaded = keras.models.load_model(path)
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    assert_equal(loaded.optimizer, wrapped.optimizer, 0)
+    tfdist.DistributedOptimizer(loaded.optimizer)
+    expected = fit(fit(make_model(keras.optimizers.Adam(0.1)), X, Y), X, Y)
+    assert_equal(fit(loaded, share(X), share(Y)), expected, 1e-7)
+
+
+def uneven():
+    """A process that has fewer batches joins, as with functions."""
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    variable = tf.Variable([0.0])
+    optimizer.build([variable])
+    for _ in range(2 if rank == 0 else 3):
+        optimizer.apply([tf.constant([float(size)])], [variable])
+    last = tfdist.join()
+    tfdist.broadcast_variables([variable], root_rank=last)
+    np.testing.assert_allclose(variable, [-(2.0 * size + size - 1)])
+
+
+class Seen(keras.callbacks.Callback):
+    """Logs of epochs, as callbacks see them."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+
+
+@contextlib.contextmanager
+def warnings():
+    """What tfdist logs."""
+    found = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger("tfdist").addHandler(handler)
+    yield found
+    logging.getLogger("tfdist").removeHandler(handler)
+
+
+def callbacks():
+    """Weights from the root, averages of logs, one decision, and the rate of the whole batch."""
+    model = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), metrics=["accuracy"])
+    for variable in model.variables:
+        variable.assign(variable + rank)
+    expected = [variable.numpy() for variable in model.variables]
+    for place, value in enumerate(expected):
+        expected[place] = tfdist.broadcast(value, root_rank=size - 1).numpy()
+    begun = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: [
+            np.testing.assert_array_equal(one.numpy(), other)
+            for one, other in zip(model.variables, expected, strict=True)
+            if batch == 0 and model.optimizer.iterations.numpy() == 0
+        ]
+    )
+    before, after, stop = Seen(), Seen(), keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=1.0)
+    given = [
+        tfdist.callbacks.BroadcastVariables(size - 1),
+        tfdist.callbacks.LearningRateScaling(0.01, "sqrt", warmup_epochs=1),
+        begun, before, tfdist.callbacks.MetricAverage(), after, stop,
+    ]  # fmt: skip
+    fit(model, share(X), share(Y), callbacks=given, validation_data=(share(X)[rank:], share(Y)[rank:]))
+    assert_alike(model)
+    assert set(after.logs[0]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    for own, mean in zip(before.logs, after.logs, strict=True):
+        for name, value in own.items():
+            everyone = tfdist.all_gather(tf.constant([[value, mean[name]]], tf.float64)).numpy()
+            np.testing.assert_allclose(everyone[:, 1], everyone[:, 0].mean(), rtol=1e-9, err_msg=name)
+    assert model.history.history["val_loss"] == [one["val_loss"] for one in after.logs]
+    np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.01 * size**0.5, rtol=1e-6)
+    other = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    other.optimizer.register_local_var(other.variables[0])
+    for place, told in ((0, 0), (1, 1)):  # only the first may differ
+        other.variables[place].assign_add(tf.fill(other.variables[place].shape, tf.cast(rank, tf.float64)))
+        with warnings() as found:
+            fit(other, share(X), share(Y))
+        assert len([one for one in found if "begin to train with different weights" in one]) == told, found
+    for callback, wrong in (
+        (
+            tfdist.callbacks.BroadcastVariables(),
+            {"optimizer": keras.optimizers.Adam() if rank else keras.optimizers.SGD()},
+        ),
+        (tfdist.callbacks.MetricAverage(), {"optimizer": keras.optimizers.SGD(), "metrics": ["accuracy"] * rank}),
+    ):
+        other = make_model(**wrong)
+        with pytest.raises(tfdist.MismatchError, match=f"{type(callback).__name__}: rank"):
+            fit(other, share(X), share(Y), callbacks=[callback])
+
+
+def refused():
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam())
+    for wrong, error, message in (
+        (lambda: tfdist.DistributedOptimizer(optimizer), ValueError, "averages its gradients already"),
+        (lambda: tfdist.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), ValueError, "already"),
+        (lambda: tfdist.DistributedOptimizer("adam"), TypeError, "takes an optimizer of Keras 3"),
+        (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), ValueError, "got 0"),
+        (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), algorithm="star"), ValueError, "star"),
+        (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), local_clip_norm=-1.0), ValueError, "positive"),
+        (lambda: tfdist.DistributedGradientTape(None), TypeError, "takes a tf.GradientTape"),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD()))
+        with pytest.raises(RuntimeError, match="works without a strategy"):
+            fit(model, X, Y)
+
+
+checks = {
+    one.__name__: one
+    for one in (equal, ways, loops, local, mixed, compressed, groups, saved, uneven, callbacks, refused)
+}
+for name in os.environ.get("TEST_CASES", ",".join(checks)).split(","):
+    if name == "groups" and size < 3:
+        continue
+    with contextlib.ExitStack():
+        keras.backend.set_floatx("float64")
+        checks[name]()
+        print("PASSED", name, flush=True)
+tfdist.barrier()
+print("DONE", flush=True)

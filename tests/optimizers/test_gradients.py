@@ -1,0 +1,94 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.engine.ranks import BOTH_WAYS
+from tfdist import compression as c
+from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.local_clipping import LocalClipping
+
+
+def of(group, call, made, gradients, variables):
+    """What `Gradients.reduced` gives."""
+    found = call(lambda: made.reduced(gradients(group.rank), variables))
+    return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("average", [True, False])
+def test_dense_sparse_and_none(ranks, size, call, average):
+    variables = [tf.Variable(tf.zeros([2])), tf.Variable(tf.zeros([3, 2])), tf.Variable(0.0)]
+
+    def gradients(rank):
+        rows = tf.IndexedSlices(tf.fill([2, 2], rank + 1.0), tf.constant([0, rank % 3]), tf.constant([3, 2]))
+        return [tf.constant([rank, 1.0]), rows, None]
+
+    def work(group):
+        return of(group, call, Gradients(group, average), gradients, variables)
+
+    dense = np.array([sum(range(size)), size], float)
+    rows = np.zeros([3, 2])
+    for rank in range(size):
+        rows[0] += rank + 1
+        rows[rank % 3] += rank + 1
+    scale = size if average else 1
+    for found in ranks(size)(work):
+        np.testing.assert_allclose(found[0], dense / scale)
+        np.testing.assert_allclose(found[1], rows / scale)
+        assert found[2] is None
+
+
+@pytest.mark.parametrize("as_dense", [True, False])
+def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
+    def work(group):
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
+        (found,) = Gradients(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
+        return isinstance(found, tf.IndexedSlices), tf.convert_to_tensor(found).numpy()
+
+    for sparse, found in ranks(2)(work):
+        assert sparse is not as_dense
+        np.testing.assert_allclose(found, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(True, 2.0), (False, 4.0)])
+def test_local_variables(ranks, scale, expected):
+    """Given as Keras has them or as TensorFlow does."""
+
+    def work(group):
+        own, common = keras.Variable([0.0]), keras.Variable([0.0])
+        made = Gradients(group, scale_local=scale)
+        made.keep_local(own.value)
+        gradient = tf.constant([4.0 * (group.rank == 0)])
+        return [float(one[0]) for one in made.reduced([gradient, gradient], [own, common])]
+
+    assert ranks(2)(work) == [[expected, 2.0], [0.0, 2.0]]
+
+
+def test_clipping_comes_before_the_sum(ranks):
+    def work(group):
+        made = Gradients(group, clipping=LocalClipping(norm=1.0))
+        return made.reduced([tf.constant([3.0, 4.0]) * (group.rank + 1)], [tf.Variable([0.0, 0.0])])[0].numpy()
+
+    for found in ranks(2)(work):
+        np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
+
+
+def test_compression(ranks):
+    """Only of what is dense."""
+
+    def work(group):
+        variables = [tf.Variable(tf.zeros([64, 64]), name="kernel"), tf.Variable(tf.zeros([3, 1]))]
+        made = Gradients(group, compression=c.TopK(0.25))
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([group.rank]), tf.constant([3, 1]))
+        dense, rows = made.reduced([tf.reshape(tf.range(1.0, 4097), [64, 64]), slices], variables)
+        return dense.numpy().ravel(), tf.convert_to_tensor(rows).numpy().ravel()
+
+    for dense, rows in ranks(2)(work):
+        np.testing.assert_array_equal(dense, np.where(np.arange(4096) < 3072, 0, np.arange(1, 4097)))
+        np.testing.assert_allclose(rows, [0.5, 0.5, 0])
+
+
+def test_other_values(ranks):
+    found = ranks(2)(lambda group: Gradients(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
+    assert [one.tolist() for one in found] == [[1], [1]]

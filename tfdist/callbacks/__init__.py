@@ -1,0 +1,16 @@
+"""Keras callbacks: reports on communication, and what a script that shares its data out itself needs in ``fit``.
+
+Pass them to ``fit`` on every process.
+"""
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+from tfdist.callbacks.broadcast_variables import BroadcastVariables  # noqa: E402
+from tfdist.callbacks.communication import Communication  # noqa: E402
+from tfdist.callbacks.learning_rate_scaling import LearningRateScaling  # noqa: E402
+from tfdist.callbacks.metric_average import MetricAverage  # noqa: E402
+from tfdist.callbacks.timeline import Timeline  # noqa: E402
+
+__all__ = ["BroadcastVariables", "Communication", "LearningRateScaling", "MetricAverage", "Timeline"]

@@ -1,0 +1,71 @@
+"""A callback that lets training begin with equal weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks.processes import has_others, processes_of
+from tfdist.engine.exchange import Exchange
+from tfdist.errors import MismatchError
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import HasCollectives
+
+
+class BroadcastVariables(keras.callbacks.Callback):
+    """Gives all processes one process's weights, and its optimizer's variables, before the first batch.
+
+    For `tfdist.DistributedOptimizer` and other training without a strategy; strategies keep weights equal themselves.
+    Variables that are made later are sent after the first batch, or before the next epoch.
+
+    Args:
+        root_rank: the process whose values are sent: its rank among those that train the model.
+
+    Raises:
+        ValueError: there is no such rank.
+        MismatchError: a process has other variables than the root.
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        super().__init__()
+        self._root = root_rank
+        self._sent: set[int] = set()
+        self._has_begun = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins anew."""
+        self._sent, self._has_begun = set(), False
+        size = processes_of(self.model).size
+        if not 0 <= self._root < size:
+            raise ValueError(f"BroadcastVariables takes a root_rank from 0 to {size - 1}; got {self._root}")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sends what there is."""
+        self._send()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sends what the first batch has made."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._send()
+
+    def _send(self) -> None:
+        if not has_others(self) or at_work.of_model(self.model, HasCollectives) is not None:
+            return
+        exchange = Exchange(processes_of(self.model))
+        everything = [*self.model.variables, *self.model.optimizer.variables]
+        new = [variable for variable in everything if id(variable) not in self._sent]
+        kinds = ", ".join(f"{one.path.rpartition('/')[2]} {one.dtype} {tuple(one.shape)}" for one in new)
+        everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[self._root]:
+                raise MismatchError(
+                    f"BroadcastVariables: rank {rank} has other variables than rank {self._root}, which has "
+                    f"{everyone[self._root] or 'none'}; rank {rank} has {theirs or 'none'}. Make the same model and "
+                    "the same optimizer on every process."
+                )
+        for variable in new:
+            variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value), self._root))
+        self._sent.update(map(id, new))

@@ -1,0 +1,45 @@
+"""A callback that averages logs over processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.callbacks.processes import has_others, processes_of
+from tfdist.engine.exchange import Exchange
+from tfdist.errors import MismatchError
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import HasCollectives
+
+
+class MetricAverage(keras.callbacks.Callback):
+    """Averages the logs of an epoch over processes, so that all decide and report alike.
+
+    For `tfdist.DistributedOptimizer` and other training without a strategy, where each process has the losses and
+    metrics of its own data; under a strategy they are those of all data. Put it before callbacks that read logs, such
+    as `keras.callbacks.EarlyStopping`; what ``fit`` returns and prints has the averages, too. Each process counts the
+    same, whatever data it has.
+
+    Raises:
+        MismatchError: processes have logs of other names.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Averages."""
+        if not logs or not has_others(self) or at_work.of_model(self.model, HasCollectives) is not None:
+            return
+        exchange = Exchange(processes_of(self.model))
+        names = sorted(logs)
+        everyone = [one.decode() for one in exchange.all_gather(tf.constant([", ".join(names)])).numpy()]
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise MismatchError(
+                    f"MetricAverage: rank 0 has logs of {everyone[0]}; rank {rank} of {theirs}. Compile the same "
+                    "metrics, and validate, on every process."
+                )
+        own = np.array([[float(logs[name]) for name in names]])
+        means = exchange.all_gather(tf.constant(own)).numpy().mean(axis=0)
+        logs.update(zip(names, means.tolist(), strict=True))

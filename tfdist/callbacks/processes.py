@@ -1,0 +1,43 @@
+"""The processes that train a callback's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.engine.group import Group
+from tfdist.notices import notice
+from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.runtime import world
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import HasCollectives
+
+_said: set[str] = set()
+
+
+def has_others(callback: keras.callbacks.Callback) -> bool:
+    """Whether other processes train a callback's model, too; says once, for each kind of callback, if none does.
+
+    Args:
+        callback: with a model.
+    """
+    name = type(callback).__name__
+    alone = processes_of(callback.model).size == 1
+    if alone and name not in _said:
+        _said.add(name)
+        notice("tfdist: the callback %s does nothing: this process trains alone.", name)
+    return not alone
+
+
+def processes_of(model: Any) -> Group:
+    """The processes that train a model together; without a strategy all of the job, or this process alone.
+
+    Args:
+        model: of Keras.
+    """
+    extended = at_work.of_model(model, HasCollectives)
+    if extended is not None:
+        return extended.group
+    gradients = gradients_of(getattr(model, "optimizer", None))
+    return world.current().group if gradients is None else gradients.group

@@ -1,0 +1,111 @@
+"""A Keras optimizer that averages gradients over processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.compression.policy import Choice, Policy, Schedule
+from tfdist.functional import engine_group
+from tfdist.optimizers import keras_optimizers
+from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.local_clipping import LocalClipping
+from tfdist.runtime.groups import Group
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    compression: Choice | Schedule | Policy = None,
+    algorithm: str | None = None,
+    average: bool = True,
+    backward_passes_per_step: int = 1,
+    sparse_as_dense: bool = False,
+    group: Group | None = None,
+    scale_local_gradients: bool = True,
+    local_clip_norm: float | None = None,
+    local_clip_global_norm: float | None = None,
+    local_clip_value: float | None = None,
+) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer average its gradients over processes, each of which has its own share of the data.
+
+    For scripts in Horovod's style, in ``fit``, in custom loops and eagerly; without a strategy's scope. Call
+    `tfdist.init` first, and start with equal weights: `tfdist.callbacks.BroadcastVariables` in ``fit``,
+    `tfdist.broadcast_variables` in a loop.
+
+    Gradients are averaged before Keras does anything else with them, so that clipping, weight decay, moving averages
+    and the check for infinities (`keras.optimizers.LossScaleOptimizer`, around this optimizer or inside it) work as on
+    one process that has the whole batch. Gradients that Keras accumulates are averaged when they are applied.
+
+    The optimizer itself is changed and returned. It keeps its class, configuration and variables, so it is saved and
+    loaded as without tfdist. What is loaded, and a copy, is an optimizer of Keras alone: wrap it again. The optimizer
+    also gets a method ``register_local_var(variable)``, which leaves the gradients of a variable out: every process
+    then uses its own.
+
+    Args:
+        optimizer: of Keras 3, new or in use. If it is a `keras.optimizers.LossScaleOptimizer`, the one in it is meant.
+        compression: how gradients are compressed; as of `tfdist.AllReduceStrategy`.
+        algorithm: of the all-reduce; by default that of `tfdist.init`.
+        average: whether gradients are averaged; otherwise they are summed.
+        backward_passes_per_step: after so many calls of ``apply`` their mean gradient is averaged and applied. The same
+            as the optimizer's own ``gradient_accumulation_steps``.
+        sparse_as_dense: whether sparse gradients, of embeddings, are made dense before they are averaged.
+        group: the processes that take part; all by default.
+        scale_local_gradients: whether gradients of local variables are divided by the number of processes, as if the
+            others had zeros; where gradients are averaged.
+        local_clip_norm: clips each gradient of this process's data to this norm, before they are averaged. The clipping
+            of the optimizer itself (``clipnorm``, …) acts on the average.
+        local_clip_global_norm: clips all gradients of this process's data together to this norm.
+        local_clip_value: clips each element of the gradients of this process's data.
+
+    Returns:
+        ``optimizer``.
+
+    Raises:
+        RuntimeError: `tfdist.init` has not been called.
+        TypeError: ``optimizer`` is none of Keras 3.
+        ValueError: the optimizer averages already, or an argument is out of its range.
+
+    References:
+        Sergeev and Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow, 2018.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"DistributedOptimizer takes an optimizer of Keras 3, such as keras.optimizers.Adam(); got {optimizer!r}. "
+            "Make one of a name by keras.optimizers.get(name)."
+        )
+    processes = engine_group(group, algorithm)
+    inner = optimizer
+    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        inner = inner.inner_optimizer
+    if keras_optimizers.gradients_of(inner) is not None:
+        raise ValueError("the optimizer averages its gradients already: wrap it in DistributedOptimizer once")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1; got {backward_passes_per_step}")
+    if backward_passes_per_step > 1:
+        _accumulate(inner, backward_passes_per_step)
+    gradients = Gradients(
+        processes,
+        average,
+        compression,
+        sparse_as_dense,
+        scale_local_gradients,
+        LocalClipping(local_clip_norm, local_clip_global_norm, local_clip_value),
+    )
+    keras_optimizers.attach(inner, gradients)
+    optimizer.register_local_var = gradients.keep_local
+    return optimizer
+
+
+def _accumulate(optimizer: Any, steps: int) -> None:
+    if optimizer.gradient_accumulation_steps not in (None, steps):
+        raise ValueError(
+            f"the optimizer accumulates {optimizer.gradient_accumulation_steps} gradients already; leave out "
+            "backward_passes_per_step, which means the same"
+        )
+    if optimizer.built and optimizer.gradient_accumulation_steps is None:
+        raise ValueError(
+            "backward_passes_per_step needs room for the sums, which an optimizer makes when it is built; wrap it "
+            "before, or make it with gradient_accumulation_steps"
+        )
+    optimizer.gradient_accumulation_steps = steps

@@ -1,0 +1,46 @@
+"""A warning if processes begin to train with different weights, which averaging gradients does not change."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.exchange import Exchange
+from tfdist.optimizers.gradients import Gradients
+
+log = logging.getLogger("tfdist")
+
+
+class EqualBeginning(keras.callbacks.Callback):
+    """Compares the weights of all processes before the first batch, when other callbacks have had their turn.
+
+    Args:
+        gradients: whose processes are compared.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        super().__init__()
+        self._gradients = gradients
+        self._is_compared = gradients.group.size == 1
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares, once."""
+        if self._is_compared:
+            return
+        self._is_compared = True
+        common = [one for one in self.model.trainable_variables if not self._gradients.is_local(one)]
+        own = 0
+        for variable in common:
+            own = zlib.crc32(np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8).data, own)
+        everyone = Exchange(self._gradients.group).all_gather(tf.constant([own], tf.int64)).numpy()
+        if (everyone != everyone[0]).any():
+            log.warning(
+                "tfdist: the processes begin to train with different weights, which will stay different: "
+                "DistributedOptimizer averages gradients. Pass tfdist.callbacks.BroadcastVariables() to fit, or set "
+                "the same seed on every process before the model is made."
+            )

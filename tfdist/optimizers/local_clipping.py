@@ -1,0 +1,44 @@
+"""Clipping of one process's gradients, before they are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class LocalClipping:
+    """How gradients are clipped; in the order of the attributes.
+
+    Attributes:
+        norm: the largest norm of each gradient; None for any.
+        global_norm: the largest norm of all gradients together.
+        value: the largest absolute value of an element.
+    """
+
+    norm: float | None = None
+    global_norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            if limit is not None and not limit > 0:
+                raise ValueError(f"local clipping needs a positive limit; got local_clip_{name}={limit!r}")
+
+    def clipped(self, gradients: Sequence[Any]) -> list[Any]:
+        """Clips gradients.
+
+        Args:
+            gradients: dense or sparse.
+        """
+        found = list(gradients)
+        if self.norm is not None:
+            found = [tf.clip_by_norm(one, self.norm) for one in found]
+        if self.global_norm is not None and found:
+            found, _ = tf.clip_by_global_norm(found, self.global_norm)
+        if self.value is not None:
+            found = [tf.clip_by_value(one, -self.value, self.value) for one in found]
+        return found
