@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TfdistError,
     )
     from tfdist.functional import (
+        Adasum,
         Group,
         all_gather,
         all_reduce,
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
 PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
-_FUNCTIONS = """Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init is_initialized join
-local_rank local_size rank receive reduce_scatter role send size"""
+_FUNCTIONS = """Adasum Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init
+is_initialized join local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
@@ -83,6 +84,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adasum",
     "AllReduceStrategy",
     "CalibrationError",
     "ClusterSpecError",

@@ -40,6 +40,13 @@ _COMBINE = {
     "max": np.maximum,
     "product": np.multiply,
 }
+Adasum = "adasum"
+"""The ``op`` of adaptive summation: gradients that agree are averaged, those that are orthogonal are added.
+
+Two gradients a and b become (1 - a·b / 2‖a‖²) a + (1 - a·b / 2‖b‖²) b, for each tensor by itself; those of more
+processes in pairs, by the distance of their ranks (Maleki et al., Scaling distributed training with adaptive summation,
+2020). It suits learning rates of one process, and needs the full vectors of log₂ P partners.
+"""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -195,16 +202,17 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
             every process. `tf.IndexedSlices` may have different rows on each process, and can be summed and averaged:
             the result holds the rows of all processes, in the order of their ranks. None (the gradient of an
             unconnected variable) stays None.
-        op: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"`` or ``"product"``. A mean
-            does not overflow if it is within the range of its dtype.
+        op: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"``, ``"product"``, or
+            `tfdist.Adasum` for dense floating-point tensors. A mean does not overflow if it is within the range of its
+            dtype.
         group: the processes that take part; all by default.
 
     Returns:
         The results in the same structure, bitwise equal on all processes. The gradient, for sum and mean, is the sum or
         mean of the processes' gradients.
     """
-    if op not in _COMBINE:
-        raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
+    if op not in (*_COMBINE, Adasum):
+        raise ValueError(f"op must be one of {', '.join((*_COMBINE, Adasum))}; got {op!r}")
     collectives = _context().among(group)
     results: dict[int, Any] = {}
     dense: list[tuple[int, tf.Tensor]] = []
@@ -234,9 +242,13 @@ def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
+    if op == Adasum and not all(tensor.dtype.is_floating for tensor in tensors):
+        raise TypeError(f"adaptive summation takes floating-point tensors; got {[one.dtype.name for one in tensors]}")
+
     @tf.custom_gradient
     def reduced(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        outputs = bridge.all_reduce(inputs, combine=_COMBINE[op], verb=op, mean=op == "mean")
+        combine = _COMBINE.get(op, np.add)
+        outputs = bridge.all_reduce(inputs, combine=combine, verb=op, mean=op == "mean", adaptive=op == Adasum)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if op not in ("sum", "mean"):

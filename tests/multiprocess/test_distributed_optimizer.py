@@ -7,7 +7,19 @@ from tests.multiprocess import harness
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "distributed_optimizer.py")
-CHECKS = ["equal", "ways", "loops", "local", "mixed", "compressed", "saved", "uneven", "callbacks", "refused"]
+CHECKS = [
+    "equal",
+    "ways",
+    "loops",
+    "local",
+    "mixed",
+    "compressed",
+    "adaptive",
+    "saved",
+    "uneven",
+    "callbacks",
+    "refused",
+]
 
 
 @pytest.mark.parametrize("size", [2, 3])

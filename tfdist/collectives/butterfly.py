@@ -17,28 +17,52 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfdist.collectives.powers_of_two import folded
+from tfdist.collectives.powers_of_two import Core, folded, folded_whole
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
+
+Whole = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Combines the lower ranks' vector with the upper ranks' into a third one, which it returns."""
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
     """Combines the buffers of all ranks, on all ranks; see `tfdist.collectives.ring.all_reduce`."""
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
-        def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
-            landing, spare = (comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(2))
-            distance = 1
-            while distance < size:
-                partner = rank_of(place ^ distance)
-                yield from exchange(comm, tag, outgoing=own, destination=partner, target=landing, source=partner)
-                lower, upper = (landing, own) if place & distance else (own, landing)
-                own = combine(lower, upper, out=spare if own is buffer else buffer)
-                distance *= 2
-            if own is not buffer:
-                np.copyto(buffer, own)
-
-        yield from folded(comm, tag, buffer if source is None else source, buffer, combine, double)
+        given = buffer if source is None else source
+        yield from folded(comm, tag, given, buffer, combine, _doubling(comm, tag, buffer, combine))
 
     return schedule
+
+
+def all_reduce_whole(buffer: np.ndarray, combine: Whole, source: np.ndarray | None = None) -> Plan:
+    """Like `all_reduce`, for combinations that need to see whole vectors.
+
+    Args:
+        buffer: as of `all_reduce`.
+        combine: of two vectors and the one that receives the result.
+        source: as of `all_reduce`.
+    """
+
+    def schedule(comm: Communicator, tag: int) -> Schedule:
+        given = buffer if source is None else source
+        yield from folded_whole(comm, tag, given, buffer, combine, _doubling(comm, tag, buffer, combine))
+
+    return schedule
+
+
+def _doubling(comm: Communicator, tag: int, buffer: np.ndarray, combine: Whole | np.ufunc) -> Core:
+    def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
+        landing, spare = (comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(2))
+        distance = 1
+        while distance < size:
+            partner = rank_of(place ^ distance)
+            yield from exchange(comm, tag, outgoing=own, destination=partner, target=landing, source=partner)
+            lower, upper = (landing, own) if place & distance else (own, landing)
+            own = combine(lower, upper, spare if own is buffer else buffer)
+            distance *= 2
+        if own is not buffer:
+            np.copyto(buffer, own)
+
+    return double

@@ -32,6 +32,48 @@ def folded(
         combine: a commutative and associative NumPy ufunc of two arguments.
         core: the algorithm.
     """
+
+    def take_in(source: int) -> Schedule:
+        yield from exchange(comm, tag, target=buffer, source=source, own=given, combine=combine)
+
+    yield from _folded(comm, tag, given, buffer, take_in, core)
+
+
+def folded_whole(
+    comm: Communicator,
+    tag: int,
+    given: np.ndarray,
+    buffer: np.ndarray,
+    combine: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    core: Core,
+) -> Schedule:
+    """Like `folded`, with a combination that needs to see whole vectors.
+
+    Args:
+        comm: as of `folded`.
+        tag: as of `folded`.
+        given: as of `folded`.
+        buffer: as of `folded`.
+        combine: of the lower rank's vector, the upper one's, and the one that receives the result.
+        core: as of `folded`.
+    """
+
+    def take_in(source: int) -> Schedule:
+        landing = comm.take(buffer.nbytes).view(buffer.dtype)
+        yield from exchange(comm, tag, target=landing, source=source)
+        combine(landing, given, buffer)
+
+    yield from _folded(comm, tag, given, buffer, take_in, core)
+
+
+def _folded(
+    comm: Communicator,
+    tag: int,
+    given: np.ndarray,
+    buffer: np.ndarray,
+    take_in: Callable[[int], Schedule],
+    core: Core,
+) -> Schedule:
     size = 1 << (comm.size.bit_length() - 1)
     extra = comm.size - size
     paired = comm.rank < 2 * extra
@@ -44,7 +86,7 @@ def folded(
         yield from exchange(comm, tag, target=buffer, source=comm.rank + 1)
         return
     if paired:
-        yield from exchange(comm, tag, target=buffer, source=comm.rank - 1, own=given, combine=combine)
+        yield from take_in(comm.rank - 1)
         given = buffer
     yield from core(given, comm.rank // 2 if paired else comm.rank - extra, size, rank_of)
     if paired:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives import adasum
 from tfdist.collectives.schedule import Plan
 from tfdist.compression import compressor
 from tfdist.compression.compressor import Compressed
@@ -47,6 +48,7 @@ class _Sum:
         shapes: dtypes and shapes, as far as they are known, as text.
         verb: the reduction in one word, such as ``sum``.
         mean: whether the sum is divided by the number of processes.
+        adaptive: whether the members are combined as `tfdist.collectives.adasum` has it.
         compressed: how its members are compressed; empty if they are not.
     """
 
@@ -59,9 +61,11 @@ class _Sum:
         compressed: Sequence[Compressed | None],
         verb: str,
         mean: bool,
+        adaptive: bool,
     ) -> None:
         self.combine = combine
         self.mean = mean
+        self.adaptive = adaptive
         self.compressed = [how for how in (compressed[member] for member in bucket.members) if how is not None]
         self.members = bucket.members
         self.contents = ", ".join(names[member] for member in bucket.members)
@@ -77,6 +81,14 @@ class _Sum:
         if len(self._tensors) == 1:
             return self._tensors[0]
         return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in self._tensors], 0)
+
+    def sizes(self, elements: int) -> list[int]:
+        """Numbers of elements of the members.
+
+        Args:
+            elements: of all of them.
+        """
+        return [elements] if len(self._tensors) == 1 else [one.shape.num_elements() for one in self._tensors]
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
         """Splits a tensor like `packed` into the members' parts."""
@@ -112,6 +124,7 @@ class Bridge:
         verb: str | None = None,
         mean: bool = False,
         weight: tf.Tensor | None = None,
+        adaptive: bool = False,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes, or combines them by another ufunc.
 
@@ -126,6 +139,8 @@ class Bridge:
                 not overflow if it is within the range of its dtype. Not for compressed tensors.
             weight: float64 scalar that this process's floating-point tensors are multiplied by before they are
                 reduced. If it is 0 they count as zero, also if they hold NaN or infinity. Not with ``mean``.
+            adaptive: whether they are combined as `tfdist.collectives.adasum` has it, in place of ``combine``, each
+                tensor by itself. Not with ``mean`` or ``compressed``, and for floating-point tensors only.
 
         Returns:
             The sums, bitwise equal on all processes.
@@ -147,9 +162,9 @@ class Bridge:
             ]
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         compressed = compressed or [None] * len(tensors)
-        verb = verb or ("mean" if mean else "sum" if combine is np.add else combine.__name__)
+        verb = verb or ("adasum" if adaptive else "mean" if mean else "sum" if combine is np.add else combine.__name__)
         plan = _plan(tensors, compressed)
-        jobs = [_Sum(combine, bucket, tensors, names, compressed, verb, mean) for bucket in plan]
+        jobs = [_Sum(combine, bucket, tensors, names, compressed, verb, mean, adaptive) for bucket in plan]
         totals = self._sum_eagerly(jobs, weight) if tf.executing_eagerly() else self._sum_in_graph(jobs, weight)
         results: dict[int, tf.Tensor] = {}
         for job, total in zip(jobs, totals, strict=True):
@@ -214,6 +229,8 @@ class Bridge:
         plan: Plan | Operation
         if job.compressed:
             plan = compressor.all_reduce(job.compressed, vector, buffer, self._group.choose_in_turn)
+        elif job.adaptive:
+            plan = adasum.all_reduce(buffer, job.sizes(buffer.size), source)
         else:
             plan = operations.all_reduce(buffer, self._group.choose(vector.nbytes), job.combine, source)
         pending = self._group.post(

@@ -37,6 +37,7 @@ class Sums:
         weight: tf.Tensor | None = None,
         contributes: tf.Tensor | None = None,
         keep_rows: bool = True,
+        adaptive: bool = False,
     ) -> list[Any]:
         """Sums values over the processes.
 
@@ -49,6 +50,7 @@ class Sums:
             weight: as in `tfdist.engine.bridge.Bridge.all_reduce`, for dense values and for slices.
             contributes: as in `tfdist.engine.slices.Slices.all_reduce`; not with a weight.
             keep_rows: as in `tfdist.engine.slices.Slices.all_reduce`.
+            adaptive: as in `tfdist.engine.bridge.Bridge.all_reduce`; for dense values.
 
         Returns:
             The sums or means, bitwise equal on all processes.
@@ -62,6 +64,7 @@ class Sums:
             compressed=None if compressed is None else [compressed[place] for place in dense],
             mean=mean,
             weight=weight,
+            adaptive=adaptive,
         )
         for place, total in zip(dense, reduced, strict=True):
             totals[place] = total

@@ -9,7 +9,7 @@ import keras
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.functional import engine_group
 from tfdist.optimizers import keras_optimizers
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import Gradients, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
 
@@ -19,6 +19,7 @@ def DistributedOptimizer(
     compression: Choice | Schedule | Policy = None,
     algorithm: str | None = None,
     average: bool = True,
+    op: str | None = None,
     backward_passes_per_step: int = 1,
     sparse_as_dense: bool = False,
     group: Group | None = None,
@@ -47,6 +48,7 @@ def DistributedOptimizer(
         compression: how gradients are compressed; as of `tfdist.AllReduceStrategy`.
         algorithm: of the all-reduce; by default that of `tfdist.init`.
         average: whether gradients are averaged; otherwise they are summed.
+        op: "mean" or "sum", in place of ``average``; or `tfdist.Adasum`.
         backward_passes_per_step: after so many calls of ``apply`` their mean gradient is averaged and applied. The same
             as the optimizer's own ``gradient_accumulation_steps``.
         sparse_as_dense: whether sparse gradients, of embeddings, are made dense before they are averaged.
@@ -86,7 +88,7 @@ def DistributedOptimizer(
         _accumulate(inner, backward_passes_per_step)
     gradients = Gradients(
         processes,
-        average,
+        *by_op(op, average),
         compression,
         sparse_as_dense,
         scale_local_gradients,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.functional import engine_group
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import Gradients, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
 
@@ -31,6 +31,7 @@ class DistributedGradientTape:
         compression: as of `tfdist.DistributedOptimizer`.
         algorithm: as of `tfdist.DistributedOptimizer`.
         average: as of `tfdist.DistributedOptimizer`.
+        op: as of `tfdist.DistributedOptimizer`.
         sparse_as_dense: as of `tfdist.DistributedOptimizer`.
         group: as of `tfdist.DistributedOptimizer`.
         scale_local_gradients: as of `tfdist.DistributedOptimizer`.
@@ -49,6 +50,7 @@ class DistributedGradientTape:
         compression: Choice | Schedule | Policy = None,
         algorithm: str | None = None,
         average: bool = True,
+        op: str | None = None,
         sparse_as_dense: bool = False,
         group: Group | None = None,
         scale_local_gradients: bool = True,
@@ -61,7 +63,7 @@ class DistributedGradientTape:
         self._tape = tape
         self._gradients = Gradients(
             engine_group(group, algorithm),
-            average,
+            *by_op(op, average),
             compression,
             sparse_as_dense,
             scale_local_gradients,

@@ -13,6 +13,7 @@ from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.engine.group import Group
 from tfdist.engine.sums import Sums
+from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
 
 
@@ -22,6 +23,7 @@ class Gradients:
     Args:
         group: the processes.
         average: whether sums are divided by the number of processes.
+        adaptive: whether they are combined by `tfdist.Adasum` instead.
         compression: as of `tfdist.AllReduceStrategy`.
         sparse_as_dense: whether sparse gradients are made dense before they are summed.
         scale_local: whether gradients of local variables are divided by the number of processes, if others are.
@@ -36,15 +38,19 @@ class Gradients:
         self,
         group: Group,
         average: bool = True,
+        adaptive: bool = False,
         compression: Choice | Schedule | Policy = None,
         sparse_as_dense: bool = False,
         scale_local: bool = True,
         clipping: LocalClipping | None = None,
     ) -> None:
+        if adaptive and compression is not None:
+            raise ValueError("Adasum combines gradients as they are: leave out the compression")
         self.group = group
         self._sums = Sums(group)
         self._size = group.size
-        self._average = average
+        self._average = average and not adaptive
+        self._adaptive = adaptive
         self._sparse_as_dense = sparse_as_dense
         self._scale_local = scale_local
         self._clipping = clipping or LocalClipping()
@@ -109,7 +115,7 @@ class Gradients:
         return tf.convert_to_tensor(gradient) if is_sparse and self._sparse_as_dense else gradient
 
     def _of_local(self, gradient: Any) -> Any:
-        if not (self._average and self._scale_local):
+        if not ((self._average or self._adaptive) and self._scale_local):
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._of_local(gradient.values), gradient.indices, gradient.dense_shape)
@@ -117,8 +123,12 @@ class Gradients:
 
     def _over_processes(self, values: list[Any], variables: list[Any]) -> list[Any]:
         names = [_path(variable) for variable in variables]
+        if self._adaptive and any(isinstance(value, tf.IndexedSlices) for value in values):
+            raise TypeError(
+                "Adasum combines dense gradients, and an embedding has sparse ones: pass sparse_as_dense=True"
+            )
         if self._compressor is None:
-            return self._sums.all_reduce(values, names, mean=self._average)
+            return self._sums.all_reduce(values, names, mean=self._average, adaptive=self._adaptive)
         keys = [str(_identity(variable)) for variable in variables]
         shapes = zip(keys, names, variables, strict=True)
         self._compressor.register({key: (name, tuple(variable.shape)) for key, name, variable in shapes})
@@ -128,6 +138,21 @@ class Gradients:
         ]
         weight = tf.constant(1 / self._size, tf.float64) if self._average else None
         return self._sums.all_reduce(values, names, compressed, weight=weight)
+
+
+def by_op(op: str | None, average: bool) -> tuple[bool, bool]:
+    """Whether gradients are averaged, and whether they are combined adaptively.
+
+    Args:
+        op: the name of the reduction; by default it depends on ``average``.
+        average: between a mean and a sum.
+
+    Raises:
+        ValueError: there is no such reduction of gradients.
+    """
+    if op not in (None, "mean", "sum", Adasum):
+        raise ValueError(f"op must be 'mean', 'sum' or tfdist.Adasum; got {op!r}")
+    return (average if op is None else op == "mean"), op == Adasum
 
 
 def _identity(variable: Any) -> int:

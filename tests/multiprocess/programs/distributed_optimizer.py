@@ -260,6 +260,20 @@ def compressed():
     np.testing.assert_allclose(variable, mean, rtol=1e-6)
 
 
+def adaptive():
+    """What agrees is averaged, what is orthogonal is added; each variable by itself."""
+    variables = [tf.Variable(tf.zeros([size])), tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros([3, 1]))]
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), op=tfdist.Adasum, sparse_as_dense=True)
+    rows = tf.IndexedSlices([[1.0]], [0], tf.constant([3, 1], tf.int64))
+    tf.function(lambda: optimizer.apply([tf.one_hot(rank, size), tf.constant([3.0, 4.0]), rows], variables))()
+    np.testing.assert_allclose(variables[0], -np.ones(size), rtol=1e-6)
+    np.testing.assert_allclose(variables[1], [-3, -4], rtol=1e-6)
+    np.testing.assert_allclose(variables[2], [[-1], [0], [0]], rtol=1e-6)
+    one, other = tfdist.all_reduce([tf.one_hot(rank, size), tf.constant([5.0], tf.bfloat16)], tfdist.Adasum)
+    np.testing.assert_allclose(one, np.ones(size), rtol=1e-6)
+    assert float(other[0]) == 5
+
+
 def groups():
     """Two groups train apart; an algorithm of one's own."""
     ranks = [list(range(0, size, 2)), list(range(1, size, 2))]
@@ -380,6 +394,24 @@ def refused():
         (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), ValueError, "got 0"),
         (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), algorithm="star"), ValueError, "star"),
         (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), local_clip_norm=-1.0), ValueError, "positive"),
+        (lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), op="max"), ValueError, "got 'max'"),
+        (
+            lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), tfdist.compression.Int8(), op=tfdist.Adasum),
+            ValueError,
+            "leave out the compression",
+        ),
+        (
+            lambda: tfdist.all_reduce(tf.constant([1]), tfdist.Adasum),
+            TypeError,
+            r"floating-point tensors; got \['int32",
+        ),
+        (
+            lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD(), op=tfdist.Adasum).apply(
+                [sparse(np.ones([1, 5]), [0])], [tf.Variable(tf.zeros([WORDS, 5], tf.float64))]
+            ),
+            TypeError,
+            "pass sparse_as_dense=True",
+        ),
         (lambda: tfdist.DistributedGradientTape(None), TypeError, "takes a tf.GradientTape"),
     ):
         with pytest.raises(error, match=message):
@@ -392,7 +424,7 @@ def refused():
 
 checks = {
     one.__name__: one
-    for one in (equal, ways, loops, local, mixed, compressed, groups, saved, uneven, callbacks, refused)
+    for one in (equal, ways, loops, local, mixed, compressed, adaptive, groups, saved, uneven, callbacks, refused)
 }
 for name in os.environ.get("TEST_CASES", ",".join(checks)).split(","):
     if name == "groups" and size < 3:
