@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, errors, functional, layers, parameter_server
+    from tfdist import callbacks, compression, errors, functional, layers, optimizers, parameter_server
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -123,6 +123,7 @@ __all__ = [
     "load_model",
     "local_rank",
     "local_size",
+    "optimizers",
     "parameter_server",
     "partition",
     "rank",

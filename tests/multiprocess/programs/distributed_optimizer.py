@@ -66,13 +66,14 @@ def assert_alike(model):
         assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0)), variable.path
 
 
-OPTIMIZERS = [
-    name
+OPTIMIZERS = {
+    name: one
     for name, one in sorted(vars(keras.optimizers).items())
     if isinstance(one, type)
     and issubclass(one, keras.optimizers.Optimizer)
     and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-]
+}
+OPTIMIZERS["LARS"] = tfdist.optimizers.LARS
 SETTINGS = [
     {},
     {"clipnorm": 0.05, "weight_decay": 0.01},
@@ -116,9 +117,9 @@ def of_this(number):
 
 def equal():
     """Every optimizer of Keras, as it is by default, and with each kind of settings that it takes."""
-    for name, settings in itertools.product(OPTIMIZERS, SETTINGS):
+    for (name, kind), settings in itertools.product(OPTIMIZERS.items(), SETTINGS):
         try:
-            plain, wrapped = (getattr(keras.optimizers, name)(learning_rate=0.05, **settings) for _ in range(2))
+            plain, wrapped = (kind(learning_rate=0.05, **settings) for _ in range(2))
         except ValueError:  # some take no weight decay, or no moving average
             continue
         expected = applied(plain, map(of_whole, range(2 * STEPS)))
