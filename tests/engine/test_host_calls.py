@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.engine.host_calls import gradual_underflow, host_call
+from tfdist.engine.host_calls import GradualUnderflow, host_call
 
 SMALL = np.float32(1e-30)
 
@@ -47,7 +47,7 @@ def test_the_environment_of_the_thread_comes_back():
     def call(value):
         found.append(subnormal())
         try:
-            with gradual_underflow():
+            with GradualUnderflow():
                 found.append(subnormal())
                 raise KeyError
         except KeyError:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,35 +34,35 @@ def host_call(
 
     @functools.wraps(function)
     def on_host(*tensors: tf.Tensor) -> Any:
-        with gradual_underflow():
+        with GradualUnderflow():
             return function(*tensors)
 
     return tf.py_function(on_host, list(inputs), dtypes, name=name)
 
 
-@contextlib.contextmanager
-def gradual_underflow() -> Iterator[None]:
-    """Lets this thread compute with subnormal numbers; takes about a microsecond.
+class GradualUnderflow:
+    """Lets this thread compute with subnormal numbers.
 
     Other systems and machines than Linux on x86-64 and 64-bit Arm are left as they are.
     """
-    library = _library()
-    if library is None:
-        yield
-        return
-    before = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
-    library.fegetenv(before)
-    library.fesetenv(_DEFAULT_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        library.fesetenv(before)
+
+    def __enter__(self) -> None:
+        self._before = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
+        if _LIBRARY is not None:
+            _LIBRARY.fegetenv(self._before)
+            _LIBRARY.fesetenv(_DEFAULT_ENVIRONMENT)
+
+    def __exit__(self, *error: object) -> None:
+        if _LIBRARY is not None:
+            _LIBRARY.fesetenv(self._before)
 
 
-@functools.cache
 def _library() -> Any:
     """The C library, if its functions for the floating-point environment are known to work as above."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return None
     library = ctypes.CDLL(None)
     return library if hasattr(library, "fesetenv") else None
+
+
+_LIBRARY = _library()
