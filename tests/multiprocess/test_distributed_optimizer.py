@@ -18,6 +18,7 @@ CHECKS = [
     "saved",
     "uneven",
     "callbacks",
+    "committed",
     "refused",
 ]
 

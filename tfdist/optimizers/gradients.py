@@ -31,6 +31,7 @@ class Gradients:
 
     Attributes:
         group: as given.
+        compressor: of this process's gradients; None for none.
         variables: those of the gradients that are about to be averaged.
     """
 
@@ -54,7 +55,7 @@ class Gradients:
         self._sparse_as_dense = sparse_as_dense
         self._scale_local = scale_local
         self._clipping = clipping or LocalClipping()
-        self._compressor = None if compression is None else Compressor(compression, group.rank, group.size)
+        self.compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         self.variables: list[Any] = []
         self._local: set[int] = set()
         self._kept: list[Any] = []
@@ -127,13 +128,13 @@ class Gradients:
             raise TypeError(
                 "Adasum combines dense gradients, and an embedding has sparse ones: pass sparse_as_dense=True"
             )
-        if self._compressor is None:
+        if self.compressor is None:
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=self._adaptive)
         keys = [str(_identity(variable)) for variable in variables]
         shapes = zip(keys, names, variables, strict=True)
-        self._compressor.register({key: (name, tuple(variable.shape)) for key, name, variable in shapes})
+        self.compressor.register({key: (name, tuple(variable.shape)) for key, name, variable in shapes})
         compressed = [
-            None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(key, value)
+            None if isinstance(value, tf.IndexedSlices) else self.compressor.tensor(key, value)
             for key, value in zip(keys, values, strict=True)
         ]
         weight = tf.constant(1 / self._size, tf.float64) if self._average else None

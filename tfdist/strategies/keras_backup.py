@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class _Shared:
     def __init__(self, callback: Any, extended: LoadsForAll) -> None:
         self._callback = callback
         self._extended = extended
-        self._files = _Files(callback)
+        self._files = Files(callback, callback._load_model, callback._save_model)
         self._end = callback.on_train_end
         callback._load_model = self.load
         callback._save_model = self.save
@@ -102,13 +103,19 @@ class _Shared:
             self._end(logs)
 
 
-class _Files:
-    """A backup's files, on the chief."""
+class Files:
+    """A backup's files, on the process that writes them.
 
-    def __init__(self, callback: Any) -> None:
+    Args:
+        callback: a `keras.callbacks.BackupAndRestore`.
+        load: its method that reads a backup, as it is in Keras.
+        save: its method that writes one, as it is in Keras.
+    """
+
+    def __init__(self, callback: Any, load: Callable[[], None], save: Callable[[], None]) -> None:
         self._callback = callback
-        self._keras_load = callback._load_model
-        self._keras_save = callback._save_model
+        self._keras_load = load
+        self._keras_save = save
         self._is_remote = "://" in str(callback.backup_dir)
         self._latest = Path(callback._weights_path)
         self._previous = self._latest.with_name("previous.weights.h5")

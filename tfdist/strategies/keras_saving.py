@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
+from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import Ability, LoadsForAll, ReducesGradients, UpdatesOnServers, WritesOnce
 from tfdist.strategies.keras_private import saving_api
@@ -171,21 +173,34 @@ def restore_compression(extended: Ability, path: Any) -> None:
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
     """
-    if not isinstance(extended, ReducesGradients) or extended.compressor is None:
-        return
-    compressor = extended.compressor
+    if isinstance(extended, ReducesGradients) and extended.compressor is not None:
+        restore_residuals(extended.compressor, extended.exchange, extended.group, path)
+
+
+def restore_residuals(compressor: Compressor, exchange: Exchange, group: Group, path: Any) -> None:
+    """Like `restore_compression`, without a strategy.
+
+    Args:
+        compressor: whose residuals they are.
+        exchange: among the processes.
+        group: the processes.
+        path: the checkpoint's.
+
+    Raises:
+        OSError: as `restore_compression`.
+    """
     failure = None
     try:
         found = compressor.load(path)
     except OSError as error:
         found, failure = 0, error
-    everyone = extended.exchange.all_gather(tf.constant([found], tf.int64)).numpy()
+    everyone = exchange.all_gather(tf.constant([found], tf.int64)).numpy()
     if everyone.any() and (everyone == everyone[0]).all():
         compressor.adopt()
     elif everyone.any() or failure is not None:
         compressor.forget()
-        if extended.group.is_writer:
-            missing = [rank for rank, step in zip(extended.group.members, everyone, strict=True) if not step]
+        if group.is_writer:
+            missing = [rank for rank, step in zip(group.members, everyone, strict=True) if not step]
             log.warning(
                 "tfdist: the residuals of compression saved beside %s are not used, because %s. Training continues "
                 "without them: the parts of gradients they held are lost.",

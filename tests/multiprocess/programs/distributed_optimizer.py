@@ -32,14 +32,14 @@ def share(rows):
     return rows.reshape(STEPS, BATCH, *rows.shape[1:])[:, rank::size].reshape(-1, *rows.shape[1:])
 
 
-def make_model(optimizer, dtype=None, **compiling):
+def make_model(optimizer, dtype=None, units=6, **compiling):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.layers.Input((4,), dtype="int32"),
             keras.layers.Embedding(WORDS, 5, dtype=dtype),
             keras.layers.Flatten(dtype=dtype),
-            keras.layers.Dense(6, "tanh", dtype=dtype),
+            keras.layers.Dense(units, "tanh", dtype=dtype),
             keras.layers.Dense(CLASSES, dtype="float32" if dtype else None),
         ]
     )
@@ -48,7 +48,7 @@ def make_model(optimizer, dtype=None, **compiling):
 
 
 def fit(model, x, y, **how):
-    model.fit(x, y, batch_size=len(x) // STEPS, epochs=2, shuffle=False, verbose=0, **how)
+    model.fit(x, y, **{"batch_size": len(x) // STEPS, "epochs": 2, "shuffle": False, "verbose": 0, **how})
     return model
 
 
@@ -386,6 +386,51 @@ def callbacks():
             fit(other, share(X), share(Y), callbacks=[callback])
 
 
+class Ends(keras.callbacks.Callback):
+    """Interrupts training in an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._epoch:
+            raise KeyError("interrupted")
+
+
+def committed():
+    """Training that was interrupted goes on where it was, with all that each process had kept back."""
+    for compression in (None, tfdist.compression.TopK(0.25)):
+        place = os.path.join(FOLDER, f"committed-{compression is None}")
+
+        def made(compression=compression):
+            optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1), compression)
+            return make_model(optimizer, units=300)
+
+        expected = made()
+        expected.fit(share(X), share(Y), batch_size=BATCH // size, epochs=4, shuffle=False, verbose=0)
+        with pytest.raises(KeyError, match="interrupted"):
+            fit(made(), share(X), share(Y), epochs=4, callbacks=[tfdist.callbacks.CommitState(place), Ends(2)])
+        tfdist.barrier()
+        again = made()
+        for variable in again.variables:
+            variable.assign(variable + rank)  # what it begins with does not count
+        history = fit(again, share(X), share(Y), epochs=4, callbacks=[tfdist.callbacks.CommitState(place)])
+        assert again.history.epoch == [2, 3], history
+        assert_alike(again)
+        assert_equal(again, expected)
+        assert_equal(again.optimizer, expected.optimizer)
+        tfdist.barrier()
+        assert not os.path.exists(place)
+    if rank == 0:
+        os.makedirs(place)
+        with open(os.path.join(place, "latest.weights.h5"), "w") as file:
+            file.write("not a file of weights")
+    tfdist.barrier()
+    with pytest.raises(RuntimeError, match=r"cannot be read: |see the error of rank 0"):
+        fit(made(), share(X), share(Y), callbacks=[tfdist.callbacks.CommitState(place)])
+
+
 def refused():
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam())
     for wrong, error, message in (
@@ -425,7 +470,21 @@ def refused():
 
 checks = {
     one.__name__: one
-    for one in (equal, ways, loops, local, mixed, compressed, adaptive, groups, saved, uneven, callbacks, refused)
+    for one in (
+        equal,
+        ways,
+        loops,
+        local,
+        mixed,
+        compressed,
+        adaptive,
+        groups,
+        saved,
+        uneven,
+        callbacks,
+        committed,
+        refused,
+    )
 }
 for name in os.environ.get("TEST_CASES", ",".join(checks)).split(","):
     if name == "groups" and size < 3:

@@ -1,0 +1,97 @@
+"""A callback that lets training go on after a restart of all processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks.processes import processes_of
+from tfdist.engine.exchange import Exchange
+from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.strategies import at_work, keras_backup, keras_saving
+from tfdist.strategies.abilities import HasCollectives
+
+
+class CommitState(keras.callbacks.BackupAndRestore):
+    """`keras.callbacks.BackupAndRestore` for `tfdist.DistributedOptimizer`: the first process writes and reads for all.
+
+    A job that is started again goes on with the epoch after the last one that was committed, with its weights and the
+    optimizer's variables on every process, whichever number of them there are now. What compression has kept back is
+    written by each process, and used if all find theirs. Files are replaced as a whole, and the one before is kept.
+    Under a strategy, which does the same for Keras's own callback, it is that.
+
+    Args:
+        backup_dir: a directory on the machine of the first process; with compression, on those of all.
+        save_freq: ``"epoch"``, or a number of batches. Training goes on with the first batch of an epoch.
+        delete_checkpoint: whether the files are removed when training has ended.
+    """
+
+    def __init__(self, backup_dir: Any, save_freq: str | int = "epoch", delete_checkpoint: bool = True) -> None:
+        super().__init__(str(backup_dir), save_freq, delete_checkpoint=delete_checkpoint)
+        self._files = keras_backup.Files(self, super()._load_model, super()._save_model)
+
+    @property
+    def _is_of_a_strategy(self) -> bool:
+        return at_work.of_model(self.model, HasCollectives) is not None
+
+    @property
+    def _residuals(self) -> Path:
+        return Path(self.backup_dir) / "residuals"
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores what was committed, on all processes.
+
+        Raises:
+            RuntimeError: there are files, and the first process cannot read them.
+        """
+        if self._is_of_a_strategy:
+            super().on_train_begin(logs)
+            return
+        group = processes_of(self.model)
+        if self.model.built and not self.model.optimizer.built:  # where reading does so, all processes need to
+            self.model.optimizer.build(self.model.trainable_variables)
+        failure = None
+        if group.is_writer:
+            try:
+                self._files.load()
+            except Exception as error:
+                failure = error
+        exchange = Exchange(group)
+        own = tf.constant([0 if failure is None else 1, self.model._initial_epoch or 0], tf.int64)
+        failed, epoch = exchange.broadcast(own).numpy().tolist()
+        if failed:
+            cause = f": {failure}" if failure else f"; see the error of rank {group.members[0]}"
+            raise RuntimeError(f"what was committed in {self.backup_dir} cannot be read{cause}") from failure
+        self.model._initial_epoch = epoch
+        if epoch:
+            for variable in [*self.model.variables, *self.model.optimizer.variables]:
+                variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value)))
+            gradients = gradients_of(self.model.optimizer)
+            if gradients is not None and gradients.compressor is not None:
+                keras_saving.restore_residuals(gradients.compressor, exchange, group, self._residuals)
+
+    def _save_model(self) -> None:
+        if self._is_of_a_strategy:
+            super()._save_model()
+            return
+        gradients = gradients_of(self.model.optimizer)
+        if gradients is not None and gradients.compressor is not None:
+            self._residuals.parent.mkdir(parents=True, exist_ok=True)
+            gradients.compressor.save(self._residuals)
+        if processes_of(self.model).is_writer:
+            self._files.save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Removes the files, unless they are to be kept."""
+        if self._is_of_a_strategy:
+            super().on_train_end(logs)
+            return
+        gradients = gradients_of(self.model.optimizer)
+        if gradients is not None and gradients.compressor is not None and self.delete_checkpoint:
+            gradients.compressor.file(self._residuals).unlink(missing_ok=True)
+            Exchange(gradients.group).barrier()  # the first process then removes the directory, which all may share
+        if processes_of(self.model).is_writer:
+            super().on_train_end(logs)
