@@ -422,6 +422,7 @@ def committed():
         assert_equal(again.optimizer, expected.optimizer)
         tfdist.barrier()
         assert not os.path.exists(place)
+        tfdist.barrier()
     if rank == 0:
         os.makedirs(place)
         with open(os.path.join(place, "latest.weights.h5"), "w") as file:
