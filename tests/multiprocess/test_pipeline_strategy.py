@@ -4,6 +4,7 @@ Each number of processes is launched once and runs all checks of `programs/pipel
 """
 
 import json
+import re
 import signal
 
 import numpy as np
@@ -107,6 +108,7 @@ def test_killed_rank_is_named(size, rank):
         for other in set(range(size)) - {rank}:
             output = processes.output(other)
             assert processes.popens[other].returncode not in (0, None), processes.outputs()
-            assert f"PeerLostError rank {rank}, worker {rank}" in output, processes.outputs()
+            # a rank that exchanges with another one only may hear of the death by the failure of that one
+            assert re.search(rf"PeerLostError .*rank {rank}, worker {rank} .*died", output), processes.outputs()
             stamp = next(line for line in output.splitlines() if line.startswith("NOTICED "))
             assert float(stamp.split()[1]) - killed < NOTICE_SECONDS

@@ -254,7 +254,10 @@ def variables():
 
 def wrong():
     for call, words in (
-        (lambda: tfdist.all_reduce(tf.ones(1), "avg"), "op must be one of sum, mean, min, max, product, adasum; got 'avg'"),
+        (
+            lambda: tfdist.all_reduce(tf.ones(1), "avg"),
+            "op must be one of sum, mean, min, max, product, adasum; got 'avg'",
+        ),
         (lambda: tfdist.Group([0, 0]), "different ranks"),
         (lambda: tfdist.Group([0, size]), f"from 0 to {size - 1}"),
         (lambda: tfdist.broadcast(tf.ones(1), size), "the rank must be one of the ranks"),
