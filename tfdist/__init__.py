@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, errors, functional, layers, optimizers, parameter_server
+    from tfdist import callbacks, compression, errors, functional, layers, local_sgd, optimizers, parameter_server
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tfdist.pipeline.strategy import PipelineStrategy
     from tfdist.strategies.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
+    from tfdist.strategies.local_sgd import LocalSGDStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
     from tfdist.strategies.sidecar_evaluator import SidecarEvaluator
 
@@ -69,6 +70,7 @@ _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
     "DistributedOptimizer": "tfdist.optimizers.distributed_optimizer",
+    "LocalSGDStrategy": "tfdist.strategies.local_sgd",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
@@ -92,6 +94,7 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "Group",
+    "LocalSGDStrategy",
     "MPIUnavailableError",
     "MismatchError",
     "ParameterServerStrategy",
@@ -122,6 +125,7 @@ __all__ = [
     "layers",
     "load_model",
     "local_rank",
+    "local_sgd",
     "local_size",
     "optimizers",
     "parameter_server",

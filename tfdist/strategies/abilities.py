@@ -15,6 +15,7 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `KeepsTables` | `DynamicEmbedding`, whose rows are then in tables on parameter servers |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
+| `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 | any | `compile` in the model's scope, models built without a batch, errors as before a graph wrapped them |
 """
@@ -84,11 +85,19 @@ class HasCollectives(Ability):
         group: the processes that are replicas of each other.
         bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors in the group.
+        meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
+            are merged when they have all taken their steps.
     """
 
     group: Group
     bridge: Bridge
     exchange: Exchange
+    meets_in_steps = True
+
+    @property
+    def in_steps(self) -> Bridge:
+        """Reduces tensors within Keras steps, over the processes that take each step together."""
+        return self.bridge
 
     @property
     def everyone(self) -> Exchange:
@@ -233,6 +242,50 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             optimizer: a Keras optimizer.
+        """
+
+
+class TrainsInRounds(HasCollectives, abc.ABC):
+    """Processes take steps on their own, and exchange what they have learned after some of them."""
+
+    @abc.abstractmethod
+    def step_taken(self, optimizer: Any) -> None:
+        """Makes the exchange whose turn it is, if any; called by each replica, in the graph or eagerly.
+
+        Args:
+            optimizer: a Keras optimizer that has been applied.
+        """
+
+    @abc.abstractmethod
+    def begin_rounds(self, model: Any) -> None:
+        """Begins with the weights that a model has, which are equal on all processes; all call it.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def settle(self, model: Any) -> None:
+        """Ends the round when all processes have taken their steps, and makes the weights equal; all call it.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def of_each(self, model: Any) -> list[Any]:
+        """The variables of a model's optimizer, which each process has of its own.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def moving_averages(self, model: Any) -> list[Any]:
+        """The moving averages that a model's optimizer keeps of weights.
+
+        Args:
+            model: a Keras model.
         """
 
 

@@ -19,21 +19,19 @@ from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
-from tfdist.engine import calibration  # noqa: E402
 from tfdist.parameter_server.staleness import AsItIs  # noqa: E402
 from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
-from tfdist.runtime import job, serving, world  # noqa: E402
+from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.server_state import ServerOptions  # noqa: E402
-from tfdist.strategies import device_names, keras_saving, keras_seams  # noqa: E402
-from tfdist.strategies.devices import default_devices  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
+from tfdist.strategies.processes import Processes  # noqa: E402
 from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
 
-class AllReduceStrategy(tf.distribute.Strategy):
+class AllReduceStrategy(Processes):
     """Synchronous data-parallel training on all devices of all processes of a job.
 
     Every replica computes the gradient of its share of the global batch; an all-reduce sums the gradients, and every
@@ -96,9 +94,6 @@ class AllReduceStrategy(tf.distribute.Strategy):
         MPIUnavailableError: no MPI library can be loaded.
     """
 
-    # Read by MirroredExtended; used only among this process's devices.
-    _collective_key_base = 0
-
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -118,17 +113,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
             serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
             sys.exit()
-        if devices is not None:  # of a worker: a server has none
-            devices = device_names.all_resolved("AllReduceStrategy(devices=…)", devices)
-            if len(set(devices)) < len(devices):
-                raise ValueError(f"AllReduceStrategy(devices=…) names each device once; got {devices}")
-        entered = world.train(cluster, timeouts)
-        chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
-        keras_seams.install()
-        self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
-        self._local_rank = entered.local_rank
-        own = entered.group if group is None else entered.group.subgroup(group.members())
-        own = own.using(algorithm, calibration.agreed(own, algorithm))
+        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
@@ -138,75 +123,3 @@ class AllReduceStrategy(tf.distribute.Strategy):
             atexit.register(tables.close)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
         super().__init__(AllReduceExtended(self, own, chosen, *options))
-
-    @property
-    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """The resolver that the strategy was made with, or one made from TF_CONFIG or Slurm.
-
-        Under mpiexec, and for a process that trains alone, it names no tasks.
-        """
-        return self._cluster_resolver
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group; the chief's is 0."""
-        return self.extended.group.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes that train together."""
-        return self.extended.group.size
-
-    @property
-    def local_rank(self) -> int:
-        """This process's rank among the processes on its machine."""
-        return self._local_rank
-
-    def communication(self) -> dict[str, int]:
-        """The communication of this process since it started.
-
-        Returns:
-            The number of ``collectives`` begun, and of ``messages`` and ``bytes`` sent.
-        """
-        engine = self.extended.group.engine
-        communicator = engine.communicator
-        return {
-            "collectives": engine.statistics.collectives,
-            "messages": communicator.messages_sent,
-            "bytes": communicator.bytes_sent,
-        }
-
-    def compression(self) -> dict[str, dict[str, int]]:
-        """The bytes of compressed gradients since this process started, by variable path.
-
-        Returns:
-            For each variable whose gradient is compressed: ``given_bytes``, the size of its gradients;
-            ``sent_bytes``, sent by this process to others; and ``plain_bytes``, which a ring all-reduce would have
-            sent.
-        """
-        compressor = self.extended.compressor
-        return {} if compressor is None else compressor.traffic()
-
-    def save_compression(self, path: str) -> None:
-        """Writes this process's residuals beside a checkpoint, for custom training loops. Call it on every process.
-
-        `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do this already.
-
-        Args:
-            path: the checkpoint's. The file's name is made from it, this rank and the number of processes.
-        """
-        if self.extended.compressor is not None:
-            self.extended.compressor.save(path)
-
-    def restore_compression(self, path: str) -> None:
-        """Reads the residuals that `save_compression` wrote. Call it on every process.
-
-        If they cannot be restored on one process, all processes start without residuals.
-
-        Args:
-            path: the checkpoint's.
-
-        Raises:
-            OSError: a file is damaged.
-        """
-        keras_saving.restore_compression(self.extended, path)

@@ -267,16 +267,16 @@ class AllReduceExtended(
         return self.count_step(filled, samples)
 
     def count_step(self, filled: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-        """Sums the replicas and samples of all processes for the next step; records the samples.
+        """Sums the replicas and samples of the processes that take the next step together; records the samples.
 
         Args:
             filled: the number of local replicas that have another batch, an int64 scalar.
             samples: the number of their samples, an int64 scalar.
 
         Returns:
-            The number of replicas of all processes that have another batch, an int64 scalar.
+            The number of these processes' replicas that have another batch, an int64 scalar.
         """
-        counts = self.bridge.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
+        counts = self.in_steps.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
         with tf.control_dependencies([self.shares.set_total(counts[1])]):
             return tf.identity(counts[0])
 

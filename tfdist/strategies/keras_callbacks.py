@@ -12,13 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup, keras_saving, keras_servers
+from tfdist.strategies import keras_backup, keras_rounds, keras_saving, keras_servers
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
     EndsEpochsTogether,
     HasStages,
     LoadsForAll,
+    TrainsInRounds,
     UpdatesOnServers,
     WritesOnce,
 )
@@ -65,6 +66,7 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
             continue
         kept.append(callback)
     first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
+    first += [keras_rounds.Rounds(extended)] if isinstance(extended, TrainsInRounds) else []
     last: list[Any] = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks[:] = [*first, *kept, *last]
@@ -174,12 +176,14 @@ class Together(keras.callbacks.Callback):
         self._stop_requested = False
 
     def _compared(self) -> list[Any]:
-        """The model's weights and the optimizer's state, without accumulated gradients, which differ by replica."""
+        """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
         if not self._extended.checks_weights or not self._extended.has_several_replicas:
             return []
         optimizer = self.model.optimizer
         kept = [] if optimizer is None else optimizer.variables
         own = {id(variable) for variable in _accumulators(optimizer)}
+        if isinstance(self._extended, TrainsInRounds):
+            own.update(id(variable) for variable in self._extended.of_each(self.model))
         everything = [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
         return [one for one in everything if self._extended.holds(self.model, one)]
 

@@ -91,7 +91,7 @@ def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any,
 
 
 def merged_beside(
-    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: MergesMetrics
+    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: MergesMetrics, locally: bool = False
 ) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
     """The state of metrics, and sums of numbers over processes, in as few collectives as the state alone needs.
 
@@ -99,10 +99,12 @@ def merged_beside(
         variables: as in `merged`.
         numbers: this process's terms of the sums.
         extended: the strategy's `extended`.
+        locally: whether only the replicas of this process count.
 
     Returns:
         Pairs of a variable and its merged value; the sums.
     """
+    locally = locally or extended.is_local_only
     unique = list({id(variable): variable for variable in variables}.values())
     values: dict[int, tf.Tensor] = {}
     for combine in (np.add, np.maximum, np.minimum):
@@ -111,12 +113,12 @@ def merged_beside(
         names = [variable.path for variable in chosen]
         if combine is np.add:
             parts, names = [*parts, *numbers], [*names, *["a log of a step"] * len(numbers)]
-        if not extended.is_local_only:
+        if not locally:
             parts = extended.bridge.all_reduce(parts, combine=combine, names=names)
         if combine is np.add:
             parts, sums = parts[: len(chosen)], parts[len(chosen) :]
         for variable, total in zip(chosen, parts, strict=True):
-            values[id(variable)] = _as_kept(variable, total, extended)
+            values[id(variable)] = _as_kept(variable, total, extended, locally)
     return [(variable, values[id(variable)]) for variable in unique], sums
 
 
@@ -146,9 +148,9 @@ def _of_this_process(variable: Any, extended: MergesMetrics) -> tf.Tensor:
     return tf.add_n(copies) if len(copies) > 1 else copies[0]
 
 
-def _as_kept(variable: Any, total: tf.Tensor, extended: MergesMetrics) -> tf.Tensor:
+def _as_kept(variable: Any, total: tf.Tensor, extended: MergesMetrics, locally: bool) -> tf.Tensor:
     if _rule(variable, extended) == "mean":
-        replicas = len(extended.worker_devices) if extended.is_local_only else extended._num_replicas_in_sync
+        replicas = len(extended.worker_devices) if locally else extended._num_replicas_in_sync
         total = total / tf.cast(replicas, total.dtype)
     return tf.cast(total, variable.dtype)
 

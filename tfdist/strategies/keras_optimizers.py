@@ -79,7 +79,7 @@ def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
         def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
             parts = [strategy.experimental_local_results(value) for value in values]
             names = [variables[place].path for place in chosen]
-            return extended.bridge.all_reduce(
+            return extended.in_steps.all_reduce(
                 [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
             )
 

@@ -27,6 +27,7 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
 | `Sequential.build` | an integer key would become a float where an `Input` is missing |
 | ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
+| `apply`, `evaluate`, an epoch's logs in rounds | weights are exchanged after some steps, and are then equal |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -48,6 +49,7 @@ from tfdist.strategies import (
     keras_losses,
     keras_metrics,
     keras_optimizers,
+    keras_rounds,
     keras_saving,
     keras_scope,
     keras_servers,
@@ -97,6 +99,7 @@ def install() -> None:
     keras_servers.install(replace)
     keras_embeddings.install(replace)  # after `keras_servers`, whose `apply` gets what is left
     keras_shared_data.install(replace)
+    keras_rounds.install(replace)
     keras_scope.install(replace)
     replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
 

@@ -68,7 +68,7 @@ class Step:
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
             of_metrics = StateOfMetrics(kept, extended.shares)
-            of_layers = StateOfStep(model, extended.shares) if isinstance(extended, AveragesState) else None
+            of_layers = StateOfStep(model, extended) if isinstance(extended, AveragesState) else None
             with self._results.of(metrics):
                 outputs = self._function(share.data)
                 self.reports_metrics = is_report(outputs)
@@ -129,6 +129,7 @@ class Step:
             [variable for metric in asked.values() for variable in metric.variables],
             [tf.add_n(flat[place]) for place in numbers],
             extended,
+            locally=not extended.meets_in_steps,
         )
         logs: list[Any] = [parts[0] for parts in flat]
         for place, total in zip(numbers, sums, strict=True):
@@ -163,7 +164,8 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 iterator = _of_own_data(iterator, extended)
             logs = function(iterator)
-            _latest_logs[extended] = logs if step.reports_metrics else None, Changes.count
+            merged = step.reports_metrics and extended.meets_in_steps
+            _latest_logs[extended] = logs if merged else None, Changes.count
             return logs
 
         return on_shares
@@ -192,7 +194,7 @@ def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
     """Iterates over data that every process passes itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
-        extended.shares.set_total(extended.bridge.all_reduce([samples])[0])
+        extended.shares.set_total(extended.in_steps.all_reduce([samples])[0])
         yield batch
 
 

@@ -238,16 +238,17 @@ class StateOfStep:
 
     Args:
         model: a Keras model.
-        shares: the step's shares.
+        extended: the `extended` of its strategy.
     """
 
-    def __init__(self, model: Any, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, model: Any, extended: Any) -> None:
+        self._shares = extended.shares
         self._variables = state_of_layers(model)
+        self._is_local = not extended.meets_in_steps  # and may be without samples
         self._before = {
             id(variable): copy_of(variable).read_value()
             for variable in self._variables
-            if variable.aggregation == "sum"
+            if variable.aggregation == "sum" or self._is_local
         }
 
     def merge(self, assigned: Assigned) -> None:
@@ -263,7 +264,10 @@ class StateOfStep:
             if variable.aggregation == "sum":
                 before = _as_number(self._before[id(variable)])
                 total = before + tf.cast(total, before.dtype)
-            copy.assign(tf.cast(total, copy.dtype), read_value=False)
+            new = tf.cast(total, copy.dtype)
+            if self._is_local:
+                new = tf.where(self._shares.total() > 0, new, self._before[id(variable)])
+            copy.assign(new, read_value=False)
 
     def _contribution(self, variable: Any) -> tf.Tensor:
         shares = self._shares
@@ -272,7 +276,9 @@ class StateOfStep:
             change = value - _as_number(self._before[id(variable)])
             return tf.where(shares.is_empty(), tf.zeros_like(change), change)
         if variable.aggregation == "only_first_replica" or not value.dtype.is_floating:
-            is_first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            replica = tf.distribute.get_replica_context()
+            place = private.local_replica_id() if self._is_local else replica.replica_id_in_sync_group
+            is_first = tf.equal(place, 0)
             return tf.where(is_first, value, tf.zeros_like(value))
         if value.dtype.size < 4:
             value = tf.cast(value, tf.float32)

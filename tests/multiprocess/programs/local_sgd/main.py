@@ -1,0 +1,373 @@
+"""`LocalSGDStrategy` against NumPy, and with what Keras has; a check for each name in TEST_CASES, all by default."""
+
+import contextlib
+import itertools
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference import Momentum, Training
+
+import tfdist
+from tfdist.local_sgd import Growing, QuadraticRule
+
+FOLDER = sys.argv[1]
+ROWS, BATCH, EPOCHS = 64, 10, 3  # a last batch of 4 rows, of which some processes have fewer, or none
+RATE = 1 / 16  # this and 0.875 are exact in float32, in which Keras has rates
+
+tfdist.init()
+rank, size = tfdist.rank(), tfdist.size()
+generator = np.random.default_rng(0)
+X = generator.normal(size=(ROWS, 5))
+Y = X @ generator.normal(size=(5, 3)) + 0.1 * generator.normal(size=(ROWS, 3))
+START = [generator.normal(size=(5, 3)), generator.normal(size=3)]
+
+
+def shares(rows):
+    """For each step, each process's rows: contiguous, the first ones one longer."""
+    batches = [range(begin, min(begin + BATCH, rows)) for begin in range(0, rows, BATCH)]
+    return [[(X[part], Y[part]) for part in np.array_split(np.array(batch), size)] for batch in batches]
+
+
+def linear(strategy=None, momentum=0.0, **compiling):
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(RATE, momentum=momentum), "mse", **compiling)
+    model.set_weights(START)
+    return model
+
+
+def fit(model, rows=ROWS, epochs=EPOCHS, **how):
+    return model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+
+
+def assert_alike(model, what="weights"):
+    """All processes have the same bits."""
+    for place, one in enumerate(getattr(model, what)):
+        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
+        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
+
+
+def assert_close(model, expected, rtol=1e-9):
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
+
+
+def golden():
+    """Trajectories of a few steps, after each epoch."""
+    nesterov = {"momentum": 0.875, "nesterov": True}
+    for arguments, more in (
+        ({"sync_every": 1}, {}),
+        ({"sync_every": 3}, {"momentum": 0.875}),
+        ({"sync_every": 5, "slots": "average"}, {"momentum": 0.875}),
+        ({"sync_every": 100}, {}),
+        ({"sync_every": 3, "start_after": 9}, {"momentum": 0.875}),
+        ({"sync_every": 3, "outer": keras.optimizers.SGD(0.75, **nesterov)}, {"outer": {"rate": 0.75, **nesterov}}),
+        ({"sync_every": 2, "elastic": 0.9}, {"elastic": 0.9}),
+        ({"sync_every": 4, "fragments": 2}, {}),
+        (
+            {"sync_every": 6, "fragments": 2, "delay": 2, "outer": keras.optimizers.SGD(0.75, **nesterov)},
+            {"outer": {"rate": 0.75, **nesterov}, "mix": 0.5},
+        ),
+        ({"sync_every": 3, "delay": 1, "mix": 0.25}, {"mix": 0.25}),
+        ({"sync_every": Growing(first=2, every=5, at_most=4)}, {"interval": lambda step: 2 if step < 5 else 4}),
+        ({"sync_every": QuadraticRule(RATE * 2, at_least=1)}, {"interval": lambda step: 4}),
+    ):
+        count = arguments.get("sync_every")
+        how = {"interval": lambda step, count=count: count, "averages_slots": arguments.get("slots") == "average"}
+        how.update({name: arguments[name] for name in ("fragments", "delay", "start_after") if name in arguments})
+        how.update(more)
+        if "outer" in how:
+            how["outer"] = [Momentum(**more["outer"]) for _ in range(how.get("fragments", 1))]
+        expected = Training(START, size, **how)
+        model = linear(tfdist.LocalSGDStrategy(**arguments), more.get("momentum", 0.0))
+        for epoch in range(EPOCHS):
+            fit(model, epochs=epoch + 1, initial_epoch=epoch)
+            expected.epoch(shares(ROWS))
+            assert_close(model, expected.centre)
+        assert_alike(model)
+        if size == 2 and len(arguments) > 2:  # those with most to go wrong
+            for way in ({"run_eagerly": True}, {"steps_per_execution": 3}):
+                other = linear(tfdist.LocalSGDStrategy(**arguments), more.get("momentum", 0.0), **way)
+                fit(other)
+                assert_close(other, expected.centre)
+
+
+def synchronous():
+    """A round of one step with SGD, with or without a start of such steps, is what one process does."""
+    for arguments, momentum in (({"sync_every": 1}, 0.0), ({"sync_every": 9, "start_after": 1000}, 0.875)):
+        plain = linear(None, momentum, metrics=["mae"])
+        expected = fit(plain, rows=51, validation_data=(X[:21], Y[:21]))  # some processes have no row of the last batch
+        model = linear(tfdist.LocalSGDStrategy(**arguments), momentum, metrics=["mae"])
+        found = fit(model, rows=51, validation_data=(X[:21], Y[:21]))
+        assert_close(model, plain.get_weights())
+        assert_alike(model)
+        for name in ("val_loss", "val_mae"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+        if "start_after" not in arguments or size > 1:
+            np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
+        np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
+
+
+def deep(strategy, optimizer, dtype=None, model=keras.Sequential, **compiling):
+    """With moving statistics, random numbers and embeddings."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        built = model(
+            [
+                keras.layers.Input((5,)),
+                keras.layers.Dense(40, "tanh", dtype=dtype),
+                keras.layers.BatchNormalization(dtype=dtype),
+                keras.layers.Dropout(0.2, dtype=dtype),
+                keras.layers.Dense(3, dtype="float32" if dtype else None),
+            ]
+        )
+        built.compile(optimizer(), "mse", metrics=["mae"], **compiling)
+    return built
+
+
+class Own(keras.Sequential):
+    """Whose steps log what metrics do not know."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "mine": tf.reduce_mean(tf.abs(data[0]))}
+
+
+def features():
+    """What Keras has goes together with rounds: all processes end with equal weights and logs, and have learned."""
+    ways = itertools.cycle([{"sync_every": 3}, {"sync_every": 4, "fragments": 2, "delay": 1}])
+    for optimizer, arguments in zip(
+        (
+            keras.optimizers.Adam,
+            lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=1.0),
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5, global_clipnorm=1.0),
+            lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=4),
+            lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
+            lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 50), clipvalue=0.5),
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**20),
+        ),
+        ways,
+        strict=False,
+    ):
+        scaled = isinstance(optimizer(), keras.optimizers.LossScaleOptimizer)
+        strategy = tfdist.LocalSGDStrategy(**arguments)
+        model = deep(strategy, optimizer, "mixed_float16" if scaled else None, model=Own)
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
+        before = model.evaluate(X, Y, verbose=0)[0]
+        found = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping])
+        assert_alike(model)
+        assert len(found["loss"]) == 2, found
+        assert np.isfinite(found["mine"]).all(), found
+        everyone = tfdist.all_gather(tf.constant([[found[name][-1] for name in sorted(found)]])).numpy()
+        assert (everyone == everyone[0]).all(), (sorted(found), everyone)
+        assert model.evaluate(X, Y, verbose=0)[0] < before
+        assert len(model.predict(X, verbose=0)) == ROWS
+
+
+class Gan(keras.Model):
+    """Two networks, each with an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
+        self.loss_tracker = keras.metrics.Mean("loss")
+
+    def build(self, shape):
+        self.one.build((None, 5))
+        self.other.build((None, 5))
+
+    def compile(self, one, other):
+        super().compile()
+        self.of_one, self.of_other = one, other
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.other(self.one(data))
+            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
+        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
+            variables = network.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+def loops():
+    """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
+    strategy = tfdist.LocalSGDStrategy(3)
+    with strategy.scope():
+        gan = Gan()
+        gan.build((None, 5))
+        gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
+    gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+    assert_alike(gan)
+
+    expected = Training(START, size, lambda step: 3)
+    model = linear(strategy := tfdist.LocalSGDStrategy(3))
+
+    def replica(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(replica, (x, y))
+
+    equal = [[(X[one : one + 2], Y[one : one + 2])] * size for one in range(0, 14, 2)]  # as samples are not counted
+    for place, batch in enumerate(equal):
+        batch = [(x + other, y) for other, (x, y) in enumerate(batch)]
+        equal[place] = batch
+        loss = step(*map(tf.constant, batch[rank]))
+    total = float(strategy.reduce("SUM", loss, axis=None))
+    np.testing.assert_allclose(total, float(tfdist.all_reduce(loss, "sum")))
+    expected.epoch(equal)
+    model.evaluate(X, Y, verbose=0)  # makes weights equal
+    assert_close(model, expected.centre)
+
+
+def uneven():
+    """A process that has fewer batches takes part in the rounds of the others, without weight."""
+    batches = [5 + 3 * one for one in range(size)]
+    data = [[(X[one % 50 : one % 50 + 4], Y[one % 50 : one % 50 + 4]) for one in range(count)] for count in batches]
+    strategy = tfdist.LocalSGDStrategy(4)
+    model = linear(strategy)
+
+    def dataset(context):
+        x, y = (np.concatenate(part) for part in zip(*data[context.input_pipeline_id], strict=True))
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+    model.fit(strategy.distribute_datasets_from_function(dataset), epochs=2, verbose=0)
+    expected = Training(START, size)
+    for _ in range(2):
+        done = [0] * size
+        while any(one < count for one, count in zip(done, batches, strict=True)):
+            for place, process in enumerate(expected.processes):
+                for x, y in data[place][done[place] : done[place] + 4]:
+                    process.step(x, y)
+                    done[place] += 1
+            expected.end(0, expected.begin(0))
+        for process in expected.processes:
+            process.weights = [one.copy() for one in expected.centre]
+    assert_close(model, expected.centre)
+    assert_alike(model)
+
+
+def quiet():
+    """Steps between rounds send nothing, whatever the number of them."""
+    sent = {}
+    for steps in (6, 60):
+        strategy = tfdist.LocalSGDStrategy(sync_every=1000)
+        model = deep(strategy, lambda: keras.optimizers.SGD(0.01))
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
+        model.fit(data, steps_per_epoch=steps, verbose=0)
+        before = strategy.communication()
+        model.fit(data, steps_per_epoch=steps, verbose=0)
+        after = strategy.communication()
+        sent[steps] = [after[name] - before[name] for name in ("collectives", "bytes")]
+        assert_alike(model)
+    assert sent[6] == sent[60], sent
+
+
+def compressed():
+    """Differences are compressed, and what is left is sent later, also after a restart."""
+    strategy = tfdist.LocalSGDStrategy(2, compression=tfdist.compression.TopK(0.1))
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    found = fit(model, epochs=8)["loss"]
+    assert found[-1] < found[0] / 2, found
+    assert_alike(model)
+    traffic = strategy.compression()
+    if size > 1:
+        assert traffic, traffic
+        assert all(one["sent_bytes"] < one["plain_bytes"] for one in traffic.values()), traffic
+
+
+def restarted():
+    """`BackupAndRestore` goes on with the epoch that was under way, `ModelCheckpoint` writes what all have."""
+    place = os.path.join(FOLDER, f"backup-{size}")
+    path = os.path.join(FOLDER, f"model-{size}.keras")
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyError("interrupted")
+
+    arguments = {"sync_every": 3, "start_after": 16}
+    expected = linear(tfdist.LocalSGDStrategy(**arguments))
+    fit(expected, epochs=4)
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(
+            linear(tfdist.LocalSGDStrategy(**arguments)),
+            epochs=4,
+            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Ends()],
+        )
+    tfdist.barrier()
+    again = linear(tfdist.LocalSGDStrategy(**arguments))
+    fit(again, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(place)])
+    assert_close(again, expected.get_weights())
+    assert_alike(again)
+    half = linear(tfdist.LocalSGDStrategy(**arguments))
+    fit(half, epochs=2)
+    assert_close(keras.models.load_model(path), half.get_weights())
+
+
+def refused():
+    outer = keras.optimizers.SGD(0.7)
+    for arguments, error, message in (
+        ({"sync_every": 0}, ValueError, "a number of steps from 1; got sync_every=0"),
+        ({"sync_every": 2.5}, ValueError, "got sync_every=2.5"),
+        ({"start_after": -1}, ValueError, "a number from 0; got -1"),
+        ({"slots": "reset"}, ValueError, "'keep' or 'average'; got 'reset'"),
+        ({"outer": "sgd"}, TypeError, "an optimizer of Keras"),
+        ({"elastic": 0.0}, ValueError, "above 0 and at most 1; got 0.0"),
+        ({"elastic": 0.5, "outer": outer}, ValueError, "leave out outer="),
+        ({"mix": 1.0}, ValueError, "below 1; got 1.0"),
+        ({"sync_every": 8, "fragments": 4, "delay": 2}, ValueError, "choose a delay below 2"),
+        ({"sync_every": 2, "fragments": 4}, ValueError, "a round has only 2 steps"),
+        ({"slots": "average", "fragments": 2}, ValueError, "exchanged at once"),
+        ({"compression": "int8"}, TypeError, "int8"),
+        ({"algorithm": "star"}, ValueError, "star"),
+    ):
+        with pytest.raises(error, match=message):
+            tfdist.LocalSGDStrategy(**arguments)
+    with pytest.raises(ValueError, match="factor above 1"):
+        Growing(2, 10, factor=1.0)
+    with pytest.raises(ValueError, match="alpha above 0"):
+        QuadraticRule(0.0)
+    model = linear(tfdist.LocalSGDStrategy(9, fragments=3))
+    with pytest.raises(ValueError, match="fragments=3 of a model with 2 trainable variables"):
+        fit(model)
+
+
+def mismatched():
+    """Processes with different rounds."""
+    tfdist.LocalSGDStrategy(sync_every=4 + rank)
+
+
+def endless():
+    """Until a process is killed."""
+
+    class Saying(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                print("READY", flush=True)
+
+    strategy = tfdist.LocalSGDStrategy(5, fragments=2, delay=1)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
+    linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
+
+
+checks = (golden, synchronous, features, loops, uneven, quiet, compressed, restarted, refused)
+for name in os.environ.get("TEST_CASES", ",".join(check.__name__ for check in checks)).split(","):
+    keras.backend.set_floatx("float64")
+    globals()[name]()
+    print("PASSED", name, flush=True)
+tfdist.barrier()
+print("DONE", flush=True)

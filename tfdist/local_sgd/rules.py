@@ -1,0 +1,134 @@
+"""What a round makes of the weights of all processes, for one fragment of them.
+
+At its beginning the processes have in common a centre c. At its end process r has weights x, and m is the mean over
+all processes of x − c. A rule says what the centre is then, and what a process goes on with.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+
+Arrays = Sequence[np.ndarray]
+
+
+class Rule(abc.ABC):
+    """For the variables of one fragment."""
+
+    @abc.abstractmethod
+    def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
+        """The new centre, in arrays of its own.
+
+        Args:
+            before: c; only read.
+            mean: m; only read.
+        """
+
+    @abc.abstractmethod
+    def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
+        """What this process goes on with, in arrays of its own.
+
+        Args:
+            own: its weights; only read.
+            before: c; only read.
+            centre: the new one; only read.
+        """
+
+
+class Averaging(Rule):
+    """The centre is the mean, c + m.
+
+    Args:
+        mix: α. A process goes on with α x + (1 − α) c. By 0 it begins each round with the centre; more than 0 keeps
+            some of what it has learned while the mean was under way.
+    """
+
+    def __init__(self, mix: float = 0.0) -> None:
+        self._mix = mix
+
+    def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
+        """See `Rule`."""
+        return [one + change for one, change in zip(before, mean, strict=True)]
+
+    def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
+        """See `Rule`."""
+        if not self._mix:
+            return [one.copy() for one in centre]
+        return [_between(x, c, self._mix) for x, c in zip(own, centre, strict=True)]
+
+
+class Outer(Averaging):
+    """An outer optimizer moves the centre, as if −m were a gradient: DiLoCo.
+
+    Args:
+        optimizer: a Keras optimizer, of which this takes a copy.
+        mix: as of `Averaging`.
+
+    References:
+        Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023; and *Streaming
+        DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, mix: float = 0.0) -> None:
+        super().__init__(mix)
+        self._optimizer = optimizer
+        self._copy: keras.optimizers.Optimizer | None = None
+        self._variables: list[keras.Variable] = []
+
+    def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
+        """See `Rule`."""
+        with ThreadPoolExecutor(1) as thread:  # which is in no strategy's scope
+            return thread.submit(self._moved, before, mean).result()
+
+    def _moved(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
+        if self._copy is None:
+            self._copy = type(self._optimizer).from_config(self._optimizer.get_config())
+            self._variables = [keras.Variable(one, dtype=one.dtype.name) for one in before]
+        for variable, one in zip(self._variables, before, strict=True):
+            variable.assign(one)
+        self._copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
+        return [np.array(variable.value) for variable in self._variables]
+
+    @property
+    def state(self) -> list[np.ndarray]:
+        """The optimizer's variables; none before the first round."""
+        return [] if self._copy is None else [np.array(variable.value) for variable in self._copy.variables]
+
+
+class Elastic(Rule):
+    """Processes and the centre are tied by springs and pull each other: synchronous EASGD.
+
+    The centre becomes c + β m, and a process goes on with x + β / P (c − x), P being the number of processes.
+
+    Args:
+        moving_rate: β, above 0 and at most 1; 0.9 in the paper.
+        processes: how many there are.
+
+    References:
+        Zhang, Choromanska and LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015, equations 5 and 6.
+    """
+
+    def __init__(self, moving_rate: float, processes: int) -> None:
+        self._moving_rate = moving_rate
+        self._pull = moving_rate / processes
+
+    def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
+        """See `Rule`."""
+        return [one + _times(change, self._moving_rate) for one, change in zip(before, mean, strict=True)]
+
+    def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
+        """See `Rule`."""
+        return [_between(x, c, 1 - self._pull) for x, c in zip(own, before, strict=True)]
+
+
+def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:
+    """``share`` of one array, and the rest of another."""
+    return other + _times(one - other, share)
+
+
+def _times(array: np.ndarray, factor: float) -> np.ndarray:
+    return array * array.dtype.type(factor)

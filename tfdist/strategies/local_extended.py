@@ -1,0 +1,120 @@
+"""The `extended` of `LocalSGDStrategy`: steps are local, rounds are not."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressor
+from tfdist.engine.bridge import Bridge
+from tfdist.engine.group import Group
+from tfdist.local_sgd.rounds import Settings
+from tfdist.strategies.abilities import TrainsInRounds
+from tfdist.strategies.cross_device import ProcessCrossDeviceOps
+from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.local_steps import LocalSteps
+
+
+class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
+    """As `AllReduceExtended`; but in a step the replicas of this process alone are summed over.
+
+    Args:
+        strategy: as of `AllReduceExtended`.
+        group: as of `AllReduceExtended`.
+        devices: as of `AllReduceExtended`.
+        settings: of the rounds.
+        compressor: of the differences that are exchanged; None for none.
+        described: the arguments of the strategy, which all processes must have alike.
+        checks_weights: as of `AllReduceExtended`.
+    """
+
+    meets_in_steps = False
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        group: Group,
+        devices: list[str],
+        settings: Settings,
+        compressor: Compressor | None,
+        described: str,
+        checks_weights: bool,
+    ) -> None:
+        super().__init__(strategy, group, devices, None, checks_weights)
+        self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", described)
+        self.compressor = compressor  # its residuals are saved with the model's weights
+        self._settings = settings
+        self._steps: weakref.WeakKeyDictionary[Any, LocalSteps] = weakref.WeakKeyDictionary()
+        alone = Group(group.engine, (group.members[group.rank],))
+        self._within = Bridge(alone)
+        local: Any = self._cross_device_ops._local
+        self._step_ops = ProcessCrossDeviceOps(alone, local, self.shares)
+
+    @property
+    def in_steps(self) -> Bridge:
+        """See `tfdist.strategies.abilities.HasCollectives`."""
+        return self._within
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        # What replicas ask for in a step, such as the sum of their gradients.
+        pairs = [(value, self._where(destinations)) for value, destinations in value_destination_pairs]
+        return self._step_ops.batch_reduce(reduce_op, pairs, options)
+
+    # Rounds.
+
+    def step_taken(self, optimizer: Any) -> None:
+        """See `TrainsInRounds`."""
+        inner = _inner(optimizer)
+        if not getattr(inner, "_trainable_variables", None):
+            return
+        steps = self._steps_of(inner)
+
+        def take(strategy: Any) -> None:
+            steps.take(self.shares.total() if self.shares.step_is_shared else 1)
+
+        tf.distribute.get_replica_context().merge_call(take)
+
+    def _steps_of(self, optimizer: Any) -> LocalSteps:
+        if optimizer not in self._steps:
+            number = self.group.number("optimizer in rounds")
+            self._steps[optimizer] = LocalSteps(optimizer, number, self.group, self._settings, self.compressor)
+        return self._steps[optimizer]
+
+    def begin_rounds(self, model: Any) -> None:
+        """See `TrainsInRounds`."""
+        inner = _inner(model.optimizer)
+        if inner is not None and inner.built:
+            self._steps_of(inner)
+        for steps in self._of(model):
+            steps.begin()
+
+    def settle(self, model: Any) -> None:
+        """See `TrainsInRounds`."""
+        for steps in self._of(model):
+            steps.settle()
+
+    def _of(self, model: Any) -> list[LocalSteps]:
+        ids = {id(variable) for variable in model.trainable_variables}
+        return [
+            steps for steps in list(self._steps.values()) if any(id(variable) in ids for variable in steps.variables)
+        ]
+
+    def of_each(self, model: Any) -> list[Any]:
+        """See `TrainsInRounds`."""
+        optimizer = model.optimizer
+        return [] if optimizer is None else [*optimizer.variables, *_inner(optimizer).variables]
+
+    def moving_averages(self, model: Any) -> list[Any]:
+        """See `TrainsInRounds`."""
+        optimizer = _inner(model.optimizer)
+        found = getattr(optimizer, "_model_variables_moving_average", None) or []
+        return [variable for variable in found if variable is not None]
+
+
+def _inner(optimizer: Any) -> Any:
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer

@@ -1,0 +1,177 @@
+"""The rounds of local SGD in the steps of training: in graphs and eagerly, after each update of an optimizer."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressor
+from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
+from tfdist.local_sgd.exchanges import Alone, Exchanges
+from tfdist.local_sgd.rounds import Progress, Rounds, Settings, Turn
+from tfdist.strategies import tensorflow_private as private
+from tfdist.tensors import to_array
+
+
+class LocalSteps:
+    """Counts the steps of an optimizer, and exchanges its variables with other processes when it is their turn.
+
+    Between two exchanges a step costs three assignments to counters and a conditional that is not taken.
+
+    Args:
+        optimizer: a Keras optimizer, which is built, under a strategy.
+        number: of the optimizer among those of the strategy.
+        group: the processes.
+        settings: of the rounds.
+        compressor: of the differences that are exchanged; None for none.
+    """
+
+    def __init__(
+        self, optimizer: Any, number: int, group: Group, settings: Settings, compressor: Compressor | None
+    ) -> None:
+        self._optimizer = optimizer
+        self.variables = list(optimizer._trainable_variables)
+        self._slots = slots_of(optimizer) if settings.averages_slots or settings.start_after else []
+        name = f"optimizer {number}"
+        exchanges: Exchanges | Alone = Alone()
+        plain: Exchanges | Alone = Alone()
+        if group.size > 1:
+            names = [variable.path for variable in (*self.variables, *self._slots)]
+            exchanges, plain = Exchanges(group, name, names, compressor), Exchanges(group, f"all of {name}", names)
+        if compressor is not None:
+            shapes = {
+                f"{name} {place}": (variable.path, tuple(variable.shape))
+                for place, variable in enumerate(self.variables)
+            }
+            compressor.register(shapes)
+        with tf.init_scope(), tf.device("/cpu:0"):
+            values = [value.numpy() for value in _read(self.variables)]
+            rate = float(optimizer.learning_rate)
+            self._rounds = Rounds(exchanges, plain, group.size, values, len(self._slots), settings, rate)
+            self._left, self._what = _counter("left"), _counter("turn")
+            self._samples, self._step = _counter("samples"), _counter("step")
+        self._delays = settings.delay > 0
+        self._averages = settings.start_after > 0
+        self._lock = threading.Lock()
+        with tf.init_scope():
+            self.begin()
+
+    def take(self, samples: Any) -> None:
+        """Counts a step that has been made, and makes the exchange whose turn it is; in the cross-replica context.
+
+        Args:
+            samples: that this process's replicas have trained on in it; a number or a scalar tensor.
+        """
+        self._samples.assign_add(tf.cast(samples, tf.int64), read_value=False)
+        self._step.assign_add(1, read_value=False)
+        left = self._left.assign_sub(1, read_value=True)
+        tf.cond(left <= 0, self._turn, lambda: tf.constant(False))
+
+    def _turn(self) -> tf.Tensor:
+        count = self._rounds.fragments
+        branches: dict[int, Callable[[], tf.Tensor]] = {}
+        for number in range(count):
+            if self._delays:
+                branches[number] = functools.partial(self._branch, number, functools.partial(self._begin, number))
+                branches[count + number] = functools.partial(self._branch, count + number, self._end)
+            else:
+                branches[number] = functools.partial(self._branch, number, functools.partial(self._exchange, number))
+        if self._averages:
+            everything = self._rounds.everything
+            branches[everything] = functools.partial(self._branch, everything, self._average)
+        if tf.executing_eagerly():
+            return branches[int(self._what)]()
+        return tf.switch_case(tf.cast(self._what, tf.int32), branches)
+
+    def _branch(self, what: int, on_host: Callable[..., tuple[Turn, list[np.ndarray] | None]]) -> tf.Tensor:
+        everything = [*self.variables, *self._slots]
+        chosen = [everything[place] for place in self._rounds.places(what)]
+        values = _read(chosen)
+        begins = self._delays and what < self._rounds.fragments
+
+        def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *given: tf.Tensor) -> list[Any]:
+            with self._lock:
+                progress = Progress(int(samples), int(step))
+                turn, new = on_host(progress, float(rate), [to_array(one) for one in given])
+            # Copies: a variable that takes over the memory of a tensor would write into the arrays of the rounds.
+            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new or ())]
+
+        dtypes = [tf.int64, tf.int64, *([] if begins else [value.dtype for value in values])]
+        rate = tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float64)
+        inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
+        with tf.device("/cpu:0"):
+            left, turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
+            left.set_shape([])
+            turn.set_shape([])
+            self._left.assign(left, read_value=False)
+            self._what.assign(turn, read_value=False)
+        if not begins:
+            _assign(chosen, new)
+        return tf.constant(True)
+
+    def _exchange(self, number: int, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
+        return self._rounds.exchange(number, progress, rate, values)
+
+    def _begin(self, number: int, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
+        return self._rounds.begin(number, progress, rate, values), None
+
+    def _end(self, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
+        return self._rounds.end(progress, values)
+
+    def _average(self, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
+        return self._rounds.average(progress, rate, values)
+
+    # Between epochs; eagerly.
+
+    def settle(self) -> None:
+        """Ends the round, when all processes have taken their steps; all call it. All then have equal weights."""
+        everything = [*self.variables, *self._slots]
+        with self._lock:
+            progress = Progress(int(self._samples), int(self._step))
+            step, new = self._rounds.settle(progress, [value.numpy() for value in _read(everything)])
+        _assign(everything, [tf.constant(one) for one in new])
+        self._step.assign(step)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with the weights and the number of steps that may have been assigned, as a backup is restored."""
+        with self._lock:
+            self._step.assign(max(int(self._step), int(self._optimizer.iterations)))
+            progress = Progress(int(self._samples), int(self._step))
+            turn = self._rounds.recentre([value.numpy() for value in _read(self.variables)], progress)
+            self._left.assign(turn.left)
+            self._what.assign(turn.what)
+
+
+def slots_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that belong to weights, or are means: all of floating point but learning rates.
+
+    Args:
+        optimizer: of Keras.
+    """
+    return [
+        variable
+        for variable in optimizer.variables
+        if variable.dtype.startswith(("float", "bfloat")) and variable.name not in ("learning_rate", "dynamic_scale")
+    ]
+
+
+def _counter(name: str) -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_{name}")
+
+
+def _read(variables: Sequence[Any]) -> list[tf.Tensor]:
+    return [private.copies(variable._value)[0].read_value() for variable in variables]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        value = tf.ensure_shape(value, variable.shape)
+        for copy in private.copies(variable._value):
+            copy.assign(value, read_value=False)
