@@ -14,7 +14,7 @@ ORDER = (
     ("cluster",),
     ("parameter_server",),
     ("engine",),
-    ("runtime",),
+    ("local_sgd", "runtime"),
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),

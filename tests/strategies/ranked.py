@@ -3,8 +3,12 @@
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies import keras_seams
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.local_sgd_extended import LocalSGDExtended
 
 
 class Ranked(tf.distribute.Strategy):
@@ -22,6 +26,24 @@ class Ranked(tf.distribute.Strategy):
         keras_seams.install()
         compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         super().__init__(AllReduceExtended(self, group, ["CPU:0"], compressor, **arguments))
+        self.rank = group.rank
+
+
+class RankedLocal(tf.distribute.Strategy):
+    """As `tfdist.LocalSGDStrategy`, for any group.
+
+    Args:
+        group: the ranks.
+        settings: of the rounds; by default they average after each second step.
+        described: what all ranks must have alike.
+    """
+
+    _collective_key_base = 0
+
+    def __init__(self, group, settings=None, described=""):
+        keras_seams.install()
+        settings = settings or Settings(Every(2), Averaging)
+        super().__init__(LocalSGDExtended(self, group, ["CPU:0"], settings, None, described, True))
         self.rank = group.rank
 
 

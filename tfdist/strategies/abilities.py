@@ -249,6 +249,14 @@ class TrainsInRounds(HasCollectives, abc.ABC):
     """Processes take steps on their own, and exchange what they have learned after some of them."""
 
     @abc.abstractmethod
+    def step_begins(self, optimizer: Any) -> None:
+        """Learns with which weights an optimizer begins, if it is new; called by each replica as `step_taken`.
+
+        Args:
+            optimizer: a Keras optimizer that is built, and about to be applied.
+        """
+
+    @abc.abstractmethod
     def step_taken(self, optimizer: Any) -> None:
         """Makes the exchange whose turn it is, if any; called by each replica, in the graph or eagerly.
 

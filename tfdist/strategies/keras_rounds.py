@@ -30,7 +30,10 @@ def install(replace: Callable[..., None]) -> None:
     Args:
         replace: replaces one function by another.
     """
-    for optimizer in (base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer):
+    optimizers = [base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer]
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        optimizers.append(keras.optimizers.MultiOptimizer)
+    for optimizer in optimizers:  # each has an `apply` of its own, which the others call
         replace(optimizer, "apply", _followed_by_exchanges)
     replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_settled_weights)
     replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_equal_weights)
@@ -41,6 +44,11 @@ def _followed_by_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = at_work.current(TrainsInRounds)
         if extended is None or tf.distribute.get_replica_context() is None or _applying.under_way:
             return original(self, grads, trainable_variables)
+        if not self.built:  # as Keras does it
+            with keras.name_scope(self.name, caller=self):
+                self.build(list(trainable_variables))
+            self.built = True
+        extended.step_begins(self)
         _applying.under_way = True
         try:
             result = original(self, grads, trainable_variables)

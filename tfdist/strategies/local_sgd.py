@@ -22,7 +22,7 @@ from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import Settings  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies.local_extended import LocalSGDExtended  # noqa: E402
+from tfdist.strategies.local_sgd_extended import LocalSGDExtended  # noqa: E402
 from tfdist.strategies.processes import Processes  # noqa: E402
 
 

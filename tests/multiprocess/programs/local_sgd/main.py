@@ -137,6 +137,12 @@ class Own(keras.Sequential):
         return {**logs, "mine": tf.reduce_mean(tf.abs(data[0]))}
 
 
+def of_several():
+    """An optimizer for biases and another one for the rest."""
+    of_biases, of_others = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
+    return keras.optimizers.MultiOptimizer(lambda one: of_biases if one.path.endswith("bias") else of_others)
+
+
 def features():
     """What Keras has goes together with rounds: all processes end with equal weights and logs, and have learned."""
     ways = itertools.cycle([{"sync_every": 3}, {"sync_every": 4, "fragments": 2, "delay": 1}])
@@ -149,6 +155,7 @@ def features():
             lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
             lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 50), clipvalue=0.5),
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**20),
+            of_several,
         ),
         ways,
         strict=False,

@@ -15,7 +15,7 @@ from tfdist.local_sgd.rounds import Settings
 from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
-from tfdist.strategies.local_steps import LocalSteps
+from tfdist.strategies.local_sgd_steps import LocalSteps
 
 
 class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
@@ -65,12 +65,13 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
 
     # Rounds.
 
+    def step_begins(self, optimizer: Any) -> None:
+        """See `TrainsInRounds`."""
+        self._steps_of(_inner(optimizer))
+
     def step_taken(self, optimizer: Any) -> None:
         """See `TrainsInRounds`."""
-        inner = _inner(optimizer)
-        if not getattr(inner, "_trainable_variables", None):
-            return
-        steps = self._steps_of(inner)
+        steps = self._steps_of(_inner(optimizer))
 
         def take(strategy: Any) -> None:
             steps.take(self.shares.total() if self.shares.step_is_shared else 1)
@@ -85,9 +86,6 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
 
     def begin_rounds(self, model: Any) -> None:
         """See `TrainsInRounds`."""
-        inner = _inner(model.optimizer)
-        if inner is not None and inner.built:
-            self._steps_of(inner)
         for steps in self._of(model):
             steps.begin()
 
@@ -104,14 +102,18 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
 
     def of_each(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
-        optimizer = model.optimizer
-        return [] if optimizer is None else [*optimizer.variables, *_inner(optimizer).variables]
+        return [variable for optimizer in _all_of(model.optimizer) for variable in optimizer.variables]
 
     def moving_averages(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
-        optimizer = _inner(model.optimizer)
-        found = getattr(optimizer, "_model_variables_moving_average", None) or []
-        return [variable for variable in found if variable is not None]
+        kept = [getattr(one, "_model_variables_moving_average", None) or () for one in _all_of(model.optimizer)]
+        return [variable for variables in kept for variable in variables if variable is not None]
+
+
+def _all_of(optimizer: Any) -> list[Any]:
+    """An optimizer, and those within it."""
+    inner = _inner(optimizer)
+    return [] if optimizer is None else [optimizer, inner, *getattr(inner, "optimizers", ())]
 
 
 def _inner(optimizer: Any) -> Any:

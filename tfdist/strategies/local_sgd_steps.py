@@ -52,7 +52,7 @@ class LocalSteps:
             compressor.register(shapes)
         with tf.init_scope(), tf.device("/cpu:0"):
             values = [value.numpy() for value in _read(self.variables)]
-            rate = float(optimizer.learning_rate)
+            rate = float(_rate(optimizer))
             self._rounds = Rounds(exchanges, plain, group.size, values, len(self._slots), settings, rate)
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
@@ -103,7 +103,7 @@ class LocalSteps:
             return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new or ())]
 
         dtypes = [tf.int64, tf.int64, *([] if begins else [value.dtype for value in values])]
-        rate = tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float64)
+        rate = tf.cast(tf.convert_to_tensor(_rate(self._optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
         with tf.device("/cpu:0"):
             left, turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
@@ -160,6 +160,11 @@ def slots_of(optimizer: Any) -> list[Any]:
         for variable in optimizer.variables
         if variable.dtype.startswith(("float", "bfloat")) and variable.name not in ("learning_rate", "dynamic_scale")
     ]
+
+
+def _rate(optimizer: Any) -> Any:
+    """The learning rate; of a `keras.optimizers.MultiOptimizer`, that of its first one."""
+    return next(iter(getattr(optimizer, "optimizers", ())), optimizer).learning_rate
 
 
 def _counter(name: str) -> tf.Variable:

@@ -1,0 +1,1 @@
+from tests.engine.ranks import ranks  # noqa: F401  (a fixture)

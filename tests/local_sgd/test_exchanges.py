@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from tfdist.compression import TopK
+from tfdist.compression.compressor import Compressor
+from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges
+
+ARRAYS = [np.arange(6.0).reshape(2, 3), np.array(2.0, np.float32), np.ones(4)]
+
+
+def test_attendance_is_added_up(ranks):
+    def work(group):
+        exchanges = Exchanges(group, "one", ["a"])
+        found = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0), blocking=True)
+        return found, exchanges.furthest(group.rank + 5)
+
+    assert ranks(3)(work) == [(Attendance(30, 3, 1, 0), 7)] * 3
+
+
+def test_sums_are_weighted(ranks):
+    def work(group):
+        exchanges = Exchanges(group, "one", ["a", "b", "c"])
+        own = [one + one.dtype.type(group.rank) for one in ARRAYS]
+        if group.rank == 2:
+            own[0][:] = np.nan
+        kept = [one.copy() for one in own]
+        found = exchanges.finish(exchanges.begin([0, 1, 2], own, (0.25, 0.75, 0.0)[group.rank]), blocking=True)
+        for one, before in zip(own, kept, strict=True):
+            np.testing.assert_array_equal(one, before)
+        return found
+
+    for found in ranks(3)(work):
+        for one, expected in zip(found, ARRAYS, strict=True):
+            assert (one.dtype, one.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_allclose(one, expected + 0.75)
+
+
+def test_several_are_under_way_at_once(ranks):
+    def work(group):
+        exchanges = Exchanges(group, "one", ["a", "b"])
+        first = exchanges.begin([0], [np.ones(3)], 0.5)
+        second = exchanges.begin([1], [np.full(3, 2.0)], 0.5)
+        return exchanges.finish(second, True)[0].tolist(), exchanges.finish(first, True)[0].tolist()
+
+    assert ranks(2)(work) == [([2.0] * 3, [1.0] * 3)] * 2
+
+
+def test_what_compression_leaves_out_is_sent_later(ranks):
+    def work(group):
+        compressor = Compressor(TopK(0.1), group.rank, group.size)
+        compressor.register({"one 0": ("a", (40, 40)), "one 1": ("b", (3,))})
+        exchanges = Exchanges(group, "one", ["a", "b"], compressor)
+        values = np.random.default_rng(group.rank).normal(size=(40, 40))
+        total = np.zeros([40, 40])
+        for _ in range(60):
+            found, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5), True)
+            total += found
+            np.testing.assert_array_equal(plain, 1)
+        return found, total / 60, values
+
+    results = ranks(2)(work)
+    assert np.count_nonzero(results[0][0]) <= 2 * 160
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    mean = (results[0][2] + results[1][2]) / 2
+    assert np.abs(results[0][1] - mean).max() < 0.3
+
+
+def test_alone():
+    alone = Alone()
+    own = Attendance(3, 1, 0, 1)
+    assert alone.attend(own, blocking=False) is own
+    assert alone.furthest(4) == 4
+    found = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5), blocking=False)
+    for one, expected in zip(found, ARRAYS, strict=True):
+        np.testing.assert_array_equal(one, expected)
+        assert one.shape == expected.shape
+
+
+def test_different_variables_are_an_error(ranks):
+    from tfdist.errors import MismatchError
+
+    def work(group):
+        exchanges = Exchanges(group, "one", ["a"])
+        exchanges.finish(exchanges.begin([0], [np.ones(3 + group.rank)], 0.5), True)
+
+    with pytest.raises(MismatchError, match=r"float64 \(3,\)"):
+        ranks(2)(work)

@@ -1,0 +1,111 @@
+"""The course of rounds; the trajectories of training are in `tests/multiprocess/test_local_sgd.py`."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tfdist.local_sgd.exchanges import Alone, Exchanges
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import Progress, Rounds, Settings, Turn
+from tfdist.local_sgd.rules import Averaging
+
+
+def made(group=None, variables=2, slots=0, interval=4, **settings):
+    exchanges = [Alone(), Alone()]
+    if group is not None:
+        exchanges = [Exchanges(group, name, "abcdef") for name in ("one", "all")]
+    values = [np.zeros(3) for _ in range(variables)]
+    rule = functools.partial(Averaging, settings.pop("mix", 0.0))
+    size = 1 if group is None else group.size
+    return Rounds(*exchanges, size, values, slots, Settings(Every(interval), rule, **settings), 0.1)
+
+
+def test_fragments_take_turns():
+    rounds = made(interval=4, fragments=2)
+    assert rounds.first(0) == Turn(2, 0)
+    turn, _ = rounds.exchange(0, Progress(8, 2), 0.1, [np.ones(3)])
+    assert turn == Turn(2, 1)
+    turn, new = rounds.exchange(1, Progress(16, 4), 0.1, [np.full(3, 5.0)])
+    assert turn == Turn(2, 0)
+    np.testing.assert_array_equal(new, [[5.0] * 3])
+    np.testing.assert_array_equal(rounds.centre, [[1.0] * 3, [5.0] * 3])
+
+
+def test_a_delay_lies_between_begin_and_end():
+    rounds = made(variables=1, interval=5, delay=2, mix=0.5)
+    assert rounds.first(0) == Turn(5, 0)
+    assert rounds.begin(0, Progress(5, 5), 0.1, [np.full(3, 4.0)]) == Turn(2, 1)
+    turn, new = rounds.end(Progress(7, 7), [np.full(3, 6.0)])
+    assert turn == Turn(3, 0), "the next one begins five steps after this one"
+    np.testing.assert_array_equal(new, [[5.0] * 3])
+    np.testing.assert_array_equal(rounds.centre, [[4.0] * 3])
+
+
+def test_everything_is_averaged_at_the_start():
+    rounds = made(variables=1, slots=2, start_after=2)
+    assert rounds.first(0) == Turn(1, rounds.everything)
+    assert rounds.places(rounds.everything) == [0, 1, 2]
+    turn, new = rounds.average(Progress(1, 1), 0.1, [np.full(3, float(one)) for one in range(3)])
+    assert turn == Turn(1, rounds.everything)
+    np.testing.assert_array_equal(new, [[0.0] * 3, [1.0] * 3, [2.0] * 3])
+    turn, _ = rounds.average(Progress(2, 2), 0.1, new)
+    assert turn == Turn(4, 0)
+
+
+def test_slots_go_with_the_weights():
+    assert made(variables=2, slots=1, averages_slots=True).places(0) == [0, 1, 2]
+    assert made(variables=2, slots=1).places(0) == [0, 1]
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (0, 8), (9, 1)])
+def test_settling_makes_all_equal_by_samples(ranks, counts):
+    def work(group):
+        rounds = made(group, variables=2, slots=1, averages_slots=True)
+        rounds.recentre([np.ones(3), np.ones(3)], Progress(0, 0))
+        own = [np.full(3, float(group.rank)), np.full(3, 2.0 * group.rank), np.full(3, 4.0 * group.rank)]
+        return rounds.settle(Progress(counts[group.rank], 3), own), rounds.centre
+
+    share = counts[1] / sum(counts)
+    for (step, new), centre in ranks(2)(work):
+        assert step == 3
+        np.testing.assert_allclose(new, [[share] * 3, [2 * share] * 3, [4 * share] * 3])
+        np.testing.assert_array_equal(new[:2], centre)
+
+
+def test_nothing_is_exchanged_that_no_step_has_changed(ranks):
+    def work(group):
+        rounds = made(group, mix=0.5)
+        _, first = rounds.settle(Progress(4, 2), [np.ones(3), np.ones(3)])
+        rounds.recentre(first, Progress(4, 2))
+        before = group.engine.communicator.bytes_sent
+        step, again = rounds.settle(Progress(4, 2), [np.full(3, np.nan)] * 2)
+        return step, again, group.engine.communicator.bytes_sent - before
+
+    for step, again, sent in ranks(2)(work):
+        assert step == 2
+        np.testing.assert_array_equal(again, np.ones([2, 3]))
+        assert sent < 100
+
+
+def test_one_that_has_ended_follows_the_others(ranks):
+    """Rank 0 takes no step at all, rank 1 makes an exchange of each fragment, and both then end."""
+
+    def work(group):
+        rounds = made(group, fragments=2)
+        values = [np.full(3, 1.0), np.full(3, 2.0)]
+        if group.rank == 0:
+            return rounds.settle(Progress(0, 0), [np.zeros(3)] * 2)
+        for number in (0, 1):
+            _, found = rounds.exchange(number, Progress(4 * number + 4, number + 1), 0.1, [values[number]])
+            values[number] = found[0] + 1
+        return rounds.settle(Progress(12, 3), values)
+
+    for step, new in ranks(2)(work):
+        assert step == 3
+        np.testing.assert_array_equal(new, [[2.0] * 3, [3.0] * 3])
+
+
+def test_more_fragments_than_variables():
+    with pytest.raises(ValueError, match="fragments=3"):
+        made(variables=2, fragments=3)

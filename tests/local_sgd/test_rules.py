@@ -1,0 +1,49 @@
+import keras
+import numpy as np
+import pytest
+
+from tfdist.local_sgd.rules import Averaging, Elastic, Outer
+
+BEFORE = [np.array([1.0, -2.0]), np.array(3.0)]
+MEAN = [np.array([0.5, 1.0]), np.array(-1.0)]
+OWN = [np.array([2.0, 0.0]), np.array(1.0)]
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.25])
+def test_averaging(mix):
+    rule = Averaging(mix)
+    centre = rule.centre(BEFORE, MEAN)
+    np.testing.assert_array_equal(centre[0], [1.5, -1.0])
+    assert centre[1] == 2.0
+    own = rule.own(OWN, BEFORE, centre)
+    np.testing.assert_allclose(own[0], mix * OWN[0] + (1 - mix) * centre[0])
+    assert own[0] is not centre[0]
+    np.testing.assert_array_equal(BEFORE[0], [1.0, -2.0])
+
+
+def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
+    rule = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
+    assert rule.centre([], []) == []
+    rule = Outer(given := keras.optimizers.SGD(0.5, momentum=0.5))
+    first = rule.centre(BEFORE, MEAN)
+    np.testing.assert_allclose(first[0], BEFORE[0] + 0.5 * MEAN[0])
+    second = rule.centre(first, MEAN)
+    np.testing.assert_allclose(second[0], first[0] + 0.5 * 0.5 * MEAN[0] + 0.5 * MEAN[0])
+    assert int(given.iterations) == 0, "it works on a copy"
+    assert not given.built
+
+
+def test_springs():
+    rule = Elastic(0.5, processes=2)
+    centre = rule.centre(BEFORE, MEAN)
+    np.testing.assert_allclose(centre[0], BEFORE[0] + 0.5 * MEAN[0])
+    own = rule.own(OWN, BEFORE, centre)
+    np.testing.assert_allclose(own[0], OWN[0] - 0.25 * (OWN[0] - BEFORE[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes_are_kept(dtype):
+    before, mean, own = ([one.astype(dtype) for one in arrays] for arrays in (BEFORE, MEAN, OWN))
+    for rule in (Averaging(0.5), Elastic(0.9, 3), Outer(keras.optimizers.SGD(0.5))):
+        centre = rule.centre(before, mean)
+        assert {one.dtype for one in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}

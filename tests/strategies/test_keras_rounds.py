@@ -1,0 +1,119 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import RankedLocal
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rules import Averaging
+from tfdist.strategies import keras_rounds
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 4)).astype(np.float32)
+Y = (X @ rng.normal(size=(4, 1))).astype(np.float32)
+START = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 1), (1,))]
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        context = tf.distribute.get_replica_context()
+        rank = 0 if context is None else context.replica_id_in_sync_group
+        return {"rank": tf.cast(rank, tf.float32), **logs, "text": tf.constant("a")}
+
+
+def built(kind=keras.Sequential, optimizer=keras.optimizers.SGD, **compiling):
+    model = kind([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer(0.05), "mse", metrics=["mae"], **compiling)
+    model.set_weights(START)
+    return model
+
+
+def on_ranks(ranks, work, size=2, **settings):
+    def of_rank(group):
+        strategy = RankedLocal(group, Settings(**{"interval": Every(2), "rule": Averaging, **settings}))
+        return work(strategy)
+
+    return ranks(size)(of_rank)
+
+
+def test_validation_has_settled_weights_and_all_samples(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+        history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y)).history
+        return history, model.get_weights()
+
+    (one, weights), (other, others) = on_ranks(ranks, work)
+    assert one == other
+    plain = built()
+    plain.set_weights(weights)
+    assert plain.evaluate(X, Y, verbose=0) == pytest.approx([one["val_loss"][0], one["val_mae"][0]], rel=1e-5)
+    np.testing.assert_array_equal(weights[0], others[0])
+
+
+def test_logs_of_ones_own_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built(Own)
+        return model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+
+    one, other = on_ranks(ranks, work)
+    assert one["rank"] == other["rank"] == [0.5]
+    assert sorted(one) == ["loss", "mae", "rank", "text"]
+    assert one["loss"] == other["loss"]
+    assert one["mae"] == other["mae"]
+
+
+def test_an_optimizer_in_another_one_is_followed_once(ranks, monkeypatch):
+    taken = []
+
+    def work(strategy):
+        with strategy.scope():
+            model = built(optimizer=lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate)))
+        original = strategy.extended.step_taken
+        monkeypatch.setattr(strategy.extended, "step_taken", lambda one: (taken.append(one), original(one)))
+        model.run_eagerly = True
+        model.fit(X, Y, batch_size=4, verbose=0)
+        return model.optimizer
+
+    found = on_ranks(ranks, work)
+    assert len(taken) == 2 * 3
+    assert set(map(id, taken)) == set(map(id, found))
+
+
+def test_evaluate_after_a_loop_makes_weights_equal(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            model.optimizer.build(model.trainable_variables)
+
+        def replica():
+            model.optimizer.apply([tf.fill([4, 1], 1.0 + strategy.rank), tf.zeros([1])], model.trainable_variables)
+
+        strategy.run(replica)
+        before = model.get_weights()[0]
+        model.evaluate(X, Y, verbose=0)
+        return before, model.get_weights()[0]
+
+    (one, settled), (other, others) = on_ranks(ranks, work, interval=Every(10))
+    np.testing.assert_allclose(one - START[0], -0.05, rtol=1e-4)
+    np.testing.assert_allclose(other - START[0], -0.1, rtol=1e-4)
+    np.testing.assert_array_equal(settled, others)
+    np.testing.assert_allclose(settled, (one + other) / 2, rtol=1e-6)
+
+
+def test_state_of_layers_and_moving_averages_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization()])
+            model.compile(keras.optimizers.SGD(0.05, use_ema=True), "mse")
+            model.optimizer.build(model.trainable_variables)
+        model.layers[0].moving_mean.assign(np.full(4, float(strategy.rank)))
+        average = model.optimizer._model_variables_moving_average[0]
+        average.assign(np.full(4, float(strategy.rank)))
+        keras_rounds.settle(model, strategy.extended)
+        return float(model.layers[0].moving_mean.numpy()[0]), float(average.numpy()[0])
+
+    assert on_ranks(ranks, work) == [(0.5, 0.5)] * 2

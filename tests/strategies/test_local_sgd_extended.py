@@ -1,0 +1,51 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import RankedLocal
+from tfdist.errors import MismatchError
+
+
+def test_what_replicas_reduce_in_a_step_is_of_their_process(ranks):
+    def work(group):
+        strategy = RankedLocal(group)
+
+        def replica():
+            return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0 + group.rank))
+
+        own = strategy.run(replica)
+        return float(own), float(strategy.reduce("SUM", own, axis=None)), strategy.num_replicas_in_sync
+
+    assert ranks(2)(work) == [(1.0, 3.0, 2), (2.0, 3.0, 2)]
+
+
+def test_variables_begin_with_the_first_ones_values(ranks):
+    def work(group):
+        with RankedLocal(group).scope():
+            return keras.Variable(np.full(2, group.rank), name="v").numpy().tolist()
+
+    assert ranks(2)(work) == [[0, 0], [0, 0]]
+
+
+def test_variables_of_optimizers(ranks):
+    def work(group):
+        strategy = RankedLocal(group)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            inner = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
+            model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+            model.optimizer.build(model.trainable_variables)
+        extended = strategy.extended
+        own = {id(one) for one in extended.of_each(model)}
+        averages = extended.moving_averages(model)
+        assert len(averages) == 2
+        assert all(id(one) in own for one in (*averages, *model.optimizer.variables, *inner.variables))
+        return True
+
+    assert ranks(1)(work) == [True]
+
+
+def test_different_arguments_are_an_error(ranks):
+    with pytest.raises(MismatchError, match="rounds of strategy 0: sync_every="):
+        ranks(2)(lambda group: RankedLocal(group, described=f"sync_every={group.rank}"))
