@@ -74,6 +74,14 @@ def test_horovod_fit(tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_local_sgd():
+    output = run("local_sgd.py", 2)
+    assert float(re.findall(r"val_accuracy: ([\d.]+)", output)[-1]) > 0.93
+    sent, gradients = map(float, re.search(r"each sent ([\d.]+) MB; gradients are ([\d.]+) MB", output).groups())
+    assert sent < gradients / 30
+
+
+@pytest.mark.multiprocess
 def test_pipeline_text():
     command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
     ended = harness.tfdist("run", "-n", "4", *command)

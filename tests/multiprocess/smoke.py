@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.multiprocess import harness, test_local_sgd
 from tests.multiprocess.test_equal_mathematics import check, worlds
 from tests.multiprocess.test_parameter_server import test_synchronous_steps_equal_one_process
 
@@ -28,3 +29,9 @@ __all__ = ["test_synchronous_steps_equal_one_process", "worlds"]
 def test_two_processes(name, worlds):
     two, (one,) = worlds((2, 1, ",".join(NAMES)), (1, 1, ",".join(NAMES)))
     check(name, two, one)
+
+
+def test_local_sgd_on_two_processes(tmp_path):
+    settings = {"TEST_CASES": "synchronous,features,loops,restarted"}
+    for end in harness.run([test_local_sgd.PROGRAM, str(tmp_path)], 2, deadline=300, settings=settings):
+        assert "PASSED restarted" in end.output, end.output

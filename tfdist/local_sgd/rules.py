@@ -93,11 +93,6 @@ class Outer(Averaging):
         self._copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
         return [np.array(variable.value) for variable in self._variables]
 
-    @property
-    def state(self) -> list[np.ndarray]:
-        """The optimizer's variables; none before the first round."""
-        return [] if self._copy is None else [np.array(variable.value) for variable in self._copy.variables]
-
 
 class Elastic(Rule):
     """Processes and the centre are tied by springs and pull each other: synchronous EASGD.

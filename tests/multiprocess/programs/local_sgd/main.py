@@ -155,7 +155,7 @@ def features():
             lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
             lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 50), clipvalue=0.5),
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**20),
-            of_several,
+            *([of_several] if hasattr(keras.optimizers, "MultiOptimizer") else []),
         ),
         ways,
         strict=False,
