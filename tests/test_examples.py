@@ -74,6 +74,24 @@ def test_horovod_fit(tmp_path):
 
 
 @pytest.mark.multiprocess
+def test_multi_worker(tmp_path):
+    """By TF_CONFIG, with either strategy."""
+    text = (EXAMPLES / "multi_worker.py").read_text()
+    before = text.replace("tfdist.AllReduceStrategy()", "tf.distribute.MultiWorkerMirroredStrategy()")
+    assert before != text
+    for name, script in (("after.py", text), ("before.py", before)):
+        (tmp_path / name).write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
+        with harness.started([str(tmp_path / name)], 2) as processes:
+            ended = processes.wait(120)
+            if name == "after.py":
+                assert [end.code for end in ended] == [0, 0], processes.outputs()
+                assert float(re.findall(r"accuracy: ([\d.]+)", ended[0].output)[-1]) > 0.9
+                assert (tmp_path / "digits.keras").exists()
+            else:
+                assert all(end.code and "PerReplica" in end.output for end in ended), processes.outputs()
+
+
+@pytest.mark.multiprocess
 def test_local_sgd():
     output = run("local_sgd.py", 2)
     assert float(re.findall(r"val_accuracy: ([\d.]+)", output)[-1]) > 0.93
