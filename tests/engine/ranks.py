@@ -5,6 +5,8 @@ if their signatures differ.
 """
 
 import contextlib
+import faulthandler
+import sys
 import threading
 
 import pytest
@@ -14,7 +16,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
-from tfdist.errors import MismatchError
+from tfdist.errors import CollectiveTimeoutError, MismatchError
 
 DEADLINE = 30.0
 
@@ -92,6 +94,8 @@ class Ranks:
             try:
                 results[rank] = work(self.groups[rank], *arguments)
             except Exception as error:
+                if isinstance(error, CollectiveTimeoutError) and not errors:
+                    faulthandler.dump_traceback(sys.__stderr__)  # where is the one that it has waited for?
                 errors.append(error)
                 self.control.failure = self.control.failure or error  # so that the others do not wait
 
