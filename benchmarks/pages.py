@@ -36,6 +36,7 @@ COMMANDS = {
     "compression_growth": [sys.executable, HERE / "compression_growth.py"],
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
+    "local_sgd": [sys.executable, HERE / "local_sgd.py"],
     "servers_small": [sys.executable, HERE / "servers_small.py"],
     "servers_delays": [sys.executable, HERE / "servers_delays.py"],
     "servers_transport": [sys.executable, HERE / "servers_transport.py"],
@@ -354,6 +355,22 @@ def write_servers_accuracy(figures):
     return "\n".join(sections)
 
 
+def write_local_sgd(figures):
+    parts = []
+    for rate, rows in figures.items():
+        base = statistics.median(run[-1][0] for run in rows["all-reduce"])
+        lines = []
+        for name, runs in rows.items():
+            seconds, spread = median_and_spread([run[-1][0] for run in runs], ".1f")
+            ratio = f"{base / statistics.median(run[-1][0] for run in runs):.1f}"
+            steps = str(round(statistics.median(run[-1][1] for run in runs)))
+            sent = f"{statistics.median(run[-1][2] for run in runs) / 1e6:.1f}"
+            lines.append([name, seconds, spread, ratio, steps, sent])
+        header = [f"{rate[:-4]} {rate[-4:-3].upper()}bit/s", "s", "from – to", "× as fast", "steps", "MB sent"]
+        parts.append(table(header, lines))
+    return "\n".join(parts)
+
+
 def write_device_scopes(figures):
     rates = figures["steps per second"]
     rows = [[name, *median_and_spread(values, ".1f")] for name, values in rates.items()]
@@ -374,6 +391,7 @@ def write_device_scopes(figures):
 
 
 WRITERS = {
+    "local_sgd": write_local_sgd,
     "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
     "all_reduce_4": write_all_reduce,

@@ -15,6 +15,7 @@ CHECKS = [
     "synchronous",
     "features",
     "loops",
+    "again",
     "uneven",
     "quiet",
     "compressed",

@@ -128,6 +128,7 @@ class Rounds:
         self._slots = list(range(len(values), len(values) + slots))
         self._learning_rate = learning_rate
         self._next = 0
+        self._began = 0
         self._under_way: tuple[_Fragment, Sum | None] | None = None
 
     def places(self, what: int) -> list[int]:
@@ -152,6 +153,7 @@ class Rounds:
             What comes next.
         """
         self.centre = [np.array(value) for value in values]
+        self._began = progress.step
         for fragment in self._fragments:
             fragment.last = progress
         return self.first(progress.step)
@@ -248,6 +250,8 @@ class Rounds:
         while left:
             fragment = self._fragments[self._next]
             together = self._attend(fragment, progress, ended=True)
+            if not together.taken:  # the optimizer of an earlier `compile`, whose weights another one may have changed
+                return progress.step, new
             left = self.fragments if together.ended < self._size else left - 1
             if together.average:
                 new = self._averaged(progress, together, new, blocking=True)
@@ -266,8 +270,14 @@ class Rounds:
     def _attend(
         self, fragment: _Fragment, progress: Progress, ended: bool = False, averages: bool = False
     ) -> Attendance:
-        samples, steps = progress.samples - fragment.last.samples, progress.step - fragment.last.step
-        return self._plain.attend(Attendance(samples, steps, int(ended), int(averages)), blocking=ended)
+        own = Attendance(
+            samples=progress.samples - fragment.last.samples,
+            steps=progress.step - fragment.last.step,
+            ended=int(ended),
+            average=int(averages),
+            taken=progress.step - self._began,
+        )
+        return self._plain.attend(own, blocking=ended)
 
     def _weight(self, fragment: _Fragment, progress: Progress, together: Attendance) -> float:
         """This process's part of the samples since the last exchange."""

@@ -237,6 +237,35 @@ def loops():
     assert_close(model, expected.centre)
 
 
+def again():
+    """A model that is compiled and trained again, partly frozen, and with weights that were set between."""
+    strategy = tfdist.LocalSGDStrategy(3)
+    model = linear(strategy)
+    expected = Training(START, size, lambda step: 3)
+    for _ in range(3):
+        fit(model, epochs=1)
+        expected.epoch(shares(ROWS))
+        assert_close(model, expected.centre)
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(RATE), "mse")
+    model.set_weights(START)
+    fit(model, epochs=1)
+    expected = Training(START, size, lambda step: 3)
+    expected.epoch(shares(ROWS))
+    assert_close(model, expected.centre)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+        fit(model, epochs=1)
+        model.layers[0].trainable = False
+        frozen = model.get_weights()
+        model.compile(keras.optimizers.Adam(), "mse")
+    fit(model, epochs=1)
+    for place, (one, other) in enumerate(zip(model.get_weights(), frozen, strict=True)):
+        assert (one == other).all() == (place < 2), place
+    assert_alike(model)
+
+
 def uneven():
     """A process that has fewer batches takes part in the rounds of the others, without weight."""
     batches = [5 + 3 * one for one in range(size)]
@@ -371,7 +400,7 @@ def endless():
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 
 
-checks = (golden, synchronous, features, loops, uneven, quiet, compressed, restarted, refused)
+checks = (golden, synchronous, features, loops, again, uneven, quiet, compressed, restarted, refused)
 for name in os.environ.get("TEST_CASES", ",".join(check.__name__ for check in checks)).split(","):
     keras.backend.set_floatx("float64")
     globals()[name]()
