@@ -83,7 +83,8 @@ def test_an_optimizer_in_another_one_is_followed_once(ranks, monkeypatch):
     assert set(map(id, taken)) == set(map(id, found))
 
 
-def test_evaluate_after_a_loop_makes_weights_equal(ranks):
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_after_a_loop_weights_are_made_equal_first(ranks, name):
     def work(strategy):
         with strategy.scope():
             model = built()
@@ -94,7 +95,7 @@ def test_evaluate_after_a_loop_makes_weights_equal(ranks):
 
         strategy.run(replica)
         before = model.get_weights()[0]
-        model.evaluate(X, Y, verbose=0)
+        model.evaluate(X, Y, verbose=0) if name == "evaluate" else model.predict(X, verbose=0)
         return before, model.get_weights()[0]
 
     (one, settled), (other, others) = on_ranks(ranks, work, interval=Every(10))

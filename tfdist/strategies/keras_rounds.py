@@ -36,7 +36,8 @@ def install(replace: Callable[..., None]) -> None:
     for optimizer in optimizers:  # each has an `apply` of its own, which the others call
         replace(optimizer, "apply", _followed_by_exchanges)
     replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_settled_weights)
-    replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_equal_weights)
+    for name in ("evaluate", "predict"):
+        replace(tf_trainer.TensorFlowTrainer, name, _of_equal_weights)
 
 
 def _followed_by_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,12 +125,12 @@ def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
 
 
 def _of_equal_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes weights equal before `evaluate`: `fit` does so, but a custom training loop may not."""
+    """Makes weights equal before `evaluate` and `predict`: `fit` does so, but a custom training loop does not."""
 
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, TrainsInRounds)
         if extended is not None and not kwargs.get("_use_cached_eval_dataset"):
             settle(self, extended)
         return original(self, *args, **kwargs)
 
-    return evaluate
+    return method

@@ -22,6 +22,7 @@ from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import Settings  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.strategies import keras_rounds  # noqa: E402
 from tfdist.strategies.local_sgd_extended import LocalSGDExtended  # noqa: E402
 from tfdist.strategies.processes import Processes  # noqa: E402
 
@@ -131,6 +132,16 @@ class LocalSGDStrategy(Processes):
             f"elastic={elastic}, fragments={fragments}, delay={delay}, mix={mix}, compression={compressor}"
         )
         super().__init__(LocalSGDExtended(self, own, chosen, settings, compressor, described, check_weights))
+
+    def settle(self, model: keras.Model) -> None:
+        """Ends the round, and makes the weights of a model equal on all processes, which all call this.
+
+        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+
+        Args:
+            model: that was made in the scope of this strategy.
+        """
+        keras_rounds.settle(model, self.extended)
 
 
 def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: float, processes: int) -> Rule:
