@@ -62,32 +62,67 @@ def test_slots_go_with_the_weights():
 def test_settling_makes_all_equal_by_samples(ranks, counts):
     def work(group):
         rounds = made(group, variables=2, slots=1, averages_slots=True)
-        rounds.recentre([np.ones(3), np.ones(3)], Progress(0, 0))
+        for place in (0, 1):
+            rounds.assigned(place, np.ones(3), Progress(0, 0))
         own = [np.full(3, float(group.rank)), np.full(3, 2.0 * group.rank), np.full(3, 4.0 * group.rank)]
         return rounds.settle(Progress(counts[group.rank], 3), own), rounds.centre
 
     share = counts[1] / sum(counts)
-    for (step, new), centre in ranks(2)(work):
-        assert step == 3
+    for (step, new, changes), centre in ranks(2)(work):
+        assert (step, changes) == (3, True)
         np.testing.assert_allclose(new, [[share] * 3, [2 * share] * 3, [4 * share] * 3])
         np.testing.assert_array_equal(new[:2], centre)
 
 
-def test_weights_are_left_alone_that_no_step_has_changed(ranks):
-    """Not even set back to the common ones: another optimizer may have changed them."""
+def test_nothing_is_exchanged_that_no_step_has_changed(ranks):
+    def work(group):
+        rounds = made(group)
+        first = rounds.settle(Progress(4, 2), [np.ones(3), np.ones(3)])
+        rounds.begin_anew(Progress(4, first.step))
+        before = group.engine.communicator.bytes_sent
+        again = rounds.settle(Progress(4, 2), [np.full(3, 7.0)] * 2)
+        return first, again, group.engine.communicator.bytes_sent - before
+
+    for first, again, sent in ranks(2)(work):
+        np.testing.assert_array_equal(first.values, np.ones([2, 3]))
+        assert (first.changes, again.changes) == (True, False)
+        assert again.step == 2
+        np.testing.assert_array_equal(again.values, np.full([2, 3], 7.0))
+        assert sent < 100
+
+
+def test_what_is_assigned_is_no_difference():
+    rounds = made(variables=1)
+    rounds.assigned(0, np.full(3, 5.0), Progress(2, 2))
+    rounds.exchange(0, Progress(4, 4), 0.1, [np.full(3, 6.0)])
+    np.testing.assert_array_equal(rounds.centre, [[6.0] * 3])
+
+
+def test_what_is_assigned_as_a_whole_is_not_exchanged(ranks):
+    """An outer optimizer with momentum would move it."""
 
     def work(group):
-        rounds = made(group, mix=0.5)
-        _, first = rounds.settle(Progress(4, 2), [np.ones(3), np.ones(3)])
-        rounds.recentre(first, Progress(4, 2))
-        before = group.engine.communicator.bytes_sent
-        step, again = rounds.settle(Progress(4, 2), [np.full(3, 7.0)] * 2)
-        return step, again, group.engine.communicator.bytes_sent - before
+        rounds = made(group, variables=2)
+        rounds.assigned(0, np.ones(3), Progress(4, 4))
+        assert rounds.settle(Progress(4, 4), [np.ones(3), np.zeros(3)]).changes
+        rounds.begin_anew(Progress(4, 4))
+        for place in (0, 1):
+            rounds.assigned(place, np.ones(3), Progress(8, 8))
+        return rounds.settle(Progress(8, 8), [np.ones(3), np.ones(3)]).changes
 
-    for step, again, sent in ranks(2)(work):
-        assert step == 2
-        np.testing.assert_array_equal(again, np.full([2, 3], 7.0))
-        assert sent < 100
+    assert ranks(2)(work) == [False, False]
+
+
+def test_what_is_assigned_replaces_what_is_under_way():
+    rounds = made(variables=1, delay=2, mix=0.5)
+    rounds.begin(0, Progress(4, 4), 0.1, [np.full(3, 4.0)])
+    rounds.assigned(0, np.full(3, 100.0), Progress(5, 5))
+    _, new = rounds.end(Progress(6, 6), [np.full(3, 101.0)])
+    np.testing.assert_array_equal(new, [[101.0] * 3])
+    np.testing.assert_array_equal(rounds.centre, [[100.0] * 3])
+    rounds.begin(0, Progress(8, 8), 0.1, new)
+    rounds.end(Progress(10, 10), new)
+    np.testing.assert_array_equal(rounds.centre, [[101.0] * 3])
 
 
 def test_one_that_has_ended_follows_the_others(ranks):
@@ -103,7 +138,7 @@ def test_one_that_has_ended_follows_the_others(ranks):
             values[number] = found[0] + 1
         return rounds.settle(Progress(12, 3), values)
 
-    for step, new in ranks(2)(work):
+    for step, new, _ in ranks(2)(work):
         assert step == 3
         np.testing.assert_array_equal(new, [[2.0] * 3, [3.0] * 3])
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tests.strategies.ranked import RankedLocal
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Settings
-from tfdist.local_sgd.rules import Averaging
+from tfdist.local_sgd.rules import Averaging, Elastic, Outer
 from tfdist.strategies import keras_rounds
 
 rng = np.random.default_rng(0)
@@ -103,6 +103,111 @@ def test_after_a_loop_weights_are_made_equal_first(ranks, name):
     np.testing.assert_allclose(other - START[0], -0.1, rtol=1e-4)
     np.testing.assert_array_equal(settled, others)
     np.testing.assert_allclose(settled, (one + other) / 2, rtol=1e-6)
+
+
+def test_what_a_loop_assigns_stays(ranks):
+    """Trained, set back to the best weights, and evaluated."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            model.optimizer.build(model.trainable_variables)
+
+        def replica():
+            model.optimizer.apply([tf.fill([4, 1], 1.0 + strategy.rank), tf.zeros([1])], model.trainable_variables)
+
+        for _ in range(3):
+            strategy.run(replica)
+        model.set_weights(START)
+        loss = model.evaluate(X, Y, verbose=0)[0]
+        return loss, model.get_weights()
+
+    expected = built().evaluate(X, Y, verbose=0)[0]
+    for loss, weights in on_ranks(ranks, work, rule=lambda: Elastic(0.9, 2)):
+        assert loss == pytest.approx(expected)
+        np.testing.assert_array_equal(weights[0], START[0])
+
+
+@pytest.mark.parametrize("ends", ["by a loop", "by an interrupt"])
+def test_fit_begins_with_equal_weights(ranks, ends):
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise KeyError("interrupted")
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+        if ends == "by a loop":
+            model.train_on_batch(X[strategy.rank :: 2], Y[strategy.rank :: 2])
+        else:
+            with pytest.raises(KeyError, match="interrupted"):
+                model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=[Interrupts()])
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()[0]
+
+    one, other = on_ranks(ranks, work, interval=Every(5))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_callbacks_may_swap_weights(ranks):
+    """As `keras.callbacks.SwapEMAWeights` does, between the end of an epoch and the beginning of the next one."""
+
+    class Swaps(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.kept = self.model.get_weights()
+            self.model.set_weights(START)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch:
+                self.model.set_weights(self.kept)
+
+    def work(strategy, callbacks):
+        with strategy.scope():
+            model = built()
+        options = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+        return model.fit(X, Y, **options).history["loss"]
+
+    for rule in (Averaging, lambda: Outer(keras.optimizers.SGD(0.5, momentum=0.5))):
+        plain = on_ranks(ranks, lambda strategy: work(strategy, []), rule=rule)
+        assert on_ranks(ranks, lambda strategy: work(strategy, [Swaps()]), rule=rule) == plain
+
+
+class OwnLoss(keras.Sequential):
+    def train_step(self, data):
+        super().train_step(data)
+        return {"loss": tf.constant(7.0), "other": tf.constant(1.0)}
+
+
+def test_a_log_that_has_the_name_of_a_metric_is_no_metric(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built(OwnLoss)
+        return model.fit(X, Y, batch_size=4, verbose=0).history
+
+    for found in on_ranks(ranks, work):
+        assert found == {"loss": [7.0], "other": [1.0]}
+
+
+def test_optimizers_that_share_a_variable(ranks):
+    """One has exchanged it, the other one has then taken steps."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.05)]
+
+        def replica(number):
+            variables = model.trainable_variables
+            optimizers[number].apply([tf.ones([4, 1]), tf.zeros([1])], variables)
+
+        for number in (0, 0, 1):
+            strategy.run(replica, (number,))
+        model.evaluate(X, Y, verbose=0)
+        return model.get_weights()[0]
+
+    for found in on_ranks(ranks, work):
+        np.testing.assert_allclose(found, START[0] - 0.15, rtol=1e-5)
 
 
 def test_state_of_layers_and_moving_averages_are_averaged(ranks):

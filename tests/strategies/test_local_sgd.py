@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tfdist.strategies import local_sgd
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,16 @@ import tfdist
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         tfdist.LocalSGDStrategy(**arguments)
+
+
+def test_names_of_outer_optimizers_do_not_matter():
+    one, other = (local_sgd._described(keras.optimizers.SGD(0.7, momentum=0.9, name=name)) for name in ("a", "b"))
+    assert one == other
+    assert "0.9" in one
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert tfdist.LocalSGDStrategy(np.int64(8)).size == 1
 
 
 def test_a_process_alone_moves_its_outer_weights():

@@ -7,7 +7,7 @@ from tests.strategies.ranked import RankedLocal
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Settings
 from tfdist.local_sgd.rules import Averaging
-from tfdist.strategies.local_sgd_steps import LocalSteps, slots_of
+from tfdist.strategies.local_sgd_steps import Centre, LocalSteps, slots_of
 
 
 def test_slots():
@@ -43,7 +43,10 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
         for _ in range(5):
             step()
             found.append(weights.numpy()[0])
+        assert steps.is_under_way
         steps.settle()
+        steps.take_centre()
+        assert not steps.is_under_way
         return [*found, weights.numpy()[0]]
 
     one, other = ranks(2)(work)
@@ -53,7 +56,7 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
         assert (one, other) == ([1, 2, 6, 7, 8, 10], [3, 6, 6, 9, 12, 10])
 
 
-def test_values_that_are_assigned_between_epochs_are_the_new_beginning(ranks):
+def test_values_that_are_assigned_are_the_new_beginning(ranks):
     def work(group):
         strategy = RankedLocal(group)
         with strategy.scope():
@@ -62,12 +65,26 @@ def test_values_that_are_assigned_between_epochs_are_the_new_beginning(ranks):
             optimizer.build([weights])
         steps = LocalSteps(optimizer, 0, group, Settings(Every(2), Averaging, start_after=10), None)
         weights.assign(np.full(2, 8.0))
+        steps.assigned(weights)
         optimizer.iterations.assign(20)
         steps.begin()
         weights.assign(np.full(2, 8.0 + group.rank))
         steps.take(1)
         assert weights.numpy()[0] == 8.0 + group.rank, "20 steps are more than those of the start"
         steps.settle()
+        steps.take_centre()
         return weights.numpy()[0]
 
     assert ranks(2)(work) == [8.5, 8.5]
+
+
+def test_optimizers_of_one_variable_have_one_centre(ranks):
+    def work(group):
+        with RankedLocal(group).scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+        one, other = Centre([weights]), Centre([weights])
+        one[0] = np.ones(2)
+        assert len(other) == 1
+        return other[0].tolist()
+
+    assert ranks(1)(work) == [[1.0, 1.0]]

@@ -25,14 +25,12 @@ class Attendance(NamedTuple):
         steps: they have taken since then.
         ended: how many of them have no more steps to take for now.
         average: how many of them are to average everything, which are all but those that have ended, or none.
-        taken: steps that they have taken since the epoch began.
     """
 
     samples: int
     steps: int
     ended: int
     average: int
-    taken: int
 
 
 class Sum:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 
+import numpy as np
+
 from tfdist.compression.method import Described
 
 
@@ -27,7 +29,7 @@ class Interval(Described, abc.ABC):
 
 
 def _check(kind: str, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{kind} is a number of steps from 1; got {name}={value!r}")
 
 
@@ -43,7 +45,7 @@ class Every(Interval):
 
     def __init__(self, count: int) -> None:
         _check("sync_every", "sync_every", count)
-        self._count = count
+        self._count = int(count)
 
     def __repr__(self) -> str:
         return f"Every({self._count})"

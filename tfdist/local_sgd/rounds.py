@@ -10,8 +10,9 @@ ended; then all exchange every fragment once more, and have equal weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,20 @@ class Turn:
     what: int
 
 
+class Settled(NamedTuple):
+    """The end of a round.
+
+    Attributes:
+        step: the number of steps that count as taken, the same for all processes.
+        values: of all variables and slots.
+        changes: whether a process had something to exchange.
+    """
+
+    step: int
+    values: list[np.ndarray]
+    changes: bool
+
+
 @dataclass
 class _Fragment:
     """A part of the variables.
@@ -93,13 +108,13 @@ class Rounds:
         exchanges: of differences, with the other processes.
         plain: exchanges that compress nothing.
         size: number of the processes.
-        values: of the variables, equal on all processes.
+        centre: what the variables of all processes have in common: at first their values.
         slots: how many slots there are.
         settings: of the rounds.
         learning_rate: of the optimizer, now.
 
     Attributes:
-        centre: what the variables of all processes have in common; only to be read.
+        centre: as given; its arrays are replaced, not changed.
         fragments: how many there are.
         everything: as of `Turn.what`.
 
@@ -112,7 +127,7 @@ class Rounds:
         exchanges: Exchanges | Alone,
         plain: Exchanges | Alone,
         size: int,
-        values: Sequence[np.ndarray],
+        centre: MutableSequence[np.ndarray],
         slots: int,
         settings: Settings,
         learning_rate: float,
@@ -120,15 +135,15 @@ class Rounds:
         self._exchanges, self._plain = exchanges, plain
         self._size = size
         self._settings = settings
-        parts = strided([value.nbytes for value in values], settings.fragments)
+        parts = strided([value.nbytes for value in centre], settings.fragments)
         self._fragments = [_Fragment(places, settings.rule()) for places in parts]
         self.fragments = len(parts)
         self.everything = len(parts) * (2 if settings.delay else 1)
-        self.centre = [np.array(value) for value in values]
-        self._slots = list(range(len(values), len(values) + slots))
+        self.centre = centre
+        self._assigned: dict[int, int] = {}  # steps at which values were assigned since their last exchange
+        self._slots = list(range(len(centre), len(centre) + slots))
         self._learning_rate = learning_rate
         self._next = 0
-        self._began = 0
         self._under_way: tuple[_Fragment, Sum | None] | None = None
 
     def places(self, what: int) -> list[int]:
@@ -142,18 +157,29 @@ class Rounds:
         fragment = self._fragments[what % self.fragments]
         return [*fragment.places, *self._slots] if self._settings.averages_slots else fragment.places
 
-    def recentre(self, values: Sequence[np.ndarray], progress: Progress) -> Turn:
-        """Takes values for the centre that were assigned between epochs, equally on all processes.
+    def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
+        """Notes that the user's program has assigned a value, equal on all processes, which is then the common one.
 
         Args:
-            values: of all variables.
+            place: of the variable.
+            value: of it.
             progress: of this process.
+        """
+        self.centre[place] = np.array(value)
+        self._assigned[place] = progress.step
+        for fragment in self._fragments:  # one that is assigned as a whole has nothing to exchange
+            if place in fragment.places and all(self._assigned.get(one) == progress.step for one in fragment.places):
+                fragment.last = progress
+
+    def begin_anew(self, progress: Progress) -> Turn:
+        """Begins a round, after `settle` or where none was under way.
+
+        Args:
+            progress: of this process; of all the same step.
 
         Returns:
             What comes next.
         """
-        self.centre = [np.array(value) for value in values]
-        self._began = progress.step
         for fragment in self._fragments:
             fragment.last = progress
         return self.first(progress.step)
@@ -226,17 +252,17 @@ class Rounds:
 
     # Between epochs.
 
-    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> tuple[int, list[np.ndarray]]:
-        """Ends the round once all processes have taken their steps, and makes the weights equal; all call it.
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+        """Ends the round once all processes have taken their steps; all call it.
 
         Args:
             progress: of this process.
             values: all of them.
 
         Returns:
-            The number of steps that count as taken, the same for all, and the new values: of the variables the centre.
-            `recentre` is to follow.
+            What comes of it. If anything has changed, the variables are to become `centre`; `begin_anew` is to follow.
         """
+        changes = self._under_way is not None
         new = list(values)
 
         def assign(places: Iterable[int], found: Iterable[np.ndarray]) -> None:
@@ -250,9 +276,8 @@ class Rounds:
         while left:
             fragment = self._fragments[self._next]
             together = self._attend(fragment, progress, ended=True)
-            if not together.taken:  # the optimizer of an earlier `compile`, whose weights another one may have changed
-                return progress.step, new
             left = self.fragments if together.ended < self._size else left - 1
+            changes |= bool(together.average or together.steps)
             if together.average:
                 new = self._averaged(progress, together, new, blocking=True)
                 continue
@@ -261,23 +286,16 @@ class Rounds:
                 own = [new[place] for place in places]
                 assign(places, self._exchanged(fragment, progress, together, own, blocking=True))
             self._next = (self._next + 1) % self.fragments
-        assign(range(len(self.centre)), (one.copy() for one in self.centre))
         self._next = 0
-        return self._plain.furthest(progress.step), new
+        return Settled(self._plain.furthest(progress.step), new, changes)
 
     # An exchange.
 
     def _attend(
         self, fragment: _Fragment, progress: Progress, ended: bool = False, averages: bool = False
     ) -> Attendance:
-        own = Attendance(
-            samples=progress.samples - fragment.last.samples,
-            steps=progress.step - fragment.last.step,
-            ended=int(ended),
-            average=int(averages),
-            taken=progress.step - self._began,
-        )
-        return self._plain.attend(own, blocking=ended)
+        samples, steps = progress.samples - fragment.last.samples, progress.step - fragment.last.step
+        return self._plain.attend(Attendance(samples, steps, int(ended), int(averages)), blocking=ended)
 
     def _weight(self, fragment: _Fragment, progress: Progress, together: Attendance) -> float:
         """This process's part of the samples since the last exchange."""
@@ -291,6 +309,8 @@ class Rounds:
         fragment.last = progress
         if not together.steps:
             return None
+        for place in fragment.places:
+            self._assigned.pop(place, None)
         changes = [np.asarray(x - self.centre[place]) for place, x in zip(fragment.places, values, strict=False)]
         return self._exchanges.begin(fragment.places, changes, weight)
 
@@ -301,9 +321,13 @@ class Rounds:
             return [np.array(value) for value in values]
         before = [self.centre[place] for place in fragment.places]
         centre = fragment.rule.centre(before, self._exchanges.finish(begun, blocking))
-        for place, value in zip(fragment.places, centre, strict=True):
-            self.centre[place] = np.asarray(value)
-        return [np.asarray(one) for one in fragment.rule.own(values, before, centre)]
+        own = fragment.rule.own(values, before, centre)
+        for index, place in enumerate(fragment.places):
+            if place in self._assigned:  # while the exchange was under way, which was of what has been replaced
+                own[index] = np.array(values[index])
+            else:
+                self.centre[place] = np.asarray(centre[index])
+        return [np.asarray(one) for one in own]
 
     def _exchanged(
         self,
@@ -328,5 +352,6 @@ class Rounds:
             fragment.last = progress
         begun = self._plain.begin(range(len(values)), values, weight)
         found = [np.array(one) for one in self._plain.finish(begun, blocking)]
-        self.centre = [one.copy() for one in found[: len(self.centre)]]
+        for place in range(len(self.centre)):
+            self.centre[place] = found[place].copy()
         return found

@@ -265,11 +265,12 @@ class TrainsInRounds(HasCollectives, abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin_rounds(self, model: Any) -> None:
-        """Begins with the weights that a model has, which are equal on all processes; all call it.
+    def begin_rounds(self, model: Any, anew: bool) -> None:
+        """Begins a round, where none is under way; all processes call it.
 
         Args:
             model: a Keras model.
+            anew: whether the weights that it has are the common ones from now on; they are equal on all processes.
         """
 
     @abc.abstractmethod
@@ -278,6 +279,14 @@ class TrainsInRounds(HasCollectives, abc.ABC):
 
         Args:
             model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def assigned(self, variable: Any) -> None:
+        """Notes that a user's program has assigned a value, which is then equal on all processes.
+
+        Args:
+            variable: a Keras variable.
         """
 
     @abc.abstractmethod

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import at_work, keras_variables
+from tfdist.strategies import at_work, keras_steps, keras_variables
 from tfdist.strategies.abilities import AveragesState, TrainsInRounds
 from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer
 
@@ -62,7 +62,7 @@ def _followed_by_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Rounds(keras.callbacks.Callback):
-    """Begins the rounds of an epoch with the weights that callbacks may have changed after the one before.
+    """Begins `fit`, which may follow a loop or an interrupted `fit`, with equal weights, and each epoch with a round.
 
     Args:
         extended: the strategy's `extended`.
@@ -72,9 +72,14 @@ class Rounds(keras.callbacks.Callback):
         super().__init__()
         self._extended = extended
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        settle(self.model, self._extended)
+        self._extended.begin_rounds(self.model, anew=True)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self._extended.begin_rounds(self.model)
+        self._extended.begin_rounds(self.model, anew=False)
         self.model._tfdist_in_rounds = True
 
 
@@ -110,8 +115,9 @@ def _of_settled_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(logs, dict):
             return original(self, logs)
         results = self.get_metrics_result()
-        means = _averaged({name: value for name, value in logs.items() if name not in results}, extended)
-        return {name: results[name] if name in results else means[name] for name in logs}
+        merged = results.keys() & logs.keys() & keras_steps.names_of_results(extended)
+        means = _averaged({name: value for name, value in logs.items() if name not in merged}, extended)
+        return {name: results[name] if name in merged else means[name] for name in logs}
 
     return _get_metrics_result_or_logs
 

@@ -35,6 +35,15 @@ _latest_logs: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyD
 """By strategy, the logs of the last step, if they are results of metrics, and the value of `Changes.count` then."""
 
 
+_names_of_results: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""By strategy, which logs of the last step are results of metrics."""
+
+
+def names_of_results(extended: Any) -> set[str]:
+    """Names of the logs of the last step that are results of metrics, and not numbers of the step alone."""
+    return _names_of_results.get(extended, set())
+
+
 class Step:
     """A Keras step function, called by every replica.
 
@@ -48,6 +57,7 @@ class Step:
 
     Attributes:
         reports_metrics: whether its logs are the unchanged results of the model's metrics.
+        names_of_results: as the function above.
     """
 
     def __init__(self, model: Any, extended: SharesBatches, function: Callable[..., Any]) -> None:
@@ -59,6 +69,7 @@ class Step:
         self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
         self.reports_metrics = False
+        self.names_of_results: set[str] = set()
 
     def __call__(self, data: Any) -> Any:
         """Called by each replica with its part of the batch."""
@@ -100,7 +111,10 @@ class Step:
             self._kinds.append(tensor.dtype)
             return weighed(tf.cast(tensor, tf.float64), self._extended.shares.weight())
 
-        flat = [contribution(path, value) for path, value in tree.flatten_with_path(outputs)]
+        paths = tree.flatten_with_path(outputs)
+        flat = [contribution(path, value) for path, value in paths]
+        pairs = zip(paths, self._kinds, strict=True)
+        self.names_of_results = {str(path[0]) for (path, _), kind in pairs if path and isinstance(kind, tuple)}
         return tree.pack_sequence_as(outputs, flat)
 
     def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
@@ -164,6 +178,7 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 iterator = _of_own_data(iterator, extended)
             logs = function(iterator)
+            _names_of_results[extended] = step.names_of_results
             merged = step.reports_metrics and extended.meets_in_steps
             _latest_logs[extended] = logs if merged else None, Changes.count
             return logs

@@ -24,7 +24,15 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import Ability, AveragesState, HasStages, LoadsForAll, MergesMetrics, UpdatesOnServers
+from tfdist.strategies.abilities import (
+    Ability,
+    AveragesState,
+    HasStages,
+    LoadsForAll,
+    MergesMetrics,
+    TrainsInRounds,
+    UpdatesOnServers,
+)
 from tfdist.strategies.keras_private import tf_core
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered
@@ -135,6 +143,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
                 assigned.note(self, value)
             if not _assigned_to_all_copies(self, value):
                 original(self, value)
+                _note_assignment_of_the_user(self)
             return
         assigned.note(self, value)
         if self.synchronization != "on_read" and at_work.current(AveragesState) is None:
@@ -143,6 +152,14 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
 
     return _direct_assign
+
+
+def _note_assignment_of_the_user(variable: Any) -> None:
+    if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
+        return
+    extended = at_work.of_strategy(getattr(variable._value, "_distribute_strategy", None), TrainsInRounds)
+    if extended is not None and tf.executing_eagerly():
+        extended.assigned(variable)
 
 
 MERGED_BY = "_tfdist_merged_by"
@@ -329,7 +346,7 @@ def broadcast_state(model: Any, extended: LoadsForAll) -> None:
         extended.equalize(model)
         return
     variables = list(model.variables)
-    for optimizer in _optimizers(model):
+    for optimizer in optimizers(model):
         variables += optimizer.variables
     seen: set[int] = set()
     for variable in variables:
@@ -341,7 +358,7 @@ def broadcast_state(model: Any, extended: LoadsForAll) -> None:
         variable.assign(extended.exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
 
-def _optimizers(model: Any) -> list[Any]:
+def optimizers(model: Any) -> list[Any]:
     """All optimizers that Keras saves with a model, not only that of `compile`: a GAN has one for each network."""
     attributes = _flattened(vars(layer) for layer in model._flatten_layers())
     return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]

@@ -79,7 +79,7 @@ class LocalSGDStrategy(Processes):
 
     Raises:
         MismatchError: processes have different arguments.
-        TypeError: ``sync_every``, ``outer`` or ``compression`` is none.
+        TypeError: ``outer`` or ``compression`` is none.
         ValueError: an argument is out of its range, or two of them exclude each other.
         ClusterSpecError: as of `tfdist.AllReduceStrategy`.
         RendezvousError: as of `tfdist.AllReduceStrategy`.
@@ -151,7 +151,10 @@ def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: 
 
 
 def _described(outer: keras.optimizers.Optimizer | None) -> str:
-    return "None" if outer is None else f"{type(outer).__name__}({outer.get_config()})"
+    if outer is None:
+        return "None"
+    config = {name: value for name, value in outer.get_config().items() if name != "name"}
+    return f"{type(outer).__name__}({config})"
 
 
 def _check(

@@ -12,6 +12,7 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import Group
 from tfdist.local_sgd.rounds import Settings
+from tfdist.strategies import keras_variables
 from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
@@ -84,36 +85,47 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
             self._steps[optimizer] = LocalSteps(optimizer, number, self.group, self._settings, self.compressor)
         return self._steps[optimizer]
 
-    def begin_rounds(self, model: Any) -> None:
+    def begin_rounds(self, model: Any, anew: bool) -> None:
         """See `TrainsInRounds`."""
         for steps in self._of(model):
+            if anew:
+                steps.recentre()
             steps.begin()
 
     def settle(self, model: Any) -> None:
         """See `TrainsInRounds`."""
-        for steps in self._of(model):
-            steps.settle()
+        attached = {id(_inner(optimizer)) for optimizer in keras_variables.optimizers(model)}
+        chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
+        for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
+            steps.take_centre()
+
+    def assigned(self, variable: Any) -> None:
+        """See `TrainsInRounds`."""
+        for steps in list(self._steps.values()):
+            steps.assigned(variable)
 
     def _of(self, model: Any) -> list[LocalSteps]:
-        ids = {id(variable) for variable in model.trainable_variables}
+        ids = {id(variable) for variable in model.variables}
         return [
             steps for steps in list(self._steps.values()) if any(id(variable) in ids for variable in steps.variables)
         ]
 
+    def _optimizers_of(self, model: Any) -> list[Any]:
+        """Those that a model was compiled with, or that have updated it, and those within them."""
+        found = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
+        inner = [_inner(optimizer) for optimizer in found]
+        every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
+        return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
+
     def of_each(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
-        return [variable for optimizer in _all_of(model.optimizer) for variable in optimizer.variables]
+        return [variable for optimizer in self._optimizers_of(model) for variable in optimizer.variables]
 
     def moving_averages(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
-        kept = [getattr(one, "_model_variables_moving_average", None) or () for one in _all_of(model.optimizer)]
+        optimizers = self._optimizers_of(model)
+        kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
         return [variable for variables in kept for variable in variables if variable is not None]
-
-
-def _all_of(optimizer: Any) -> list[Any]:
-    """An optimizer, and those within it."""
-    inner = _inner(optimizer)
-    return [] if optimizer is None else [optimizer, inner, *getattr(inner, "optimizers", ())]
 
 
 def _inner(optimizer: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,17 @@ class LocalSteps:
         group: the processes.
         settings: of the rounds.
         compressor: of the differences that are exchanged; None for none.
+
+    Attributes:
+        number: as given.
+        variables: that the optimizer updates.
     """
 
     def __init__(
         self, optimizer: Any, number: int, group: Group, settings: Settings, compressor: Compressor | None
     ) -> None:
-        self._optimizer = optimizer
+        self.number = number
+        self._optimizer = weakref.ref(optimizer)
         self.variables = list(optimizer._trainable_variables)
         self._slots = slots_of(optimizer) if settings.averages_slots or settings.start_after else []
         name = f"optimizer {number}"
@@ -51,9 +57,9 @@ class LocalSteps:
             }
             compressor.register(shapes)
         with tf.init_scope(), tf.device("/cpu:0"):
-            values = [value.numpy() for value in _read(self.variables)]
             rate = float(_rate(optimizer))
-            self._rounds = Rounds(exchanges, plain, group.size, values, len(self._slots), settings, rate)
+            centre = Centre(self.variables)
+            self._rounds = Rounds(exchanges, plain, group.size, centre, len(self._slots), settings, rate)
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
         self._delays = settings.delay > 0
@@ -61,6 +67,16 @@ class LocalSteps:
         self._lock = threading.Lock()
         with tf.init_scope():
             self.begin()
+
+    @property
+    def optimizer(self) -> Any:
+        """As given."""
+        return self._optimizer()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this process has taken steps since the round began, which is not settled."""
+        return int(self._step) != self._began
 
     def take(self, samples: Any) -> None:
         """Counts a step that has been made, and makes the exchange whose turn it is; in the cross-replica context.
@@ -103,7 +119,7 @@ class LocalSteps:
             return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new or ())]
 
         dtypes = [tf.int64, tf.int64, *([] if begins else [value.dtype for value in values])]
-        rate = tf.cast(tf.convert_to_tensor(_rate(self._optimizer)), tf.float64)
+        rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
         with tf.device("/cpu:0"):
             left, turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
@@ -127,26 +143,86 @@ class LocalSteps:
     def _average(self, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
         return self._rounds.average(progress, rate, values)
 
-    # Between epochs; eagerly.
+    # Between steps; eagerly.
 
-    def settle(self) -> None:
-        """Ends the round, when all processes have taken their steps; all call it. All then have equal weights."""
+    def settle(self) -> bool:
+        """Ends the round, when all processes have taken their steps; all call it.
+
+        Returns:
+            Whether any of them had taken one; then `take_centre` is to follow.
+        """
+        has_taken = self.is_under_way
         everything = [*self.variables, *self._slots]
         with self._lock:
             progress = Progress(int(self._samples), int(self._step))
-            step, new = self._rounds.settle(progress, [value.numpy() for value in _read(everything)])
-        _assign(everything, [tf.constant(one) for one in new])
-        self._step.assign(step)
+            settled = self._rounds.settle(progress, [value.numpy() for value in _read(everything)])
+        if settled.changes:
+            _assign(everything, [tf.constant(one) for one in settled.values])
+        self._step.assign(settled.step)
+        return settled.changes or has_taken
+
+    def take_centre(self) -> None:
+        """Gives the variables the values that all processes have in common, and begins a round."""
+        _assign(self.variables, [tf.constant(one) for one in self._rounds.centre])
         self.begin()
 
     def begin(self) -> None:
-        """Begins with the weights and the number of steps that may have been assigned, as a backup is restored."""
+        """Begins a round, where none is under way; with the number of steps that a backup has restored, if it has."""
         with self._lock:
-            self._step.assign(max(int(self._step), int(self._optimizer.iterations)))
-            progress = Progress(int(self._samples), int(self._step))
-            turn = self._rounds.recentre([value.numpy() for value in _read(self.variables)], progress)
+            self._began = max(int(self._step), int(self.optimizer.iterations))
+            self._step.assign(self._began)
+            turn = self._rounds.begin_anew(Progress(int(self._samples), self._began))
             self._left.assign(turn.left)
             self._what.assign(turn.what)
+
+    def assigned(self, variable: Any) -> None:
+        """Notes that the user's program has assigned a value to a variable, equal on all processes.
+
+        Args:
+            variable: a Keras variable; if the optimizer does not update it, nothing is noted.
+        """
+        for place, one in enumerate(self.variables):
+            if one is variable:
+                with self._lock:
+                    progress = Progress(int(self._samples), int(self._step))
+                    self._rounds.assigned(place, _read([variable])[0].numpy(), progress)
+
+    def recentre(self) -> None:
+        """Takes the values of all variables for those that all processes have in common, which they are."""
+        for variable in self.variables:
+            self.assigned(variable)
+
+
+class Centre(MutableSequence[np.ndarray]):
+    """What all processes have in common of some variables, kept with the variables: optimizers may share them.
+
+    Args:
+        variables: of Keras.
+    """
+
+    _ATTRIBUTE = "_tfdist_centre"
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = variables
+        for variable, value in zip(variables, _read(variables), strict=True):
+            if not hasattr(variable, self._ATTRIBUTE):
+                setattr(variable, self._ATTRIBUTE, np.array(value.numpy()))
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+    def __getitem__(self, place: Any) -> Any:
+        return getattr(self._variables[place], self._ATTRIBUTE)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        setattr(self._variables[place], self._ATTRIBUTE, value)
+
+    def __delitem__(self, place: Any) -> None:
+        raise TypeError("a centre has a value for each variable")
+
+    def insert(self, index: int, value: Any) -> None:
+        """Not supported."""
+        raise TypeError("a centre has a value for each variable")
 
 
 def slots_of(optimizer: Any) -> list[Any]:
