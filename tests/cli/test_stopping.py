@@ -1,5 +1,8 @@
 """Ctrl-Z and `fg`, on `tfdist run` and what it started."""
 
+import ctypes
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -9,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess import harness
+
+TGKILL = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+"""The number of Linux's system call that sends a signal to one thread."""
 
 pytestmark = pytest.mark.multiprocess
 
@@ -26,6 +32,13 @@ def stopped(pid):
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+def signal_another_thread(launcher):
+    """Ctrl-Z's signal, as when the kernel chooses another thread than the main one, which waits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    thread = next(int(name) for name in os.listdir(f"/proc/{launcher.pid}/task") if int(name) != launcher.pid)
+    assert libc.syscall(TGKILL, launcher.pid, thread, int(signal.SIGTSTP)) == 0, ctypes.get_errno()
+
+
 def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
     """For longer than a silent rank is waited for."""
     command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", str(harness.PROGRAMS / "endless_sums.py")]
@@ -34,8 +47,8 @@ def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
     try:
         until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start", launcher)
         pids = [launcher.pid, *(int((tmp_path / str(rank)).read_text()) for rank in range(2))]
-        for _ in range(2):
-            launcher.send_signal(signal.SIGTSTP)
+        for send in (lambda: launcher.send_signal(signal.SIGTSTP), lambda: signal_another_thread(launcher)):
+            send()
             until(lambda: all(map(stopped, pids)), "not all are stopped", launcher)
             time.sleep(6)
             launcher.send_signal(signal.SIGCONT)

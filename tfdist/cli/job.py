@@ -105,7 +105,8 @@ class Job:
                 for task in tasks:
                     self._processes.append(self._start(task, tasks, secret))
                 self._outputs.start()
-                blamed = self._wait()
+                with _woken_by_signals() as signals:
+                    blamed = self._wait(signals)
         finally:
             for process in self._processes:
                 process.signal(signal.SIGKILL)  # also processes that a script has left in its group
@@ -164,13 +165,17 @@ class Job:
         popen.wait()
         os.write(self._ending, place.to_bytes(4, "little"))
 
-    def _wait(self) -> list[Process]:
+    def _wait(self, signals: socket.socket) -> list[Process]:
         """Waits for all; ends what is left soon after a training process has failed, unless it is to keep going.
+
+        Args:
+            signals: readable when a signal has arrived, whose handler then runs.
 
         Returns:
             The process to be blamed first, then others whose output helps; none if all succeeded.
         """
         selector = selectors.DefaultSelector()
+        selector.register(signals, selectors.EVENT_READ)
         selector.register(self._ended, selectors.EVENT_READ)
         for process in self._processes:
             selector.register(process.report, selectors.EVENT_READ, process)
@@ -185,7 +190,9 @@ class Job:
                 self._end(running if has_failed else [one for one in running if one.name.startswith("ps ")])
                 deadline = timeout = None
             for key, _ in selector.select(timeout):
-                if key.data is None:
+                if key.fileobj is signals:
+                    signals.recv(64)
+                elif key.data is None:
                     process = self._processes[int.from_bytes(os.read(self._ended, 4), "little")]
                     running.remove(process)
                     blame.hear(process)
@@ -256,6 +263,23 @@ class Job:
         os.kill(os.getpid(), number)  # stops here, until SIGCONT
         signal.signal(number, self._stop)
         self._pass_on(signal.SIGCONT, frame)
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable when a signal arrives.
+
+    Python's handlers run on the main thread between two bytecodes. A signal that comes just before the main thread
+    waits, or that another thread receives, would not end the wait.
+    """
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        writing.setblocking(False)
+        previous = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reading
+        finally:
+            signal.set_wakeup_fd(previous)
 
 
 def _how_it_ended(process: Process) -> str:
