@@ -16,6 +16,8 @@ for _ in range(3):
     for group in groups:
         total = tfdist.all_reduce(tf.constant(float(rank)), "sum", group=group)
         assert float(total) == sum(group.ranks)
+if rank != 2:
+    tfdist.broadcast(tf.constant(1.0), 0, group=groups[0])  # rank 0 waits for nothing of rank 1's any more
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 
