@@ -5,9 +5,10 @@ import functools
 import numpy as np
 import pytest
 
+from tfdist.local_sgd.course import Progress, Turn
 from tfdist.local_sgd.exchanges import Alone, Exchanges
 from tfdist.local_sgd.intervals import Every
-from tfdist.local_sgd.rounds import Progress, Rounds, Settings, Turn
+from tfdist.local_sgd.rounds import Rounds, Settings
 from tfdist.local_sgd.rules import Averaging
 
 

@@ -4,11 +4,11 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.local_sgd.intervals import Every
-from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies import keras_seams
 from tfdist.strategies.extended import AllReduceExtended
-from tfdist.strategies.local_sgd_extended import LocalSGDExtended
+from tfdist.strategies.rounds_extended import RoundsExtended
 
 
 class Ranked(tf.distribute.Strategy):
@@ -43,7 +43,8 @@ class RankedLocal(tf.distribute.Strategy):
     def __init__(self, group, settings=None, described=""):
         keras_seams.install()
         settings = settings or Settings(Every(2), Averaging)
-        super().__init__(LocalSGDExtended(self, group, ["CPU:0"], settings, None, described, True))
+        courses = LocalSGD(group, settings, None, described)
+        super().__init__(RoundsExtended(self, group, ["CPU:0"], courses, True))
         self.rank = group.rank
 
 

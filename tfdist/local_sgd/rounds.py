@@ -11,11 +11,13 @@ ended; then all exchange every fragment once more, and have equal weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from tfdist.compression.compressor import Compressor
+from tfdist.engine.group import Group
+from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn
 from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges, Sum
 from tfdist.local_sgd.fragments import strided
 from tfdist.local_sgd.intervals import Interval
@@ -43,47 +45,6 @@ class Settings:
     averages_slots: bool = False
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a process has come.
-
-    Attributes:
-        samples: that it has trained on.
-        step: the number of steps taken.
-    """
-
-    samples: int
-    step: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What is to be done next.
-
-    Attributes:
-        left: after how many more steps.
-        what: the number of a fragment, to exchange it; with a delay to begin that, and this number plus the number of
-            fragments to end it. The number after all of these, which is `Rounds.everything`, to average everything.
-    """
-
-    left: int
-    what: int
-
-
-class Settled(NamedTuple):
-    """The end of a round.
-
-    Attributes:
-        step: the number of steps that count as taken, the same for all processes.
-        values: of all variables and slots.
-        changes: whether a process had something to exchange.
-    """
-
-    step: int
-    values: list[np.ndarray]
-    changes: bool
-
-
 @dataclass
 class _Fragment:
     """A part of the variables.
@@ -96,13 +57,13 @@ class _Fragment:
 
     places: list[int]
     rule: Rule
-    last: Progress = Progress(0, 0)
+    last: Progress = field(default_factory=lambda: Progress(0, 0))
 
 
-class Rounds:
+class Rounds(Course):
     """The rounds of the variables of one optimizer.
 
-    Values are those of its variables, followed by those of its slots.
+    What there is to do: exchange each fragment; with a delay, to begin that, and to end it; average everything.
 
     Args:
         exchanges: of differences, with the other processes.
@@ -114,9 +75,9 @@ class Rounds:
         learning_rate: of the optimizer, now.
 
     Attributes:
-        centre: as given; its arrays are replaced, not changed.
-        fragments: how many there are.
-        everything: as of `Turn.what`.
+        fragments: how many there are. Below this number a turn is the exchange of a fragment, or its beginning.
+        everything: the number of the turn that averages everything. With a delay, the turns before it are the ends of
+            exchanges.
 
     Raises:
         ValueError: there are more fragments than variables.
@@ -139,6 +100,7 @@ class Rounds:
         self._fragments = [_Fragment(places, settings.rule()) for places in parts]
         self.fragments = len(parts)
         self.everything = len(parts) * (2 if settings.delay else 1)
+        self.turns = self.everything + (1 if settings.start_after else 0)
         self.centre = centre
         self._assigned: dict[int, int] = {}  # steps at which values were assigned since their last exchange
         self._slots = list(range(len(centre), len(centre) + slots))
@@ -147,24 +109,14 @@ class Rounds:
         self._under_way: tuple[_Fragment, Sum | None] | None = None
 
     def places(self, what: int) -> list[int]:
-        """The places of the values that a turn is about.
-
-        Args:
-            what: as of `Turn`.
-        """
+        """See `Course`."""
         if what == self.everything:
             return [*range(len(self.centre)), *self._slots]
         fragment = self._fragments[what % self.fragments]
         return [*fragment.places, *self._slots] if self._settings.averages_slots else fragment.places
 
     def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
-        """Notes that the user's program has assigned a value, equal on all processes, which is then the common one.
-
-        Args:
-            place: of the variable.
-            value: of it.
-            progress: of this process.
-        """
+        """See `Course`."""
         self.centre[place] = np.array(value)
         self._assigned[place] = progress.step
         for fragment in self._fragments:  # one that is assigned as a whole has nothing to exchange
@@ -172,14 +124,7 @@ class Rounds:
                 fragment.last = progress
 
     def begin_anew(self, progress: Progress) -> Turn:
-        """Begins a round, after `settle` or where none was under way.
-
-        Args:
-            progress: of this process; of all the same step.
-
-        Returns:
-            What comes next.
-        """
+        """See `Course`."""
         for fragment in self._fragments:
             fragment.last = progress
         return self.first(progress.step)
@@ -199,6 +144,22 @@ class Rounds:
         return max(1, self._settings.interval.steps(step, self._learning_rate) // self.fragments)
 
     # In the steps of training.
+
+    def replaces(self, what: int) -> bool:
+        """See `Course`."""
+        return not self._settings.delay or what >= self.fragments
+
+    def take(
+        self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
+    ) -> tuple[Turn, list[np.ndarray]]:
+        """See `Course`."""
+        if what == self.everything:
+            return self.average(progress, learning_rate, values)
+        if not self._settings.delay:
+            return self.exchange(what, progress, learning_rate, values)
+        if what < self.fragments:
+            return self.begin(what, progress, learning_rate, values), []
+        return self.end(progress, values)
 
     def exchange(
         self, number: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
@@ -253,15 +214,7 @@ class Rounds:
     # Between epochs.
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
-        """Ends the round once all processes have taken their steps; all call it.
-
-        Args:
-            progress: of this process.
-            values: all of them.
-
-        Returns:
-            What comes of it. If anything has changed, the variables are to become `centre`; `begin_anew` is to follow.
-        """
+        """See `Course`."""
         changes = self._under_way is not None
         new = list(values)
 
@@ -355,3 +308,34 @@ class Rounds:
         for place in range(len(self.centre)):
             self.centre[place] = found[place].copy()
         return found
+
+
+class LocalSGD(Courses):
+    """Makes `Rounds`.
+
+    Args:
+        group: the processes.
+        settings: of the rounds.
+        compressor: as of `Courses`.
+        described: as of `Courses`.
+    """
+
+    def __init__(self, group: Group, settings: Settings, compressor: Compressor | None, described: str) -> None:
+        self._group, self._settings = group, settings
+        self.compressor = compressor
+        self.described = described
+        self.with_slots = settings.averages_slots or settings.start_after > 0
+
+    def of(self, trained: Trained) -> Rounds:
+        """See `Courses`."""
+        name, paths, centre = trained.name, trained.paths, trained.centre
+        exchanges: Exchanges | Alone = Alone()
+        plain: Exchanges | Alone = Alone()
+        if self._group.size > 1:
+            exchanges = Exchanges(self._group, name, paths, self.compressor)
+            plain = Exchanges(self._group, f"all of {name}", paths)
+        if self.compressor is not None:
+            shapes = {f"{name} {place}": (paths[place], value.shape) for place, value in enumerate(centre)}
+            self.compressor.register(shapes)
+        slots = len(paths) - len(centre)
+        return Rounds(exchanges, plain, self._group.size, centre, slots, self._settings, trained.learning_rate)

@@ -282,6 +282,17 @@ class TrainsInRounds(HasCollectives, abc.ABC):
         """
 
     @abc.abstractmethod
+    def distance(self, model: Any) -> float | None:
+        """How far the processes' weights of a model were from their mean when the last round ended.
+
+        Args:
+            model: a Keras model.
+
+        Returns:
+            As of `tfdist.local_sgd.course.Course`; the largest one of several optimizers.
+        """
+
+    @abc.abstractmethod
     def assigned(self, variable: Any) -> None:
         """Notes that a user's program has assigned a value, which is then equal on all processes.
 

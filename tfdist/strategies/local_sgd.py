@@ -19,12 +19,12 @@ from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
-from tfdist.local_sgd.rounds import Settings  # noqa: E402
+from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies import keras_rounds  # noqa: E402
-from tfdist.strategies.local_sgd_extended import LocalSGDExtended  # noqa: E402
 from tfdist.strategies.processes import Processes  # noqa: E402
+from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
 
 
 class LocalSGDStrategy(Processes):
@@ -131,7 +131,8 @@ class LocalSGDStrategy(Processes):
             f"sync_every={interval}, start_after={start_after}, slots={slots!r}, outer={_described(outer)}, "
             f"elastic={elastic}, fragments={fragments}, delay={delay}, mix={mix}, compression={compressor}"
         )
-        super().__init__(LocalSGDExtended(self, own, chosen, settings, compressor, described, check_weights))
+        courses = LocalSGD(own, settings, compressor, described)
+        super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
 
     def settle(self, model: keras.Model) -> None:
         """Ends the round, and makes the weights of a model equal on all processes, which all call this.

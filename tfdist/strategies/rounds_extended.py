@@ -1,4 +1,4 @@
-"""The `extended` of `LocalSGDStrategy`: steps are local, rounds are not."""
+"""The `extended` of strategies whose processes take steps on their own, and exchange weights in rounds."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import Group
-from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.course import Courses
 from tfdist.strategies import keras_variables
 from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
-from tfdist.strategies.local_sgd_steps import LocalSteps
+from tfdist.strategies.steps_in_rounds import StepsInRounds
 
 
-class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
+class RoundsExtended(AllReduceExtended, TrainsInRounds):
     """As `AllReduceExtended`; but in a step the replicas of this process alone are summed over.
 
     Args:
         strategy: as of `AllReduceExtended`.
         group: as of `AllReduceExtended`.
         devices: as of `AllReduceExtended`.
-        settings: of the rounds.
-        compressor: of the differences that are exchanged; None for none.
-        described: the arguments of the strategy, which all processes must have alike.
+        courses: makes the course of each optimizer's rounds.
         checks_weights: as of `AllReduceExtended`.
     """
 
@@ -39,16 +36,14 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
         strategy: tf.distribute.Strategy,
         group: Group,
         devices: list[str],
-        settings: Settings,
-        compressor: Compressor | None,
-        described: str,
+        courses: Courses,
         checks_weights: bool,
     ) -> None:
         super().__init__(strategy, group, devices, None, checks_weights)
-        self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", described)
-        self.compressor = compressor  # its residuals are saved with the model's weights
-        self._settings = settings
-        self._steps: weakref.WeakKeyDictionary[Any, LocalSteps] = weakref.WeakKeyDictionary()
+        self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", courses.described)
+        self.compressor = courses.compressor
+        self._courses = courses
+        self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         alone = Group(group.engine, (group.members[group.rank],))
         self._within = Bridge(alone)
         local: Any = self._cross_device_ops._local
@@ -79,10 +74,10 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
 
         tf.distribute.get_replica_context().merge_call(take)
 
-    def _steps_of(self, optimizer: Any) -> LocalSteps:
+    def _steps_of(self, optimizer: Any) -> StepsInRounds:
         if optimizer not in self._steps:
             number = self.group.number("optimizer in rounds")
-            self._steps[optimizer] = LocalSteps(optimizer, number, self.group, self._settings, self.compressor)
+            self._steps[optimizer] = StepsInRounds(optimizer, number, self._courses)
         return self._steps[optimizer]
 
     def begin_rounds(self, model: Any, anew: bool) -> None:
@@ -99,12 +94,17 @@ class LocalSGDExtended(AllReduceExtended, TrainsInRounds):
         for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
             steps.take_centre()
 
+    def distance(self, model: Any) -> float | None:
+        """See `TrainsInRounds`."""
+        found = [steps.distance for steps in self._of(model) if steps.distance is not None]
+        return max(found, default=None)
+
     def assigned(self, variable: Any) -> None:
         """See `TrainsInRounds`."""
         for steps in list(self._steps.values()):
             steps.assigned(variable)
 
-    def _of(self, model: Any) -> list[LocalSteps]:
+    def _of(self, model: Any) -> list[StepsInRounds]:
         ids = {id(variable) for variable in model.variables}
         return [
             steps for steps in list(self._steps.values()) if any(id(variable) in ids for variable in steps.variables)

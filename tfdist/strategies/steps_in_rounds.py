@@ -1,26 +1,23 @@
-"""The rounds of local SGD in the steps of training: in graphs and eagerly, after each update of an optimizer."""
+"""Rounds in the steps of training: in graphs and eagerly, after each update of an optimizer."""
 
 from __future__ import annotations
 
 import functools
 import threading
 import weakref
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.compression.compressor import Compressor
-from tfdist.engine.group import Group
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.exchanges import Alone, Exchanges
-from tfdist.local_sgd.rounds import Progress, Rounds, Settings, Turn
+from tfdist.local_sgd.course import Courses, Progress, Trained
 from tfdist.strategies import tensorflow_private as private
 from tfdist.tensors import to_array
 
 
-class LocalSteps:
+class StepsInRounds:
     """Counts the steps of an optimizer, and exchanges its variables with other processes when it is their turn.
 
     Between two exchanges a step costs three assignments to counters and a conditional that is not taken.
@@ -28,42 +25,22 @@ class LocalSteps:
     Args:
         optimizer: a Keras optimizer, which is built, under a strategy.
         number: of the optimizer among those of the strategy.
-        group: the processes.
-        settings: of the rounds.
-        compressor: of the differences that are exchanged; None for none.
+        courses: makes the course of the rounds.
 
     Attributes:
-        number: as given.
         variables: that the optimizer updates.
     """
 
-    def __init__(
-        self, optimizer: Any, number: int, group: Group, settings: Settings, compressor: Compressor | None
-    ) -> None:
-        self.number = number
+    def __init__(self, optimizer: Any, number: int, courses: Courses) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.variables = list(optimizer._trainable_variables)
-        self._slots = slots_of(optimizer) if settings.averages_slots or settings.start_after else []
-        name = f"optimizer {number}"
-        exchanges: Exchanges | Alone = Alone()
-        plain: Exchanges | Alone = Alone()
-        if group.size > 1:
-            names = [variable.path for variable in (*self.variables, *self._slots)]
-            exchanges, plain = Exchanges(group, name, names, compressor), Exchanges(group, f"all of {name}", names)
-        if compressor is not None:
-            shapes = {
-                f"{name} {place}": (variable.path, tuple(variable.shape))
-                for place, variable in enumerate(self.variables)
-            }
-            compressor.register(shapes)
+        self._slots = slots_of(optimizer) if courses.with_slots else []
+        paths = [variable.path for variable in (*self.variables, *self._slots)]
         with tf.init_scope(), tf.device("/cpu:0"):
-            rate = float(_rate(optimizer))
-            centre = Centre(self.variables)
-            self._rounds = Rounds(exchanges, plain, group.size, centre, len(self._slots), settings, rate)
+            trained = Trained(f"optimizer {number}", paths, Centre(self.variables), float(_rate(optimizer)))
+            self._course = courses.of(trained)
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
-        self._delays = settings.delay > 0
-        self._averages = settings.start_after > 0
         self._lock = threading.Lock()
         with tf.init_scope():
             self.begin()
@@ -90,35 +67,27 @@ class LocalSteps:
         tf.cond(left <= 0, self._turn, lambda: tf.constant(False))
 
     def _turn(self) -> tf.Tensor:
-        count = self._rounds.fragments
-        branches: dict[int, Callable[[], tf.Tensor]] = {}
-        for number in range(count):
-            if self._delays:
-                branches[number] = functools.partial(self._branch, number, functools.partial(self._begin, number))
-                branches[count + number] = functools.partial(self._branch, count + number, self._end)
-            else:
-                branches[number] = functools.partial(self._branch, number, functools.partial(self._exchange, number))
-        if self._averages:
-            everything = self._rounds.everything
-            branches[everything] = functools.partial(self._branch, everything, self._average)
+        branches = {what: functools.partial(self._branch, what) for what in range(self._course.turns)}
+        if len(branches) == 1:
+            return branches[0]()
         if tf.executing_eagerly():
             return branches[int(self._what)]()
         return tf.switch_case(tf.cast(self._what, tf.int32), branches)
 
-    def _branch(self, what: int, on_host: Callable[..., tuple[Turn, list[np.ndarray] | None]]) -> tf.Tensor:
+    def _branch(self, what: int) -> tf.Tensor:
         everything = [*self.variables, *self._slots]
-        chosen = [everything[place] for place in self._rounds.places(what)]
+        chosen = [everything[place] for place in self._course.places(what)]
         values = _read(chosen)
-        begins = self._delays and what < self._rounds.fragments
+        replaces = self._course.replaces(what)
 
         def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *given: tf.Tensor) -> list[Any]:
             with self._lock:
                 progress = Progress(int(samples), int(step))
-                turn, new = on_host(progress, float(rate), [to_array(one) for one in given])
+                turn, new = self._course.take(what, progress, float(rate), [to_array(one) for one in given])
             # Copies: a variable that takes over the memory of a tensor would write into the arrays of the rounds.
-            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new or ())]
+            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new)]
 
-        dtypes = [tf.int64, tf.int64, *([] if begins else [value.dtype for value in values])]
+        dtypes = [tf.int64, tf.int64, *([value.dtype for value in values] if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
         with tf.device("/cpu:0"):
@@ -127,21 +96,9 @@ class LocalSteps:
             turn.set_shape([])
             self._left.assign(left, read_value=False)
             self._what.assign(turn, read_value=False)
-        if not begins:
+        if replaces:
             _assign(chosen, new)
         return tf.constant(True)
-
-    def _exchange(self, number: int, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
-        return self._rounds.exchange(number, progress, rate, values)
-
-    def _begin(self, number: int, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
-        return self._rounds.begin(number, progress, rate, values), None
-
-    def _end(self, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
-        return self._rounds.end(progress, values)
-
-    def _average(self, progress: Progress, rate: float, values: list[np.ndarray]) -> Any:
-        return self._rounds.average(progress, rate, values)
 
     # Between steps; eagerly.
 
@@ -155,15 +112,20 @@ class LocalSteps:
         everything = [*self.variables, *self._slots]
         with self._lock:
             progress = Progress(int(self._samples), int(self._step))
-            settled = self._rounds.settle(progress, [value.numpy() for value in _read(everything)])
+            settled = self._course.settle(progress, [value.numpy() for value in _read(everything)])
         if settled.changes:
             _assign(everything, [tf.constant(one) for one in settled.values])
         self._step.assign(settled.step)
         return settled.changes or has_taken
 
+    @property
+    def distance(self) -> float | None:
+        """As of `tfdist.local_sgd.course.Course`."""
+        return self._course.distance
+
     def take_centre(self) -> None:
         """Gives the variables the values that all processes have in common, and begins a round."""
-        _assign(self.variables, [tf.constant(one) for one in self._rounds.centre])
+        _assign(self.variables, [tf.constant(one) for one in self._course.centre])
         self.begin()
 
     def begin(self) -> None:
@@ -171,7 +133,7 @@ class LocalSteps:
         with self._lock:
             self._began = max(int(self._step), int(self.optimizer.iterations))
             self._step.assign(self._began)
-            turn = self._rounds.begin_anew(Progress(int(self._samples), self._began))
+            turn = self._course.begin_anew(Progress(int(self._samples), self._began))
             self._left.assign(turn.left)
             self._what.assign(turn.what)
 
@@ -185,7 +147,7 @@ class LocalSteps:
             if one is variable:
                 with self._lock:
                     progress = Progress(int(self._samples), int(self._step))
-                    self._rounds.assigned(place, _read([variable])[0].numpy(), progress)
+                    self._course.assigned(place, _read([variable])[0].numpy(), progress)
 
     def recentre(self) -> None:
         """Takes the values of all variables for those that all processes have in common, which they are."""

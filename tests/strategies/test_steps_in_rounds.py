@@ -5,9 +5,9 @@ import tensorflow as tf
 
 from tests.strategies.ranked import RankedLocal
 from tfdist.local_sgd.intervals import Every
-from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
-from tfdist.strategies.local_sgd_steps import Centre, LocalSteps, slots_of
+from tfdist.strategies.steps_in_rounds import Centre, StepsInRounds, slots_of
 
 
 def test_slots():
@@ -31,7 +31,7 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
             optimizer = keras.optimizers.SGD(0.1)
             optimizer.build([weights])
         settings = Settings(Every(3), Averaging, delay=delay)
-        steps = LocalSteps(optimizer, 0, group, settings, None)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""))
 
         def step():
             weights.value.assign_add(tf.fill([2], tf.constant(1 + 2 * group.rank, weights.dtype)))
@@ -63,7 +63,8 @@ def test_values_that_are_assigned_are_the_new_beginning(ranks):
             weights = keras.Variable(np.zeros(2), name="weights")
             optimizer = keras.optimizers.SGD(0.1)
             optimizer.build([weights])
-        steps = LocalSteps(optimizer, 0, group, Settings(Every(2), Averaging, start_after=10), None)
+        settings = Settings(Every(2), Averaging, start_after=10)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""))
         weights.assign(np.full(2, 8.0))
         steps.assigned(weights)
         optimizer.iterations.assign(20)
