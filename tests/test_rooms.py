@@ -15,6 +15,7 @@ ORDER = (
     ("parameter_server",),
     ("engine",),
     ("local_sgd", "runtime"),
+    ("gossip",),
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),

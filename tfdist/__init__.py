@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, errors, functional, layers, local_sgd, optimizers, parameter_server
+    from tfdist import (
+        callbacks,
+        compression,
+        errors,
+        functional,
+        gossip,
+        layers,
+        local_sgd,
+        optimizers,
+        parameter_server,
+    )
     from tfdist.cluster.settings import Timeouts
     from tfdist.errors import (
         CalibrationError,
@@ -57,6 +67,7 @@ if TYPE_CHECKING:
     from tfdist.optimizers.gradient_tape import DistributedGradientTape
     from tfdist.pipeline.strategy import PipelineStrategy
     from tfdist.strategies.all_reduce import AllReduceStrategy
+    from tfdist.strategies.gossip import GossipStrategy
     from tfdist.strategies.keras_losses import scale_summed_loss
     from tfdist.strategies.local_sgd import LocalSGDStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
@@ -70,6 +81,7 @@ _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
     "DistributedOptimizer": "tfdist.optimizers.distributed_optimizer",
+    "GossipStrategy": "tfdist.strategies.gossip",
     "LocalSGDStrategy": "tfdist.strategies.local_sgd",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
@@ -93,6 +105,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "GossipStrategy",
     "Group",
     "LocalSGDStrategy",
     "MPIUnavailableError",
@@ -119,6 +132,7 @@ __all__ = [
     "device_scope",
     "errors",
     "functional",
+    "gossip",
     "init",
     "is_initialized",
     "join",

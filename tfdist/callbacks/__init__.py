@@ -12,6 +12,15 @@ from tfdist.callbacks.commit_state import CommitState  # noqa: E402
 from tfdist.callbacks.communication import Communication  # noqa: E402
 from tfdist.callbacks.learning_rate_scaling import LearningRateScaling  # noqa: E402
 from tfdist.callbacks.metric_average import MetricAverage  # noqa: E402
+from tfdist.callbacks.staleness_report import StalenessReport  # noqa: E402
 from tfdist.callbacks.timeline import Timeline  # noqa: E402
 
-__all__ = ["BroadcastVariables", "CommitState", "Communication", "LearningRateScaling", "MetricAverage", "Timeline"]
+__all__ = [
+    "BroadcastVariables",
+    "CommitState",
+    "Communication",
+    "LearningRateScaling",
+    "MetricAverage",
+    "StalenessReport",
+    "Timeline",
+]

@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist.callbacks.processes import processes_of
+from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work, server_figures
-from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import TrainsInRounds, UpdatesOnServers, WritesOnce
 
 _NOTICEABLE = 0.05
 """The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""
@@ -28,6 +28,9 @@ class Communication(keras.callbacks.Callback):
     compressed, it also contains the compression ratio against a ring all-reduce: in total, and in TensorBoard for each
     variable.
 
+    With `tfdist.GossipStrategy` it also contains how far apart the processes' weights were before the end of the epoch:
+    the root of the mean squared distance from their mean, relative to the mean.
+
     On parameter servers the report is of the servers: their updates, the staleness of gradients (in TensorBoard as a
     histogram), what they received and sent, and the worker whose answers waited longest for others.
 
@@ -40,8 +43,7 @@ class Communication(keras.callbacks.Callback):
 
     def __init__(self, log_dir: str | None = None) -> None:
         super().__init__()
-        self._log_dir = log_dir
-        self._writer: Any = None
+        self._summaries = Summaries(log_dir)
         self._begun: np.ndarray | None = None
         self._on_servers: server_figures.Reading | None = None
         self._traffic: dict[str, dict[str, int]] = {}
@@ -83,12 +85,16 @@ class Communication(keras.callbacks.Callback):
         ratios = self._ratios()
         if ratios:
             figures["compression_ratio"] = ratios.pop("")
+        rounds = at_work.of_model(self.model, TrainsInRounds)
+        if rounds is not None and (distance := rounds.distance(self.model)) is not None:
+            figures["replica_distance"] = distance
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(float(figure))
         if group.is_writer:
             self._report(epoch, figures, waits)
-            self._write(epoch, {f"communication/{name}": figure for name, figure in figures.items()})
-            self._write(epoch, {f"compression/{name}": ratio for name, ratio in ratios.items()})
+            named = {f"communication/{name}": figure for name, figure in figures.items()}
+            named.update({f"compression/{name}": ratio for name, ratio in ratios.items()})
+            self._summaries.write(epoch, named, {})
 
     def _report_servers(self, extended: UpdatesOnServers, epoch: int) -> None:
         assert self._on_servers is not None
@@ -105,13 +111,11 @@ class Communication(keras.callbacks.Callback):
             *(figures["staleness"], figures["most_staleness"], figures["mib_received"], figures["mib_sent"]),
             figures["longest_wait"],
         )
-        self._write(epoch, {f"servers/{name}": figure for name, figure in figures.items()})
-        if self._writer is not None:
-            with self._writer.as_default(step=epoch):
-                buckets = [[late - 0.5, late + 0.5, count] for late, count in sorted(staleness.items())]
-                shaped = tf.reshape(tf.constant(buckets, tf.float64), (-1, 3))
-                tf.summary.write("servers/staleness of each", shaped, metadata=_metadata("histograms"))
-            self._writer.flush()
+        self._summaries.write(
+            epoch,
+            {f"servers/{name}": figure for name, figure in figures.items()},
+            {"servers/staleness of each": staleness},
+        )
 
     def _compressed(self) -> dict[str, dict[str, int]]:
         strategy: Any = getattr(self.model, "distribute_strategy", None)
@@ -130,45 +134,26 @@ class Communication(keras.callbacks.Callback):
         return {name: plain / sent for name, (plain, sent) in spent.items()}
 
     def _report(self, epoch: int, figures: dict[str, float], waits: np.ndarray) -> None:
-        slowest = int(figures["slowest_rank"])
+        slowest, distance = int(figures["slowest_rank"]), figures.get("replica_distance")
         slowest_text = (
             f"rank {slowest} was the slowest: the others waited up to {waits.max() - waits.min():.2f} s for it"
             if slowest >= 0
             else "no rank was much slower than the others"
         )
         notice(
-            "tfdist: epoch %d: each process sent %.1f MiB%s, %.2f s communicating, %.0f %% of it hidden; %s.",
+            "tfdist: epoch %d: each process sent %.1f MiB%s, %.2f s communicating, %.0f %% of it hidden; %s%s.",
             epoch + 1,
             figures["mib_sent"],
             f" (gradients compressed {ratio:.1f} ×)" if (ratio := figures.get("compression_ratio")) else "",
             figures["seconds_communicating"],
             100 * figures["share_hidden"],
             slowest_text,
+            "" if distance is None else f"; replicas were {100 * distance:.2g} % apart",
         )
-
-    def _write(self, epoch: int, figures: dict[str, float]) -> None:
-        if not self._log_dir:
-            return
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._log_dir)
-        with self._writer.as_default(step=epoch):
-            for name, figure in figures.items():
-                tf.summary.write(name, tf.constant(figure, tf.float32), metadata=_metadata("scalars"))
-        self._writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes TensorBoard's file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
-def _metadata(plugin: str) -> Any:
-    """The metadata of `tf.summary.scalar` or `histogram`, which are not called because they need TensorBoard."""
-    data_class = "DATA_CLASS_SCALAR" if plugin == "scalars" else "DATA_CLASS_TENSOR"
-    metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
-    metadata.plugin_data.plugin_name = plugin
-    return metadata
+        self._summaries.close()
 
 
 def _reading(group: Group) -> np.ndarray:

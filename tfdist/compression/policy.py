@@ -85,6 +85,11 @@ class Schedule:
         methods = [choice.method if isinstance(choice, FewerWorkers) else choice for choice in self._choices.values()]
         return {method.momentum for method in methods if method is not None and method.momentum}
 
+    @property
+    def choices(self) -> list[Choice]:
+        """What it chooses, by step."""
+        return list(self._choices.values())
+
     def at(self, step: int) -> Choice:
         """The choice for a step."""
         if self._every is not None:

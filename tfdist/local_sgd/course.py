@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,6 +85,11 @@ class Course(abc.ABC):
     centre: MutableSequence[np.ndarray]
     turns: int
     distance: float | None = None
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many rounds old what has been used of other processes was, and how often, since the start."""
+        return Counter()
 
     @abc.abstractmethod
     def places(self, what: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,7 +90,15 @@ class Exchanges:
         """
         return self._together(np.array([step], np.int64), np.maximum, "the steps of all", blocking=True)[0]
 
-    def _together(self, own: np.ndarray, combine: np.ufunc, what: str, blocking: bool) -> list[int]:
+    def total(self, value: float) -> float:
+        """The sum of a number over all processes, which all call it while they do nothing else.
+
+        Args:
+            value: this process's.
+        """
+        return self._together(np.array([value], np.float64), np.add, "a sum", blocking=True)[0]
+
+    def _together(self, own: np.ndarray, combine: np.ufunc, what: str, blocking: bool) -> list[Any]:
         total = self._group.take(own.nbytes).view(own.dtype)
         plan = operations.all_reduce(total, self._group.choose(own.nbytes), combine, own)
         pending = self._group.post(f"{self._name}: {what}", plan, f"{own.dtype.name} {own.shape}", overlaps=False)
@@ -153,6 +161,10 @@ class Alone:
     def furthest(self, step: int) -> int:
         """See `Exchanges`."""
         return step
+
+    def total(self, value: float) -> float:
+        """See `Exchanges`."""
+        return value
 
     def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:
         """See `Exchanges`."""

@@ -1,9 +1,9 @@
 """Parameters in fewer bytes: a server sends what they differ by from those that a worker has.
 
-The server keeps what each worker has, which is what the worker has decoded. So what an encoding lacks is in the next
-difference, and the two never drift apart. Answers are in order: a worker takes each once, in the order of its pushes,
-and a push that comes again gets the same answer. Where there is doubt, whole parameters are sent and are the new base:
-to a worker that has attached, and when a worker says so by another generation, as after a reading.
+What is sent of a difference is in `tfdist.compression.differences`. Answers are in order: a worker takes each once, in
+the order of its pushes, and a push that comes again gets the same answer. Where there is doubt, whole parameters are
+sent and are the new base: to a worker that has attached, and when a worker says so by another generation, as after a
+reading.
 
 Source: the compressed differences of DORE (Liu et al., A double residual compression algorithm, 2020).
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfdist.compression.feedback import ErrorFeedback
-from tfdist.compression.method import Method, as_working, is_finite
+from tfdist.compression import differences
+from tfdist.compression.method import Method
 from tfdist.compression.policy import Policy
 from tfdist.compression.state import State
 from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
@@ -78,10 +78,8 @@ class _Encoded(Methods):
             ValueError: the method cannot encode differences.
         """
         method = self.at(place, step)
-        if method is None or isinstance(method, ErrorFeedback):
-            return method
-        try:  # the noise of an unbiased method is in the next difference, too, which must not grow
-            return ErrorFeedback(getattr(method, "method", method))
+        try:
+            return None if method is None else differences.suited(method)
         except TypeError as error:
             raise ValueError(f"parameters cannot be compressed with {method}: {error}") from None
 
@@ -129,7 +127,7 @@ class Differences(_Encoded):
 
     def _whole(self, record: _Record, message: Push, values: Gradients) -> Answered:
         for place, array in self._dense(message, values).items():
-            record.has[place] = _base(array)
+            record.has[place] = differences.base(array)
         return Answered(values.kinds, values.arrays(), (record.generation, 0, message.sequence))
 
     def _difference(self, record: _Record, message: Push, values: Gradients) -> Answered:
@@ -137,17 +135,14 @@ class Differences(_Encoded):
         for place, array in self._dense(message, values).items():
             method, has = self.difference_at(place, message.sequence), record.has.get(place)
             if method is None or has is None:
-                record.has[place] = _base(array)
-                continue
-            difference = as_working(array.reshape(-1)) - has
-            if not is_finite(difference):
-                record.has[place] = _base(array)
+                record.has[place] = differences.base(array)
                 continue
             state = record.states.setdefault(place, State(f"{place}", seed=message.worker, shape=array.shape))
-            state.arrays.pop("residual", None)  # it is in the difference
-            payloads[place] = method.encode(difference, state)
-            state.step += 1
-            method.decode(payloads[place], has, np.add)
+            payload = differences.advance(method, array, has, state)
+            if payload is None:
+                record.has[place] = differences.base(array)
+            else:
+                payloads[place] = payload
         kinds: tuple[Kind, ...] = tuple(
             "packed" if place in payloads else kind for place, kind in enumerate(values.kinds)
         )
@@ -207,7 +202,7 @@ class Copies(_Encoded):
         self._count = count
         for place, array in left.items():
             if self.is_chosen(place):
-                self._has[place] = _base(array)
+                self._has[place] = differences.base(array)
         for place, payload in zip(packed, arrays[cut:], strict=True):
             method, has = self.difference_at(place, step), self._has.get(place)
             if method is None or has is None:
@@ -221,8 +216,3 @@ class Copies(_Encoded):
         found = [left.get(place) for place in range(len(whole))]
         given = Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
         return Answered(whole, given.arrays(), copy)
-
-
-def _base(array: np.ndarray) -> np.ndarray:
-    """A flat copy of values, in the dtype in which they are encoded."""
-    return np.array(as_working(array.reshape(-1)))

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     import tensorflow as tf
 
     from tfdist.compression.compressor import Compressor
@@ -290,6 +292,14 @@ class TrainsInRounds(HasCollectives, abc.ABC):
 
         Returns:
             As of `tfdist.local_sgd.course.Course`; the largest one of several optimizers.
+        """
+
+    @abc.abstractmethod
+    def staleness(self, model: Any) -> Counter[int]:
+        """How many rounds old what this process has used of others' weights was, and how often, since the start.
+
+        Args:
+            model: a Keras model.
         """
 
     @abc.abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import Any
 
 import keras
@@ -98,6 +99,10 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         """See `TrainsInRounds`."""
         found = [steps.distance for steps in self._of(model) if steps.distance is not None]
         return max(found, default=None)
+
+    def staleness(self, model: Any) -> Counter[int]:
+        """See `TrainsInRounds`."""
+        return sum((steps.staleness for steps in self._of(model)), Counter())
 
     def assigned(self, variable: Any) -> None:
         """See `TrainsInRounds`."""

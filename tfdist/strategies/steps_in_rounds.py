@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import MutableSequence, Sequence
 from typing import Any
 
@@ -122,6 +123,11 @@ class StepsInRounds:
     def distance(self) -> float | None:
         """As of `tfdist.local_sgd.course.Course`."""
         return self._course.distance
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """As of `tfdist.local_sgd.course.Course`."""
+        return self._course.staleness
 
     def take_centre(self) -> None:
         """Gives the variables the values that all processes have in common, and begins a round."""

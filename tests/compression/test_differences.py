@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from tfdist.compression import DeepGradientCompression, ErrorFeedback, Int8, SignSGD, State, TopK, WithoutFeedback
+from tfdist.compression.differences import advance, base, suited
+
+
+@pytest.mark.parametrize("method", [TopK(0.2), Int8(), SignSGD(), WithoutFeedback(TopK(0.2))], ids=repr)
+def test_both_ends_have_the_same_and_follow_the_values(method):
+    method = suited(method)
+    state = State("a", shape=(20, 10))
+    values = np.random.default_rng(0).normal(size=(20, 10))
+    sender, receiver = np.zeros(200), np.zeros(200)
+    for _ in range(40):
+        payload = advance(method, values, sender, state)
+        method.decode(payload, receiver, np.add)
+        np.testing.assert_array_equal(sender, receiver)
+    assert np.linalg.norm(receiver - values.reshape(-1)) < 0.1 * np.linalg.norm(values)
+
+
+def test_what_is_not_finite_changes_nothing():
+    state, has = State("a", shape=(3,)), np.ones(3)
+    assert advance(suited(TopK(0.5)), np.array([1.0, np.inf, 0.0]), has, state) is None
+    assert (has.tolist(), state.step) == ([1.0] * 3, 0)
+
+
+def test_methods_become_contractions():
+    assert suited(TopK(0.1)) == ErrorFeedback(TopK(0.1)) == suited(ErrorFeedback(TopK(0.1)))
+    with pytest.raises(TypeError, match="takes no error feedback"):
+        suited(DeepGradientCompression(0.01))
+
+
+def test_bases_are_copies_that_can_be_encoded():
+    array = np.ones((2, 3), np.float16)
+    found = base(array)
+    assert (found.shape, found.dtype) == ((6,), np.float32)
+    array[0, 0] = 5
+    assert found[0] == 1

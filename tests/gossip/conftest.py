@@ -1,0 +1,11 @@
+import time
+
+from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
+
+
+def until(found, deadline=30.0):
+    """Waits until a function returns something."""
+    end = time.monotonic() + deadline
+    while (value := found()) is None:
+        assert time.monotonic() < end, "it does not come"
+    return value

@@ -1,0 +1,88 @@
+import threading
+
+import numpy as np
+import pytest
+
+from tfdist.gossip.bounded import Bounded
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.topologies import Complete, Ring
+
+
+def made(group, bound, topology=None):
+    mixing = Bounded(Lines(group, "a"), topology or Ring(), group.rank, group.size, bound)
+    mixing.begin([np.zeros(2)])
+    return mixing
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3, 20])
+def test_all_agree(ranks, bound):
+    def work(group):
+        mixing = made(group, bound)
+        weights = [np.array([float(group.rank), 1.0])]
+        for _ in range(60):
+            weights = mixing.mix(weights)
+        assert not mixing.staleness or max(mixing.staleness) <= bound
+        return mixing.finish(weights)[0].tolist()
+
+    found = np.array(ranks(4)(work))
+    assert np.ptp(found[:, 0]) < {0: 1e-9, 20: 3.0}.get(bound, 0.5)
+    assert 0.5 < found[:, 0].mean() < 2.5
+    np.testing.assert_allclose(found[:, 1], 1)
+
+
+def test_one_is_ahead_by_the_bound_and_no_more(ranks):
+    """Rank 1 does nothing before rank 0 has made as many rounds as it may; then it waits."""
+    free = threading.Event()
+
+    def work(group):
+        mixing = made(group, bound=3)
+        weights = [np.full(2, float(group.rank))]
+        if group.rank == 0:
+            for _ in range(3):
+                weights = mixing.mix(weights)
+            assert not mixing.staleness
+            free.set()
+            weights = mixing.mix(weights)  # waits for round 0 of rank 1
+            assert max(mixing.staleness) == 3
+            assert weights[0][0] == pytest.approx(0.5 / (1 + 3) if len(mixing.staleness) == 1 else weights[0][0])
+        else:
+            assert free.wait(20)
+            weights = mixing.mix(weights)
+        return mixing.finish(weights)[0][0]
+
+    ranks(2)(work)
+
+
+def test_without_a_delay_it_is_gossip_in_rounds(ranks):
+    def work(group):
+        mixing = made(group, 0, Complete())
+        weights = mixing.mix([np.full(2, float(group.rank))])
+        return mixing.finish(weights)[0][0]
+
+    np.testing.assert_allclose(ranks(3)(work), 1.0)
+
+
+def test_what_was_assigned_is_not_mixed_with_what_was_before(ranks):
+    def work(group):
+        mixing = made(group, bound=5)
+        if group.rank == 0:
+            mixing.mix([np.full(2, 50.0)])
+        mixing.assigned(0)
+        weights = mixing.mix([np.full(2, 1.0)])
+        return mixing.finish(weights)[0][0]
+
+    assert ranks(2)(work) == [1.0, 1.0]
+
+
+def test_own_weights_are_kept_as_long_as_they_are_needed(ranks):
+    def work(group):
+        mixing = made(group, bound=2)
+        weights = [np.zeros(2)]
+        most = 0
+        for _ in range(30):
+            weights = mixing.mix(weights)
+            most = max(most, len(mixing._own))
+        mixing.finish(weights)
+        return most
+
+    assert max(ranks(3)(work)) <= 3

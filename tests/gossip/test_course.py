@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+
+from tfdist.gossip.course import Gossiping
+from tfdist.gossip.encodings import Plain
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.rounds import InRounds
+from tfdist.gossip.topologies import Ring
+from tfdist.local_sgd.course import Progress, Trained, Turn
+from tfdist.local_sgd.intervals import Every, Growing
+
+
+def made(group, interval=None):
+    def mixing(trained):
+        return InRounds(Lines(group, trained.name), Ring(), Plain(), group.rank, group.size, False)
+
+    courses = Gossiping(group, interval or Every(2), mixing, "described")
+    assert courses.described == "described"
+    course = courses.of(Trained("optimizer 0", ["a", "b"], [np.zeros(3), np.zeros(1)], 0.1))
+    course.begin_anew(Progress(0, 0))
+    return course
+
+
+def test_rounds_come_at_intervals(ranks):
+    def work(group):
+        course = made(group, Growing(first=2, every=4))
+        assert (course.turns, course.places(0), course.replaces(0)) == (1, [0, 1], True)
+        assert course.begin_anew(Progress(0, 0)) == Turn(2, 0)
+        turn, new = course.take(0, Progress(8, 4), 0.1, [np.full(3, float(group.rank)), np.zeros(1)])
+        assert turn == Turn(4, 0)
+        return new[0].tolist()
+
+    assert ranks(2)(work) == [[0.5] * 3] * 2
+    assert ranks(1)(work) == [[0.0] * 3]
+
+
+def test_the_end_is_the_mean_of_those_that_have_trained(ranks):
+    def work(group):
+        course = made(group)
+        own = [np.full(3, float(group.rank)), np.ones(1)]
+        step, new, changes = course.settle(Progress(8, 2 * group.rank), own)
+        assert (step, changes) == (4, True)
+        for one, other in zip(new, course.centre, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one is not other
+        return new[0][0].item(), course.distance
+
+    found = ranks(3)(work)
+    assert [one for one, _ in found] == [1.5] * 3
+    length = np.sqrt(3 * 1.5**2 + 1)
+    away = np.sqrt(3 * (1.5**2 + 0.5**2 + 0.5**2) / 3)
+    np.testing.assert_allclose([distance for _, distance in found], away / length)
+
+
+def test_nothing_happens_without_steps(ranks):
+    def work(group):
+        course = made(group)
+        settled = course.settle(Progress(0, 0), [np.full(3, 7.0), np.ones(1)])
+        return settled.changes, settled.values[0][0].item(), course.distance
+
+    assert ranks(2)(work) == [(False, 7.0, None)] * 2
+
+
+def test_what_is_assigned_is_common(ranks):
+    def work(group):
+        course = made(group)
+        course.assigned(1, np.full(1, 5.0), Progress(0, 0))
+        return course.centre[1].item()
+
+    assert ranks(2)(work) == [5.0, 5.0]
+    assert ranks(1)(work) == [5.0]
+
+
+def test_staleness_is_that_of_the_rounds(ranks):
+    def work(group):
+        course = made(group)
+        for step in (2, 4):
+            course.take(0, Progress(step, step), 0.1, [np.zeros(3), np.zeros(1)])
+        return dict(course.staleness)
+
+    assert ranks(2)(work) == [{0: 2}, {0: 2}]
+    assert ranks(1)(work) == [{}]
+
+
+@pytest.mark.parametrize("length", [0.0, 2.0])
+def test_distances_of_weights_that_are_zero_on_average(ranks, length):
+    def work(group):
+        course = made(group)
+        own = [np.full(3, length * (1 - 2 * group.rank)), np.zeros(1)]
+        course.settle(Progress(1, 1), own)
+        return course.distance
+
+    assert ranks(2)(work) == [pytest.approx(length * np.sqrt(3))] * 2

@@ -1,0 +1,46 @@
+import numpy as np
+
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.messages import Kind
+from tfdist.gossip.mixing import Mixing, added, like
+
+
+class Shouting(Mixing):
+    """Sends its weights to all, and hears them at the end only."""
+
+    heard = ()
+
+    def mix(self, values):
+        for rank in self._left:
+            self._lines.send(rank, self._message(Kind.WEIGHTS, values))
+        self._round += 1
+        return list(values)
+
+    def _heard_at_the_end(self, rank, message, values):
+        self.heard = (*self.heard, (rank, message.round, message.generation))
+        values[0] += like(message.parts, values)[0]
+
+
+def test_what_was_sent_before_the_end_is_heard(ranks):
+    def work(group):
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        mixing = Shouting(Lines(group, "a"), others)
+        found = []
+        for _ in range(2):  # the lines are empty then
+            mixing.heard = ()
+            mixing.begin([np.zeros(2)])
+            for number in range(group.rank):
+                mixing.assigned(0)
+                assert mixing.mix([np.full(2, 10.0**number)])
+            found.append(mixing.finish([np.zeros(2)])[0][0])
+            assert sorted(mixing.heard) == [(rank, one, one + 1) for rank in others for one in range(rank)]
+        return found
+
+    assert ranks(3)(work) == [[12.0, 12.0], [11.0, 11.0], [1.0, 1.0]]
+
+
+def test_sums_are_arrays():
+    found = added([np.array(1.0), np.ones(2)], [np.array(2.0), np.full(2, 3.0)])
+    assert all(isinstance(one, np.ndarray) for one in found)
+    np.testing.assert_array_equal(found[0], 3)
+    np.testing.assert_array_equal(found[1], [4, 4])

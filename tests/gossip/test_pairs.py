@@ -1,0 +1,86 @@
+import numpy as np
+
+from tests.gossip.conftest import until
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.pairs import InPairs
+from tfdist.gossip.topologies import Complete, Ring
+
+
+def made(group, topology=None):
+    mixing = InPairs(Lines(group, "a"), topology or Ring(), group.rank, group.size)
+    mixing.begin([np.zeros(2)])
+    return mixing
+
+
+def test_sums_stay_and_all_agree(ranks):
+    def work(group):
+        mixing = made(group, Complete())
+        weights = [np.array([float(group.rank), 1.0])]
+        while sum(mixing.staleness.values()) < 40 and mixing._left:
+            weights = mixing.mix(weights)
+        return mixing.finish(weights)[0].tolist()
+
+    found = np.array(ranks(4)(work))
+    np.testing.assert_allclose(found.sum(axis=0), [6, 4])
+    assert np.ptp(found[:, 0]) < 1.5
+    np.testing.assert_allclose(found[:, 1], 1)
+
+
+def test_requests_at_the_same_time_are_an_average(ranks):
+    def work(group):
+        mixing = made(group)
+        weights = mixing.mix([np.full(2, float(group.rank))])
+
+        def next_turn():
+            nonlocal weights
+            asked = mixing._asked
+            found = mixing.mix(weights)
+            changed = (found[0] != weights[0]).any()
+            weights = found
+            return weights if changed and asked is not None else None
+
+        until(next_turn)
+        return weights[0][0], mixing.finish(weights)[0][0]
+
+    assert ranks(2)(work) == [(0.5, 0.5), (0.5, 0.5)]
+
+
+def test_an_answer_averages_with_what_the_other_one_has_become(ranks):
+    """Rank 0 asks with 0; rank 1 has 1 then, which has become 3 when it answers: it keeps half of the difference."""
+
+    def work(group):
+        mixing = made(group)
+        if group.rank == 0:
+            weights = mixing.mix([np.zeros(2)])
+            while not mixing.staleness:
+                weights = mixing.mix(weights)
+            return mixing.finish(weights)[0][0]
+        message = until(lambda: mixing._lines.arrived(0))
+        weights = [np.full(2, 3.0)]
+        mixing._answer(0, message, weights)
+        return mixing.finish(weights)[0][0]
+
+    assert ranks(2)(work) == [1.5, 1.5]
+
+
+def test_requests_to_one_that_has_ended_are_void(ranks):
+    def work(group):
+        mixing = made(group)
+        weights = [np.full(2, float(group.rank))]
+        for _ in range(50 * group.rank):
+            weights = mixing.mix(weights)
+        return mixing.finish(weights)[0][0]
+
+    assert ranks(2)(work) == [0.0, 1.0]
+
+
+def test_what_was_assigned_is_not_averaged_with_what_was_before(ranks):
+    def work(group):
+        mixing = made(group)
+        if group.rank == 0:
+            mixing.mix([np.full(2, 50.0)])
+        mixing.assigned(0)
+        weights = mixing.mix([np.full(2, 1.0)])
+        return mixing.finish(weights)[0][0]
+
+    assert ranks(2)(work) == [1.0, 1.0]

@@ -1,0 +1,416 @@
+"""`GossipStrategy` against NumPy, and with what Keras has; a check for each name in TEST_CASES, all by default."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference import Training, exponential, ring
+from replay import Recorder, replayed
+
+import tfdist
+from tfdist.compression import Int8, TopK, by_size
+from tfdist.parameter_server import Asynchronous, BoundedStaleness
+
+FOLDER = sys.argv[1]
+ROWS, BATCH, EPOCHS = 60, 12, 3  # equal shares on 1, 2 and 3 processes
+RATE = 1 / 16  # exact in float32, in which Keras has rates
+
+tfdist.init()
+rank, size = tfdist.rank(), tfdist.size()
+generator = np.random.default_rng(0)
+X = generator.normal(size=(ROWS, 5))
+Y = X @ generator.normal(size=(5, 3)) + 0.1 * generator.normal(size=(ROWS, 3))
+START = [generator.normal(size=(5, 3)), generator.normal(size=3)]
+
+
+def shares():
+    """For each step, each process's rows."""
+    batches = [np.arange(begin, begin + BATCH) for begin in range(0, ROWS, BATCH)]
+    return [[(X[part], Y[part]) for part in np.array_split(batch, size)] for batch in batches]
+
+
+def linear(strategy, **compiling):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(RATE), "mse", **compiling)
+    model.set_weights(START)
+    return model
+
+
+def fit(model, epochs=EPOCHS, **how):
+    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+
+
+def assert_alike(model, what="weights"):
+    """All processes have the same bits."""
+    for place, one in enumerate(getattr(model, what)):
+        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
+        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
+
+
+def assert_close(model, expected, rtol=1e-9):
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
+
+
+def line(size, number=0):
+    """A path through all processes, weighted by Metropolis and Hastings."""
+    matrix = np.zeros([size, size])
+    degrees = [1 if one in (0, size - 1) else 2 for one in range(size)]
+    for one in range(size - 1):
+        matrix[one, one + 1] = matrix[one + 1, one] = 1 / (1 + max(degrees[one], degrees[one + 1]))
+    return matrix + np.diag(1 - matrix.sum(axis=1))
+
+
+def golden():
+    """Trajectories of a few steps, after each epoch: D-PSGD in both forms, and CHOCO-SGD."""
+    path = {one: [other for other in (one - 1, one + 1) if 0 <= other < size] for one in range(size)}
+    coarse = {"compression": by_size({0: None, 10: TopK(0.2)})}
+    for arguments, expected in (
+        ({}, {}),
+        ({"overlap": True}, {"overlaps": True}),
+        ({"topology": "exponential"}, {"matrix": exponential}),
+        ({"topology": path}, {"matrix": line}),
+        ({"topology": path, "overlap": True, "sync_every": 2}, {"matrix": line, "overlaps": True, "every": 2}),
+        ({"topology": ring(size), "sync_every": 2}, {"every": 2}),
+        ({"synchronization": BoundedStaleness(0), "topology": path}, {"matrix": line}),
+        ({**coarse, "consensus_rate": 0.5, "topology": path}, {"matrix": line, "kept": 3, "consensus": 0.5}),
+    ):
+        reference = Training(START, size, **expected)
+        strategy = tfdist.GossipStrategy(**arguments)
+        model = linear(strategy)
+        for epoch in range(EPOCHS):
+            fit(model, epochs=epoch + 1, initial_epoch=epoch)
+            reference.epoch(shares())
+            assert_close(model, reference.weights[0])
+            np.testing.assert_allclose(strategy.distance(model), reference.distance(), rtol=1e-6, atol=1e-12)
+        assert_alike(model)
+        if size == 3:
+            for way in ({"run_eagerly": True}, {"steps_per_execution": 3}):
+                other = linear(tfdist.GossipStrategy(**arguments), **way)
+                fit(other)
+                assert_close(other, reference.weights[0])
+
+
+def recorded():
+    """AD-PSGD and bounded staleness: what happened when is recorded, and NumPy comes to the same by it."""
+    for synchronization in (Asynchronous(), BoundedStaleness(3)):
+        strategy = tfdist.GossipStrategy("complete", synchronization=synchronization)
+        model = linear(strategy)
+        expected = START
+        for epoch in range(4):
+            with Recorder() as recorder:
+                fit(model, epochs=epoch + 1, initial_epoch=epoch)
+            events = tfdist.all_gather(tf.constant([recorder.events], tf.int64, [1, *np.shape(recorder.events)]))
+            expected = replayed(expected, events.numpy().tolist(), shares(), RATE, 1 / size)
+            assert_close(model, expected)
+        assert len(recorder.events) > 5, recorder.events
+        assert_alike(model)
+
+
+def synchronous():
+    """Where all average with all, plain SGD is what one process does, and so are `evaluate` and `predict`."""
+
+    def trained(strategy):
+        model = linear(strategy, metrics=["mae"])
+        return model, fit(model, validation_data=(X[:24], Y[:24]))
+
+    plain, expected = trained(tf.distribute.get_strategy())
+    model, found = trained(tfdist.GossipStrategy("complete"))
+    assert_close(model, plain.get_weights())
+    for name in ("val_loss", "val_mae"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+    np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
+
+
+WAYS = (
+    {},
+    {"topology": "exponential", "overlap": True},
+    {"topology": "random", "sync_every": 2},
+    {"synchronization": BoundedStaleness(2)},
+    {"synchronization": Asynchronous()},
+    {"compression": TopK(0.1)},
+)
+
+
+def deep(strategy, optimizer, dtype=None, **compiling):
+    """With moving statistics and random numbers."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        built = keras.Sequential(
+            [
+                keras.layers.Input((5,)),
+                keras.layers.Dense(40, "tanh", dtype=dtype),
+                keras.layers.BatchNormalization(dtype=dtype),
+                keras.layers.Dropout(0.2, dtype=dtype),
+                keras.layers.Dense(30, dtype=dtype),
+                keras.layers.Dense(3, dtype="float32" if dtype else None),
+            ]
+        )
+        built.compile(optimizer(), "mse", metrics=["mae"], **compiling)
+    return built
+
+
+def features():
+    """What Keras has goes together with gossip: all processes end with equal weights and logs, and have learned."""
+    for optimizer, arguments in zip(
+        (
+            keras.optimizers.Adam,
+            lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=1.0),
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.5, global_clipnorm=1.0),
+            lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=4),
+            lambda: keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2),
+            lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 50), clipvalue=0.5),
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**20),
+        ),
+        itertools.cycle(WAYS),
+        strict=False,
+    ):
+        scaled = isinstance(optimizer(), keras.optimizers.LossScaleOptimizer)
+        strategy = tfdist.GossipStrategy(**arguments)
+        model = deep(strategy, optimizer, "mixed_float16" if scaled else None)
+        reports, stale = tfdist.callbacks.Communication(), tfdist.callbacks.StalenessReport()
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
+        before = model.evaluate(X, Y, verbose=0)[0]
+        found = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping, reports, stale])
+        assert_alike(model)
+        assert len(found["loss"]) == 2, found
+        everyone = tfdist.all_gather(tf.constant([[found[name][-1] for name in sorted(found)]])).numpy()
+        assert (everyone == everyone[0]).all(), (sorted(found), everyone)
+        assert model.evaluate(X, Y, verbose=0)[0] < before
+        assert len(model.predict(X, verbose=0)) == ROWS
+        assert len(reports.history["replica_distance"]) == 2, reports.history
+        assert 0 <= reports.history["replica_distance"][-1] < 1, reports.history
+        if size > 1:
+            late = stale.history
+            assert len(late["staleness"]) == 2, late
+            assert late["staleness"][-1] <= late["most_staleness"][-1], late
+            if "synchronization" not in arguments:
+                assert late["most_staleness"][-1] == float("overlap" in arguments), late
+
+
+class Gan(keras.Model):
+    """Two networks, each with an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
+        self.loss_tracker = keras.metrics.Mean("loss")
+
+    def build(self, shape):
+        self.one.build((None, 5))
+        self.other.build((None, 5))
+
+    def compile(self, one, other):
+        super().compile()
+        self.of_one, self.of_other = one, other
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.other(self.one(data))
+            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
+        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
+            variables = network.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+def loops():
+    """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
+    for arguments in WAYS:
+        strategy = tfdist.GossipStrategy(**arguments)
+        with strategy.scope():
+            gan = Gan()
+            gan.build((None, 5))
+            gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
+        gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+        assert_alike(gan)
+
+    reference = Training(START, size)
+    model = linear(strategy := tfdist.GossipStrategy())
+
+    def replica(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(replica, (x, y))
+
+    for batch in shares():
+        step(*map(tf.constant, batch[rank]))
+    reference.epoch(shares())
+    strategy.settle(model)
+    assert_close(model, reference.weights[0])
+
+
+def again():
+    """A model that is compiled again, trained after an interrupt, and with weights that were set between and within."""
+    for arguments in WAYS:
+        strategy = tfdist.GossipStrategy(**arguments)
+        model = linear(strategy)
+        fit(model, epochs=1)
+        with strategy.scope():
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        fit(model, epochs=1)
+        assert_alike(model)
+
+        class Interrupts(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 3:
+                    raise KeyError("interrupted")
+
+        with pytest.raises(KeyError, match="interrupted"):
+            fit(model, callbacks=[Interrupts()])
+        fit(model, epochs=1)
+        assert_alike(model)
+
+        class Resets(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 4:  # the last one
+                    self.model.set_weights(START)
+
+        fit(model, epochs=1, callbacks=[Resets()])
+        assert_close(model, START)
+        model.set_weights([one + 1 for one in START])
+        model.evaluate(X, Y, verbose=0)
+        assert_close(model, [one + 1 for one in START])
+
+
+def uneven():
+    """A process that has fewer batches is left out by its neighbours until the end."""
+    for arguments in WAYS:
+        strategy = tfdist.GossipStrategy(**arguments)
+        model = linear(strategy)
+
+        def dataset(context):
+            rows = 4 * (1 + 6 * context.input_pipeline_id)
+            return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(4)
+
+        model.fit(strategy.distribute_datasets_from_function(dataset), epochs=2, verbose=0)
+        assert_alike(model)
+        assert np.isfinite(model.evaluate(X, Y, verbose=0))
+
+
+def compressed():
+    """Fewer bytes, and it still learns."""
+    sent = {}
+    for compression in (None, Int8(), TopK(0.05)):
+        strategy = tfdist.GossipStrategy(compression=compression)
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(800, "tanh"), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.02), "mse")
+        model.build((None, 5))
+        fit(model, epochs=1)
+        before = strategy.communication()["bytes"]
+        found = fit(model, epochs=10)["loss"]
+        sent[repr(compression)] = strategy.communication()["bytes"] - before
+        assert found[-1] < found[0] / 2, found
+        assert_alike(model)
+    if size > 1:
+        plain, *others = sent.values()
+        assert all(one < plain * 0.7 for one in others), sent
+
+
+def restarted():
+    """`BackupAndRestore` goes on with the epoch that was under way, `ModelCheckpoint` writes what all have."""
+    place = os.path.join(FOLDER, f"backup-{size}")
+    path = os.path.join(FOLDER, f"model-{size}.keras")
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyError("interrupted")
+
+    expected = linear(tfdist.GossipStrategy())
+    fit(expected, epochs=4)
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(
+            linear(tfdist.GossipStrategy()),
+            epochs=4,
+            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Ends()],
+        )
+    tfdist.barrier()
+    model = linear(tfdist.GossipStrategy())
+    fit(model, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(place)])
+    assert_close(model, expected.get_weights())
+    assert_alike(model)
+    half = linear(tfdist.GossipStrategy())
+    fit(half, epochs=2)
+    assert_close(keras.models.load_model(path), half.get_weights())
+
+
+def waits_for_nobody():
+    """A process that stands still does not keep the others from their steps, and all then end together."""
+    there = Path(FOLDER) / f"taken-{size}"
+
+    class Stands(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 0 and batch == 1:
+                while not there.exists():  # the deadline is the test's
+                    pass
+            if rank == size - 1 and batch == 30:
+                there.touch()
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(8).batch(BATCH)
+    for synchronization in (Asynchronous(), BoundedStaleness(40)):
+        there.unlink(missing_ok=True)
+        tfdist.barrier()
+        strategy = tfdist.GossipStrategy(synchronization=synchronization)
+        model = linear(strategy)
+        own = strategy.distribute_datasets_from_function(lambda context: data)
+        model.fit(own, epochs=1, verbose=0, callbacks=[Stands()])
+        assert_alike(model)
+
+
+def mismatched():
+    """Processes with different topologies."""
+    tfdist.GossipStrategy(["ring", "random"][rank])
+
+
+def unfit():
+    """A graph of another number of processes."""
+    tfdist.GossipStrategy([[0, 1], [1, 0]])
+
+
+def endless():
+    """Until a process is killed."""
+
+    class Saying(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                print("READY", flush=True)
+
+    strategy = tfdist.GossipStrategy(synchronization=Asynchronous() if os.environ.get("TEST_ASYNCHRONOUS") else None)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
+    linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
+
+
+checks = (
+    golden,
+    recorded,
+    synchronous,
+    features,
+    loops,
+    again,
+    uneven,
+    compressed,
+    restarted,
+    waits_for_nobody,
+)
+for name in os.environ.get("TEST_CASES", ",".join(check.__name__ for check in checks)).split(","):
+    keras.backend.set_floatx("float64")
+    globals()[name]()
+    print("PASSED", name, flush=True)
+tfdist.barrier()
+print("DONE", flush=True)

@@ -1,0 +1,103 @@
+"""Gossip in a few lines of NumPy: linear regression by all processes, one after another. Nothing of tfdist."""
+
+import numpy as np
+
+
+def gradient(weights, x, y):
+    """Of the mean squared error of x W + b."""
+    error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)
+    return [x.T @ error, error.sum(axis=0)]
+
+
+def descended(weights, x, y, rate):
+    return [one - rate * g for one, g in zip(weights, gradient(weights, x, y), strict=True)]
+
+
+def mixed(matrix, everyone):
+    """Σ_j W_ij x_j for all i."""
+    return [[sum(w * x[place] for w, x in zip(row, everyone, strict=True)) for place in (0, 1)] for row in matrix]
+
+
+def mean(everyone):
+    return [sum(x[place] for x in everyone) / len(everyone) for place in (0, 1)]
+
+
+def ring(size, number=0):
+    matrix = np.zeros([size, size])
+    for one in range(size):
+        for other in {(one - 1) % size, one, (one + 1) % size}:
+            matrix[one, other] = 1
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+def exponential(size, number):
+    hop = 2 ** (number % max(1, int(np.ceil(np.log2(size)))))
+    matrix = np.eye(size) / 2
+    for one in range(size):
+        matrix[one, (one - hop) % size] += 0.5
+    return matrix
+
+
+class Training:
+    """Of several processes, each epoch of which ends with the mean.
+
+    Args:
+        start: the weights, equal on all.
+        matrix: of the round with a number.
+        every: steps between rounds.
+        overlaps: whether weights are used a round later.
+        rate: of SGD.
+        kept: of CHOCO-SGD, how many elements of the matrix's differences are sent, in each round; None for all.
+        consensus: its γ.
+    """
+
+    def __init__(self, start, size, matrix=ring, every=1, overlaps=False, rate=1 / 16, kept=None, consensus=1.0):
+        self.weights = [[one.copy() for one in start] for _ in range(size)]
+        self.matrix, self.every, self.overlaps, self.rate = matrix, every, overlaps, rate
+        self.kept, self.consensus = kept, consensus
+
+    def epoch(self, batches):
+        """Trains; leaves the processes' weights before the end in `apart`."""
+        size, number, under_way = len(self.weights), 0, None
+        copies = [[one.copy() for one in weights] for weights in self.weights]
+        for step, batch in enumerate(batches):
+            self.weights = [descended(w, x, y, self.rate) for w, (x, y) in zip(self.weights, batch, strict=True)]
+            if (step + 1) % self.every:
+                continue
+            if self.overlaps:
+                self.add(under_way)
+                under_way = self.changes(self.weights, self.matrix(size, number))
+            elif self.kept is not None:
+                self.add(self.compressed(copies, self.matrix(size, number)))
+            else:
+                self.add(self.changes(self.weights, self.matrix(size, number)))
+            number += 1
+        self.add(under_way)
+        self.apart = self.weights
+        self.weights = [mean(self.weights) for _ in self.weights]
+
+    def changes(self, weights, matrix):
+        return [
+            [new - old for new, old in zip(one, own, strict=True)]
+            for one, own in zip(mixed(matrix, weights), weights, strict=True)
+        ]
+
+    def compressed(self, copies, matrix):
+        for own, copy in zip(self.weights, copies, strict=True):
+            difference = (own[0] - copy[0]).reshape(-1)
+            largest = np.argsort(-np.abs(difference), kind="stable")[: self.kept]
+            copy[0].reshape(-1)[largest] += difference[largest]
+            copy[1] = own[1].copy()  # vectors are sent as they are
+        return [[self.consensus * one[0], one[1]] for one in self.changes(copies, matrix)]
+
+    def add(self, changes):
+        if changes is not None:
+            self.weights = [
+                [x + c for x, c in zip(own, change, strict=True)]
+                for own, change in zip(self.weights, changes, strict=True)
+            ]
+
+    def distance(self):
+        middle = mean(self.apart)
+        away = np.mean([sum(np.sum((x - m) ** 2) for x, m in zip(w, middle, strict=True)) for w in self.apart])
+        return np.sqrt(away / sum(np.sum(m**2) for m in middle))

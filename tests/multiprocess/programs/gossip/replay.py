@@ -1,0 +1,154 @@
+"""Records what happens when in gossip that waits for nobody, and computes in NumPy what is to come of it.
+
+An event is three numbers: what happened, with whom, and in which round of the other one. Each process's events are in
+their order, a step of training among them; what one process sends to another arrives in its order. So all events can be
+done again, one process after another.
+"""
+
+import contextlib
+from collections import defaultdict, deque
+from unittest import mock
+
+from reference import descended, mean
+
+from tfdist.gossip.bounded import Bounded
+from tfdist.gossip.messages import Kind
+from tfdist.gossip.pairs import InPairs
+
+STEP, ASK, ANSWER, ADD, CROSS, TAKE, VOID, END = range(1, 9)
+ROOM = 400
+"""Events of a process at most, as all processes gather equal numbers of them."""
+
+
+class Recorder(contextlib.ExitStack):
+    """Records this process's events.
+
+    Attributes:
+        events: ROOM of them, followed by zeros.
+    """
+
+    def __enter__(self):
+        self._found = []
+        before = {"mix": InPairs.mix, "_ask": InPairs._ask, "_answer": InPairs._answer, "_hear": InPairs._hear}
+
+        def mix(mixing, values):
+            self._found.append((STEP, 0, 0))
+            return before["mix"](mixing, values)
+
+        def ask(mixing, values):
+            before["_ask"](mixing, values)
+            self._found.append((ASK, mixing._asked, 0))
+
+        def answer(mixing, rank, request, values):
+            self._found.append((ANSWER, rank, 0))
+            before["_answer"](mixing, rank, request, values)
+
+        def hear(mixing, rank, message, values):
+            if message.kind == Kind.REQUEST:
+                self._found.append((CROSS if rank == mixing._asked else VOID, rank, 0))
+            elif message.kind == Kind.ANSWER:
+                self._found.append((ADD, rank, 0))
+            before["_hear"](mixing, rank, message, values)
+
+        for name, replacement in (("mix", mix), ("_ask", ask), ("_answer", answer), ("_hear", hear)):
+            self.enter_context(mock.patch.object(InPairs, name, replacement))
+        bounded_mix, take, finish = Bounded.mix, Bounded._take, Bounded.finish
+
+        def mix_bounded(mixing, values):
+            self._found.append((STEP, 0, 0))
+            return bounded_mix(mixing, values)
+
+        def record_take(mixing, rank, message, values):
+            if message.round in mixing._own:
+                self._found.append((TAKE, rank, message.round))
+            take(mixing, rank, message, values)
+
+        self.enter_context(mock.patch.object(Bounded, "mix", mix_bounded))
+
+        def finish_bounded(mixing, values):
+            if self._found:  # `fit` also begins with an end
+                self._found.append((END, 0, 0))
+            return finish(mixing, values)
+
+        self.enter_context(mock.patch.object(Bounded, "_take", record_take))
+        self.enter_context(mock.patch.object(Bounded, "finish", finish_bounded))
+        return super().__enter__()
+
+    @property
+    def events(self):
+        assert len(self._found) <= ROOM, len(self._found)
+        return self._found + [(0, 0, 0)] * (ROOM - len(self._found))
+
+
+class Process:
+    """One that does its events again."""
+
+    def __init__(self, rank, events, start):
+        self.rank, self.events = rank, deque(event for event in map(tuple, events) if event[0])
+        self.weights = [one.copy() for one in start]
+        self.sent = {}  # by round, the weights
+        self.rounds = -1
+        self.given = None
+
+
+def replayed(start, events, batches, rate, weight):
+    """The mean at the end of an epoch.
+
+    Args:
+        start: the weights, equal on all.
+        events: of each process.
+        batches: for each step, each process's inputs and outputs.
+        rate: of SGD.
+        weight: of a neighbour, with bounded staleness.
+    """
+    processes = [Process(rank, own, start) for rank, own in enumerate(events)]
+    requests, answers = defaultdict(deque), defaultdict(deque)
+
+    def half(ones, others):
+        return [(one - other) / 2 for one, other in zip(ones, others, strict=True)]
+
+    def done(own, what, other, number):
+        """Does an event, if what it needs is there."""
+        if what == STEP:
+            own.rounds += 1
+            own.weights = descended(own.weights, *batches[own.rounds][own.rank], rate)
+            own.sent[own.rounds] = [one.copy() for one in own.weights]
+        elif what == END:  # what comes now is later by a round than at the last step
+            own.rounds += 1
+        elif what == ASK:
+            own.given = [one.copy() for one in own.weights]
+            requests[own.rank, other].append(own.given)
+        elif what in (ANSWER, CROSS, VOID):
+            if not requests[other, own.rank]:
+                return False
+            theirs = requests[other, own.rank].popleft()
+            if what == ANSWER:
+                changes = half(own.weights, theirs)
+                answers[own.rank, other].append(changes)
+                own.weights = [one - change for one, change in zip(own.weights, changes, strict=True)]
+            elif what == CROSS:
+                changes = half(theirs, own.given)
+                own.weights = [one + change for one, change in zip(own.weights, changes, strict=True)]
+        elif what == ADD:
+            if not answers[other, own.rank]:
+                return False
+            changes = answers[other, own.rank].popleft()
+            own.weights = [one + change for one, change in zip(own.weights, changes, strict=True)]
+        elif what == TAKE:
+            if number not in processes[other].sent:
+                return False
+            factor = weight / (1 + own.rounds - number)
+            own.weights = [
+                mine + factor * (theirs - ours)
+                for mine, theirs, ours in zip(own.weights, processes[other].sent[number], own.sent[number], strict=True)
+            ]
+        return True
+
+    while any(process.events for process in processes):
+        moved = False
+        for process in processes:
+            while process.events and done(process, *process.events[0]):
+                process.events.popleft()
+                moved = True
+        assert moved, [list(process.events)[:3] for process in processes]
+    return mean([process.weights for process in processes])

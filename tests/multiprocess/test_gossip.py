@@ -1,0 +1,48 @@
+"""Gossip: trajectories against NumPy, everything of Keras beside it, and what becomes of failures."""
+
+import re
+import signal
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "gossip" / "main.py")
+FEW = ["golden", "recorded", "synchronous", "uneven", "waits_for_nobody"]
+CHECKS = [*FEW, "features", "loops", "again", "compressed", "restarted"]
+
+
+@pytest.mark.parametrize(("size", "checks"), [(1, ["golden", "synchronous"]), (2, FEW), (3, CHECKS)])
+def test_gossip(size, checks, tmp_path):
+    settings = {"TEST_CASES": ",".join(checks)}
+    for end in harness.run([PROGRAM, str(tmp_path)], size, deadline=300, settings=settings):
+        passed = [line.split()[1] for line in end.output.splitlines() if line.startswith("PASSED ")]
+        assert passed == checks, end.output
+    harness.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "message"),
+    [
+        ("mismatched", 2, r"MismatchError: ranks differ in .*rank 0 has topology=Ring\(\)"),
+        ("unfit", 3, "ValueError: the topology is a graph of 2 processes, and 3 train"),
+    ],
+)
+def test_what_is_refused(case, size, message, tmp_path):
+    with harness.started([PROGRAM, str(tmp_path)], size, {"TEST_CASES": case}) as processes:
+        for end in processes.wait(60):
+            assert end.code, end.output
+            assert re.search(message, end.output), end.output
+
+
+@pytest.mark.parametrize("settings", [{}, {"TEST_ASYNCHRONOUS": "1"}], ids=["in rounds", "in pairs"])
+def test_killed_rank_is_named(settings, tmp_path):
+    with harness.started([PROGRAM, str(tmp_path)], 3, {"TEST_CASES": "endless", **settings}) as processes:
+        processes.await_output(1, "READY")
+        processes.signal(1, signal.SIGKILL)
+        processes.wait(30)
+        for other in (0, 2):
+            assert processes.popens[other].returncode not in (0, None), processes.outputs()
+            assert re.search("PeerLostError: .*rank 1, worker 1 .*died", processes.output(other)), processes.outputs()

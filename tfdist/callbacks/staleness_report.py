@@ -1,0 +1,106 @@
+"""A callback that reports how old the weights and gradients were that training has used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.callbacks.summaries import Summaries
+from tfdist.collectives.all_gather import all_gather_rows
+from tfdist.engine.group import Group
+from tfdist.notices import notice
+from tfdist.strategies import at_work, server_figures
+from tfdist.strategies.abilities import TrainsInRounds, UpdatesOnServers, WritesOnce
+
+_said = False
+
+
+class StalenessReport(keras.callbacks.Callback):
+    """Reports for every epoch how stale what was used of other processes was.
+
+    On parameter servers the staleness of a gradient is the number of updates between the parameters that it was
+    computed with and those that it is applied to. With `tfdist.GossipStrategy` it is the number of rounds between the
+    weights that a process mixes with and its own. Other strategies take their steps together: then the callback does
+    nothing, and says so once.
+
+    The chief reports the mean and the largest staleness.
+
+    Args:
+        log_dir: TensorBoard's log directory, for figures and a histogram; by default nothing is written. TensorBoard
+            itself need not be installed.
+
+    Attributes:
+        history: by name, ``staleness``, the mean, and ``most_staleness`` of every epoch, on every process.
+        counts: for every epoch, how often each staleness was seen on all processes.
+    """
+
+    def __init__(self, log_dir: str | None = None) -> None:
+        super().__init__()
+        self._summaries = Summaries(log_dir)
+        self._before: Counter[int] = Counter()
+        self.history: dict[str, list[float]] = {}
+        self.counts: list[dict[int, int]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes a first reading."""
+        self._before = self._read() or Counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports."""
+        now = self._read()
+        if now is None:
+            _say_once()
+            return
+        counts = now - self._before
+        rounds = at_work.of_model(self.model, TrainsInRounds)
+        if rounds is not None:
+            counts = _of_all(counts, rounds.group)
+        self.counts.append(dict(sorted(counts.items())))
+        uses = sum(counts.values())
+        figures = {
+            "staleness": sum(late * count for late, count in counts.items()) / uses if uses else 0.0,
+            "most_staleness": float(max(counts, default=0)),
+        }
+        for name, figure in figures.items():
+            self.history.setdefault(name, []).append(figure)
+        writes = at_work.of_model(self.model, WritesOnce)
+        if writes is not None and writes.is_writer:
+            what = "updates old" if rounds is None else "rounds old"
+            notice(
+                "tfdist: epoch %d: what was used of other processes was %.1f %s on average and %d at most.",
+                *(epoch + 1, figures["staleness"], what, figures["most_staleness"]),
+            )
+            self._summaries.write(
+                epoch,
+                {f"staleness/{name}": figure for name, figure in figures.items()},
+                {"staleness/of each use": counts},
+            )
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes TensorBoard's file."""
+        self._summaries.close()
+
+    def _read(self) -> Counter[int] | None:
+        if (servers := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+            return Counter(server_figures.read(servers, self.model).staleness)
+        rounds = at_work.of_model(self.model, TrainsInRounds)
+        return None if rounds is None else Counter(rounds.staleness(self.model))
+
+
+def _of_all(counts: Counter[int], group: Group) -> Counter[int]:
+    own = np.array(sorted(counts.items()), np.int64).reshape(-1, 2)
+    everyone, _ = group.run("callbacks: staleness", all_gather_rows(own))
+    total: Counter[int] = Counter()
+    for late, count in everyone.tolist():
+        total[late] += count
+    return total
+
+
+def _say_once() -> None:
+    global _said
+    if not _said:
+        _said = True
+        notice("tfdist: the callback StalenessReport does nothing: nothing is stale where steps are taken together.")

@@ -1,0 +1,88 @@
+"""Gossip with bounded staleness: a process takes in the weights of its neighbours as they come."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.messages import Kind, Message
+from tfdist.gossip.mixing import Arrays, Mixing, like
+from tfdist.gossip.topologies import Topology
+
+
+class Bounded(Mixing):
+    """In a round a process takes in what has come of its neighbours, which is at most so many rounds old.
+
+    So it waits for a neighbour only if it has left that one behind by more than the bound. What it takes in is how
+    the two differed in the neighbour's round, not how old weights differ from new ones, which would hold training back:
+    x_i ← x_i + W_ij / (1 + a) (x_j − x_i of that round), a rounds later. The later, the less it counts, as corrections
+    that come late overshoot: with a constant delay of a rounds they converge up to a factor of 2 sin(π / (4 a + 2)),
+    which is above 1 / (1 + a). A bound of 0 is `InRounds`.
+
+    Args:
+        lines: as of `Mixing`.
+        topology: of the processes, which is static.
+        rank: of this process.
+        size: how many there are.
+        bound: on the age of weights, in rounds.
+
+    References:
+        Luo, Lin, Zhuo and Qian, *Hop: heterogeneity-aware decentralized training*, ASPLOS 2019, for the bound; it
+        averages with the old weights themselves.
+    """
+
+    def __init__(self, lines: Lines, topology: Topology, rank: int, size: int, bound: int) -> None:
+        super().__init__(lines, topology.neighbours(rank, size))
+        self._weights = topology.sources(rank, size, 0)
+        self._bound = bound
+        self._last: dict[int, int] = {}
+        self._own: dict[int, tuple[int, list[np.ndarray]]] = {}
+        """By round, the generation and the weights, as long as a neighbour's of the same round may come."""
+
+    def begin(self, values: Arrays) -> None:
+        """See `Mixing`."""
+        super().begin(values)
+        self._last = dict.fromkeys(self._neighbours, -1)
+        self._own.clear()
+
+    def mix(self, values: Arrays) -> list[np.ndarray]:
+        """See `Mixing`."""
+        own = [np.array(value) for value in values]
+        self._own[self._round] = self._generation, own
+        message = self._message(Kind.WEIGHTS, own)
+        for rank in self._left:
+            self._lines.send(rank, message)
+        new = [value.copy() for value in own]
+        for rank in self._left:
+            self._hear(rank, new)
+        self._round += 1
+        oldest = min((self._last[rank] for rank in self._left), default=self._round)
+        for number in [number for number in self._own if number <= oldest]:
+            del self._own[number]
+        return new
+
+    def _hear(self, rank: int, values: list[np.ndarray]) -> None:
+        """Takes in what has come from a neighbour, and waits for it as long as it is too far behind."""
+        while self._last[rank] < self._round:  # what comes then is of a later round than this process's
+            is_behind = self._last[rank] < self._round - self._bound
+            message = self._lines.await_next(rank) if is_behind else self._lines.arrived(rank)
+            if message is None:
+                return
+            if message.kind == Kind.ENDED:
+                self._ended.add(rank)
+                return
+            self._take(rank, message, values)
+
+    def _take(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+        self._last[rank] = message.round
+        generation, own = self._own.get(message.round, (-1, []))
+        if not self._generation == generation == message.generation:
+            return  # it is of a round that this process has not had, or of values that have been replaced
+        age = self._round - message.round
+        self.staleness[age] += 1
+        weight = self._weights[rank] / (1 + age)
+        for value, theirs, ours in zip(values, like(message.parts, own), own, strict=True):
+            value += (theirs - ours) * ours.dtype.type(weight)
+
+    def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+        self._take(rank, message, values)

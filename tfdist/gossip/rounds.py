@@ -1,0 +1,99 @@
+"""Gossip in rounds: a process waits for the weights of its neighbours in the same round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.gossip.encodings import Encoding
+from tfdist.gossip.lines import Lines
+from tfdist.gossip.messages import Kind
+from tfdist.gossip.mixing import Arrays, Mixing, added
+from tfdist.gossip.topologies import Topology
+
+
+class InRounds(Mixing):
+    """Decentralized parallel SGD.
+
+    Without overlap a process mixes what its step has made of the weights: x ← Σ_j W_ij (x_j − η g_j). With overlap the
+    weights travel during the next step, and what mixing would have changed is added after it:
+    x ← Σ_j W_ij x_j − η g_i, as its authors have it.
+
+    Args:
+        lines: as of `Mixing`.
+        topology: of the processes.
+        encoding: of the weights.
+        rank: of this process.
+        size: how many there are.
+        overlaps: whether an exchange is under way during the next step.
+
+    References:
+        Lian et al., *Can decentralized algorithms outperform centralized algorithms? A case study for decentralized
+        parallel stochastic gradient descent*, NeurIPS 2017, algorithm 1.
+    """
+
+    def __init__(
+        self, lines: Lines, topology: Topology, encoding: Encoding, rank: int, size: int, overlaps: bool
+    ) -> None:
+        super().__init__(lines, topology.neighbours(rank, size))
+        self._topology, self._encoding = topology, encoding
+        self._place = rank, size
+        self._overlaps = overlaps
+        self._under_way: dict[int, float] | None = None
+        self._assigned: set[int] = set()
+
+    def begin(self, values: Arrays) -> None:
+        """See `Mixing`."""
+        super().begin(values)
+        self._under_way = None
+        self._encoding.begin(values, self._neighbours)
+
+    def mix(self, values: Arrays) -> list[np.ndarray]:
+        """See `Mixing`."""
+        if not self._overlaps:
+            self._start(values)
+            return self._completed(values, blocking=False)
+        new = self._completed(values, blocking=False)
+        self._start(new)
+        return [value.copy() for value in new]  # the others are on their way
+
+    def finish(self, values: Arrays) -> list[np.ndarray]:
+        """See `Mixing`."""
+        return super().finish(self._completed(values, blocking=True))
+
+    def assigned(self, place: int) -> None:
+        """See `Mixing`."""
+        super().assigned(place)
+        self._assigned.add(place)
+
+    def _start(self, values: Arrays) -> None:
+        message = self._message(Kind.WEIGHTS, self._encoding.sent(values))
+        for rank in self._topology.targets(*self._place, self._round):
+            if rank not in self._ended:
+                self._lines.send(rank, message)
+        self._under_way = self._topology.sources(*self._place, self._round)
+        for rank in self._under_way.keys() - self._ended:
+            self._lines.expect(rank)
+        self._assigned.clear()
+        self._round += 1
+
+    def _completed(self, values: Arrays, blocking: bool) -> list[np.ndarray]:
+        """The weights after the round that is under way; those of neighbours that have ended count as this one's."""
+        if self._under_way is None:
+            return [np.array(value) for value in values]
+        sources, self._under_way = self._under_way, None
+        for rank in sources.keys() - self._ended:
+            message = self._lines.await_next(rank, blocking)
+            if message.kind == Kind.ENDED:
+                self._ended.add(rank)
+            else:
+                self._encoding.received(rank, message.parts)
+        weights = {rank: weight for rank, weight in sources.items() if rank not in self._ended}
+        self.staleness[int(self._overlaps)] += len(weights)
+        changes: Sequence[np.ndarray] = self._encoding.change(weights)
+        if self._assigned:
+            changes = [
+                np.zeros_like(change) if place in self._assigned else change for place, change in enumerate(changes)
+            ]
+        return added(values, changes)

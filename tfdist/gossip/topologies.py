@@ -1,0 +1,254 @@
+"""Who averages weights with whom, and how much each counts.
+
+A topology is a matrix W in each round: process i goes on with Σ_j W_ij x_j. Rows and columns add up to 1, so that the
+mean of all processes' weights stays what it is, and over some rounds everyone hears of everyone else.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfdist.compression.method import Described
+
+
+class Topology(Described, abc.ABC):
+    """The lines between processes. Must be the same on all of them, which compare its ``repr``.
+
+    Attributes:
+        is_static: whether every round has the same weights, which are symmetric.
+    """
+
+    is_static = True
+
+    @abc.abstractmethod
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """The weights with which a process takes those of others into its mean; the rest is its own weight.
+
+        Args:
+            rank: of the process.
+            size: how many there are.
+            number: of the round, from 0.
+        """
+
+    def targets(self, rank: int, size: int, number: int) -> list[int]:
+        """The processes that take this one's weights in a round.
+
+        Args:
+            rank: as of `sources`.
+            size: as of `sources`.
+            number: as of `sources`.
+        """
+        return list(self.sources(rank, size, number))
+
+    def neighbours(self, rank: int, size: int) -> dict[int, float]:
+        """All that a process exchanges weights with in some round, with the weights that they have on average.
+
+        Args:
+            rank: as of `sources`.
+            size: as of `sources`.
+        """
+        return self.sources(rank, size, 0)
+
+    def check(self, size: int) -> None:
+        """Whether so many processes can use it.
+
+        Args:
+            size: how many.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        return
+
+
+@dataclass(frozen=True, repr=False)
+class Ring(Topology):
+    """Each process averages with the one before it and the one after it, all three with equal weights.
+
+    Cheap, and slow on many processes: the distance between them shrinks by about 1 − 13 / n² in a round of n.
+    """
+
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """See `Topology`."""
+        others = {(rank - 1) % size, (rank + 1) % size} - {rank}
+        return dict.fromkeys(sorted(others), 1 / (len(others) + 1))
+
+
+@dataclass(frozen=True, repr=False)
+class Complete(Topology):
+    """Each process averages with all others: after each round all have the mean."""
+
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """See `Topology`."""
+        return {other: 1 / size for other in range(size) if other != rank}
+
+
+@dataclass(frozen=True, repr=False)
+class Exponential(Topology):
+    """In round t a process averages with the one 2^(t mod ⌈log2 n⌉) places before it: one message a round.
+
+    If n is a power of two, all have the mean after log2 n rounds without steps of training.
+
+    References:
+        Assran, Loizou, Ballas and Rabbat, *Stochastic gradient push for distributed deep learning*, ICML 2019. Ying et
+        al., *Exponential graph is provably efficient for decentralized deep training*, NeurIPS 2021.
+    """
+
+    is_static = False
+
+    def _hop(self, size: int, number: int) -> int:
+        return 1 << (number % max(1, math.ceil(math.log2(size))))
+
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """See `Topology`."""
+        return {(rank - self._hop(size, number)) % size: 0.5} if size > 1 else {}
+
+    def targets(self, rank: int, size: int, number: int) -> list[int]:
+        """See `Topology`."""
+        return [(rank + self._hop(size, number)) % size] if size > 1 else []
+
+    def neighbours(self, rank: int, size: int) -> dict[int, float]:
+        """See `Topology`."""
+        hops = {1 << number for number in range(math.ceil(math.log2(size)))} if size > 1 else set()
+        others = sorted({(rank + sign * hop) % size for hop in hops for sign in (-1, 1)})
+        return dict.fromkeys(others, 0.5 / max(1, len(others)))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomPairs(Topology):
+    """In each round processes average in pairs, which are drawn anew. If their number is odd, one stays alone.
+
+    Args:
+        seed: of the draws.
+    """
+
+    seed: int = 0
+    is_static = False
+
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """See `Topology`."""
+        order = np.random.default_rng([self.seed, number]).permutation(size).tolist()
+        place = order.index(rank)
+        other = place ^ 1
+        return {order[other]: 0.5} if other < size else {}
+
+    def neighbours(self, rank: int, size: int) -> dict[int, float]:
+        """See `Topology`."""
+        return {other: 0.5 / (size - 1) for other in range(size) if other != rank}
+
+
+class Graph(Topology):
+    """Neighbours in a connected graph average, with weights by their numbers of neighbours (Metropolis and Hastings).
+
+    Args:
+        graph: which processes are neighbours: a square matrix of 0 and 1; or of the weights W themselves; or for each
+            rank those of its neighbours, as a mapping; or a graph of ``networkx``, whose nodes are ranks.
+
+    Raises:
+        ValueError: it is none of these; or not symmetric, or not connected; or weights do not add up to 1.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._weights = _weights(graph)
+
+    def __repr__(self) -> str:
+        return f"Graph({np.round(self._weights, 6).tolist()})"
+
+    def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
+        """See `Topology`."""
+        row = self._weights[rank].tolist()
+        return {other: weight for other, weight in enumerate(row) if weight and other != rank}
+
+    def check(self, size: int) -> None:
+        """See `Topology`."""
+        if len(self._weights) != size:
+            raise ValueError(
+                f"the topology is a graph of {len(self._weights)} processes, and {size} train: give it a rank for each"
+            )
+
+
+_NAMES: dict[str, type[Topology]] = {
+    "ring": Ring,
+    "exponential": Exponential,
+    "random": RandomPairs,
+    "complete": Complete,
+}
+
+
+def as_topology(given: Any) -> Topology:
+    """The topology that a user means.
+
+    Args:
+        given: its name, a `Topology`, or what `Graph` takes.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(given, Topology):
+        return given
+    if isinstance(given, str):
+        if given not in _NAMES:
+            raise ValueError(f"topology= is one of {', '.join(map(repr, _NAMES))}, or a graph; got {given!r}")
+        return _NAMES[given]()
+    return Graph(given)
+
+
+def _weights(graph: Any) -> np.ndarray:
+    if isinstance(graph, Mapping):
+        matrix = _adjacency(graph.keys(), ((one, other) for one, others in graph.items() for other in others))
+    elif hasattr(graph, "nodes") and hasattr(graph, "edges"):
+        edges = list(graph.edges())
+        matrix = _adjacency(graph.nodes(), [*edges, *((other, one) for one, other in edges)])
+    else:
+        try:
+            matrix = np.asarray(graph, np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"a topology is a name, a matrix, a mapping or a graph; got {graph!r}") from None
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix) or not np.isfinite(matrix).all():
+        raise ValueError(f"a graph's matrix is square, with a row for each process; got shape {matrix.shape}")
+    if not np.allclose(matrix, matrix.T) or (matrix < 0).any():
+        raise ValueError("a graph's matrix is symmetric and nowhere negative: neighbours are so to each other")
+    if np.isin(matrix, (0, 1)).all():
+        links = matrix.astype(bool) & ~np.eye(len(matrix), dtype=bool)
+        degrees = links.sum(axis=1)
+        matrix = links / (1 + np.maximum(degrees[:, None], degrees[None, :]))
+        matrix += np.diag(1 - matrix.sum(axis=1))
+    elif not np.allclose(matrix.sum(axis=1), 1):
+        raise ValueError(f"each row of a matrix of weights adds up to 1; got {matrix.sum(axis=1).tolist()}")
+    _check_connected(matrix)
+    return matrix
+
+
+def _adjacency(nodes: Iterable[Any], links: Iterable[tuple[Any, Any]]) -> np.ndarray:
+    ranks = sorted(nodes)
+    if ranks != list(range(len(ranks))):
+        raise ValueError(f"a graph's nodes are the ranks from 0 on, without a gap; got {ranks}")
+    matrix = np.zeros([len(ranks), len(ranks)])
+    for one, other in links:
+        if other not in ranks:
+            raise ValueError(f"rank {one} has the neighbour {other!r}, which is no rank of the graph")
+        matrix[one, other] = 1
+    return matrix
+
+
+def _check_connected(matrix: np.ndarray) -> None:
+    reached, front = {0}, [0]
+    while front:
+        front = [other for other in np.flatnonzero(matrix[front.pop()]).tolist() if other not in reached] + front
+        reached.update(front)
+    missing = sorted(set(range(len(matrix))) - reached)
+    if missing:
+        raise ValueError(f"the topology is not connected: no line leads from rank 0 to ranks {missing}")
+    if len(matrix) > 1 and not np.diag(matrix).any() and _is_bipartite(matrix):
+        raise ValueError("with these weights processes swap theirs for ever: give each one a weight for its own")
+
+
+def _is_bipartite(matrix: np.ndarray) -> bool:
+    """Whether an eigenvalue is −1, of a symmetric matrix of weights."""
+    return bool(np.isclose(np.linalg.eigvalsh(matrix)[0], -1))
