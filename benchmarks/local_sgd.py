@@ -1,4 +1,4 @@
-"""Time to an accuracy over slow lines: rounds of local steps, DiLoCo and Streaming DiLoCo, against all-reduce.
+"""Time to an accuracy over slow lines: rounds of local steps, DiLoCo, Streaming DiLoCo and gossip, against all-reduce.
 
     python benchmarks/local_sgd.py [--seeds 3] [--rates 1gbit 100mbit] [--target 0.85] [--steps 4096]
 
@@ -29,6 +29,7 @@ def strategies():
     import keras
 
     import tfdist
+    from tfdist.parameter_server import Asynchronous
 
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     local, int8 = tfdist.LocalSGDStrategy, tfdist.compression.Int8()
@@ -42,11 +43,23 @@ def strategies():
         "DiLoCo, k = 64, Int8": lambda: local(64, outer=outer, compression=int8),
         "Streaming DiLoCo": lambda: local(64, outer=outer, fragments=4, delay=4, compression=tfdist.compression.Int4()),
         "elastic, k = 16": lambda: local(16, elastic=0.9),
+        "gossip": lambda: tfdist.GossipStrategy(overlap=True),
+        "gossip, k = 16": lambda: tfdist.GossipStrategy(sync_every=16, overlap=True),
+        "gossip, TopK 1 %": lambda: tfdist.GossipStrategy(compression=tfdist.compression.TopK(0.01)),
+        "gossip in pairs": lambda: tfdist.GossipStrategy(synchronization=Asynchronous()),
     }
 
 
-def train(name, seed, target, steps):
-    """Runs on every host; the first one reports."""
+def train(made, seed, target, steps, callbacks=list):
+    """Runs on every process; the first one reports.
+
+    Args:
+        made: makes the strategy, when the data have been read.
+        seed: of weights and batches.
+        target: the accuracy at which training stops.
+        steps: at most.
+        callbacks: makes those of `fit`.
+    """
     import fashion
 
     (x, y), test = fashion.load()
@@ -54,7 +67,7 @@ def train(name, seed, target, steps):
     import tensorflow as tf
 
     keras.utils.set_random_seed(seed)
-    strategy = strategies()[name]()
+    strategy = made()
     with strategy.scope():
         model = fashion.mlp()
         model.compile(
@@ -85,7 +98,7 @@ def train(name, seed, target, steps):
 
     model.fit(data, steps_per_epoch=1, epochs=1, verbose=0)
     model.evaluate(*test, batch_size=1000, verbose=0)
-    model.fit(data, steps_per_epoch=EVERY, epochs=steps // EVERY, verbose=0, callbacks=[Read()])
+    model.fit(data, steps_per_epoch=EVERY, epochs=steps // EVERY, verbose=0, callbacks=[Read(), *callbacks()])
     if strategy.rank == 0:
         side_by_side.report({"readings": readings})
 
@@ -134,6 +147,6 @@ def main():
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+        train(lambda: strategies()[sys.argv[2]](), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
     else:
         main()

@@ -100,6 +100,12 @@ def test_local_sgd():
 
 
 @pytest.mark.multiprocess
+def test_gossip():
+    output = run("gossip.py", 3)
+    assert float(re.findall(r"val_accuracy: ([\d.]+)", output)[-1]) > 0.9
+
+
+@pytest.mark.multiprocess
 def test_pipeline_text():
     command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
     ended = harness.tfdist("run", "-n", "4", *command)
