@@ -10,6 +10,7 @@ require_tensorflow()
 from tfdist.callbacks.broadcast_variables import BroadcastVariables  # noqa: E402
 from tfdist.callbacks.commit_state import CommitState  # noqa: E402
 from tfdist.callbacks.communication import Communication  # noqa: E402
+from tfdist.callbacks.gradient_noise import GradientDiversity, GradientNoiseScale  # noqa: E402
 from tfdist.callbacks.learning_rate_scaling import LearningRateScaling  # noqa: E402
 from tfdist.callbacks.metric_average import MetricAverage  # noqa: E402
 from tfdist.callbacks.staleness_report import StalenessReport  # noqa: E402
@@ -19,6 +20,8 @@ __all__ = [
     "BroadcastVariables",
     "CommitState",
     "Communication",
+    "GradientDiversity",
+    "GradientNoiseScale",
     "LearningRateScaling",
     "MetricAverage",
     "StalenessReport",

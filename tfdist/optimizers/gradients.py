@@ -15,6 +15,7 @@ from tfdist.engine.group import Group
 from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
+from tfdist.strategies.gradient_norms import GradientNorms
 
 
 class Gradients:
@@ -33,6 +34,9 @@ class Gradients:
         group: as given.
         compressor: of this process's gradients; None for none.
         variables: those of the gradients that are about to be averaged.
+        averages: whether gradients are averaged as they are.
+        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
+        samples: of a process in a step, for ``norms``.
     """
 
     def __init__(
@@ -57,6 +61,9 @@ class Gradients:
         self._clipping = clipping or LocalClipping()
         self.compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         self.variables: list[Any] = []
+        self.averages = self._average and compression is None and self._clipping == LocalClipping()
+        self.norms: GradientNorms | None = None
+        self.samples = 1
         self._local: set[int] = set()
         self._kept: list[Any] = []
 
@@ -128,6 +135,12 @@ class Gradients:
             raise TypeError(
                 "Adasum combines dense gradients, and an embedding has sparse ones: pass sparse_as_dense=True"
             )
+        if self.norms is not None and values and self.averages:
+            weight = tf.constant(1 / self._size, tf.float64)
+            own = [*values, self.norms.own(values, weight, is_weighed=False)]
+            *means, norms = self._sums.all_reduce(own, [*names, "norms of gradients"], mean=True, adaptive=False)
+            self.norms.add(means, norms, self._size * self.samples)
+            return means
         if self.compressor is None:
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=self._adaptive)
         keys = [str(_identity(variable)) for variable in variables]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
+    from tfdist.strategies.gradient_norms import GradientNorms
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
 
@@ -152,10 +153,12 @@ class ReducesGradients(HasCollectives):
             replica applies the gradient of its own share. It must not change between the steps of one gradient
             accumulation.
         compressor: compresses gradients; None for no compression.
+        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
     """
 
     reduces_gradients: bool | tf.Tensor | tf.Variable = True
     compressor: Compressor | None = None
+    norms: GradientNorms | None = None
 
 
 class UpdatesOnServers(Ability, abc.ABC):

@@ -169,13 +169,21 @@ def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction = _reductions.get(self)
         if extended is None or tf.distribute.get_replica_context() is None or reduction is None:
             return original(self, grads)
-        options = private.WeighedOptions(reduction.variables, reduction.weight)
-        own = list(grads)
+        own, variables = list(grads), reduction.variables
+        weighing, norms = at_work.weighing(), extended.norms
+        if norms is not None and weighing is not None:
+            own.append(norms.own(own, weighing.shares.weight(), reduction.weight is None))
+            variables = (*variables, "norms of gradients")
+        options = private.WeighedOptions(variables, reduction.weight)
 
         def summed() -> list[Any]:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options)
 
-        grads = _where_reduced(extended, summed, lambda: own)
+        grads = list(_where_reduced(extended, summed, lambda: own))
+        if norms is not None and weighing is not None:
+            of_all = grads.pop()
+            if not private.local_replica_id():
+                norms.add(grads, of_all, weighing.shares.total())
         reduction.summed.add(private.local_replica_id())
         return original(self, grads)
 

@@ -1,0 +1,186 @@
+"""Callbacks that measure how noisy gradients are, and say how large a batch pays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from tfdist.callbacks.processes import has_others
+from tfdist.callbacks.summaries import Summaries
+from tfdist.notices import notice
+from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import ReducesGradients, WritesOnce
+from tfdist.strategies.gradient_norms import GradientNorms, Noise
+
+
+class _OfGradients(keras.callbacks.Callback):
+    """Measures the noise of each epoch's gradients; subclasses say what follows."""
+
+    _name: str
+
+    def __init__(self, batch_size: int | None = None, log_dir: str | None = None) -> None:
+        super().__init__()
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise ValueError(f"{type(self).__name__}(batch_size=…) is a number of samples from 1; got {batch_size!r}")
+        self._batch_size = batch_size
+        self._summaries = Summaries(log_dir)
+        self._at: ReducesGradients | Gradients | None = None
+        self._norms: GradientNorms | None = None
+        self._before = Noise()
+        self.history: dict[str, list[float]] = {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to measure.
+
+        Raises:
+            ValueError: gradients are not summed as they are in each step.
+        """
+        self._at = self._measured()
+        if self._at is None:
+            return
+        if self._at.norms is None:
+            self._at.norms = GradientNorms()
+            self.model.make_train_function(force=True)
+        self._norms = self._at.norms
+
+    def _measured(self) -> ReducesGradients | Gradients | None:
+        """What sums the gradients; None where one replica trains alone."""
+        name = type(self).__name__
+        optimizer: Any = self.model.optimizer
+        while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            raise ValueError(f"{name} measures gradients of a step; leave out gradient_accumulation_steps")
+        gradients = gradients_of(optimizer)
+        if gradients is not None:
+            if not has_others(self):
+                return None
+            if not gradients.averages:
+                raise ValueError(f"{name} needs gradients that are averaged as they are, not compressed or combined")
+            if self._batch_size is None:
+                raise ValueError(f"{name}(batch_size=…) needs the samples of a process in a step, without a strategy")
+            gradients.samples = self._batch_size
+            return gradients
+        extended = at_work.of_model(self.model, ReducesGradients)
+        if extended is None or not extended.has_several_replicas:
+            has_others(self)
+            return None
+        if not extended.meets_in_steps or extended.compressor is not None:
+            raise ValueError(f"{name} needs a strategy that sums gradients in each step, and does not compress them")
+        return extended
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Takes a first reading."""
+        if self._norms is not None:
+            self._before = self._norms.read()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports."""
+        if self._norms is None:
+            return
+        noise = self._norms.read().since(self._before)
+        if not noise.steps:
+            return
+        ratio = noise.variance / noise.signal if noise.signal > 0 else math.inf
+        found = self._figure(max(0.0, ratio))
+        figures = {
+            self._name: found,
+            "gradient_variance": noise.variance / noise.steps,
+            "gradient_signal": noise.signal / noise.steps,
+        }
+        for name, figure in figures.items():
+            self.history.setdefault(name, []).append(figure)
+        if logs is not None:
+            logs[self._name] = found
+        writes = at_work.of_model(self.model, WritesOnce)
+        gradients = gradients_of(self.model.optimizer)
+        if writes.is_writer if writes is not None else gradients is None or gradients.group.is_writer:
+            if math.isinf(found):
+                notice("tfdist: epoch %d: the gradient is lost in its noise; any batch size pays.", epoch + 1)
+            else:
+                notice(f"tfdist: epoch %d: {self._advice}", epoch + 1, found)
+            self._summaries.write(epoch, {f"gradients/{name}": figure for name, figure in figures.items()}, {})
+
+    _advice: str
+
+    def _figure(self, ratio: float) -> float:
+        """What is reported.
+
+        Args:
+            ratio: S / ‖g‖², of single samples' gradients, at least 0.
+        """
+        raise NotImplementedError
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends measuring."""
+        self._summaries.close()
+        if self._at is not None and self._at.norms is not None:
+            self._at.norms = None
+            self.model.train_function = None  # the next `fit` makes one that does not measure
+        self._at = self._norms = None
+
+
+class GradientNoiseScale(_OfGradients):
+    """Measures the noise scale of gradients: the batch size from which on larger batches pay less and less.
+
+    It is B = S / ‖g‖², with the mean g of single samples' gradients and their variance S, summed over all weights. Far
+    below it, twice the batch halves the steps that are needed; far above, it saves next to nothing. It usually grows as
+    training goes on. It is computed from the norms of the replicas' gradients and of their sum, so two replicas or more
+    are needed; it costs no messages. Noisy itself: it is averaged over the steps of each epoch.
+
+    The chief reports it, and ``logs`` have ``gradient_noise_scale``, for callbacks that come later.
+
+    Args:
+        batch_size: of each process in a step, for training without a strategy (`tfdist.DistributedOptimizer`).
+        log_dir: TensorBoard's log directory; by default nothing is written.
+
+    Attributes:
+        history: by name, of every epoch, on every process: ``gradient_noise_scale``, in samples; and
+            ``gradient_variance`` and ``gradient_signal``, S and ‖g‖².
+
+    Raises:
+        ValueError: when training begins, and gradients are not summed as they are in each step.
+
+    References:
+        McCandlish, Kaplan, Amodei et al., *An empirical model of large-batch training*, 2018.
+    """
+
+    _name = "gradient_noise_scale"
+    _advice = "the gradient noise scale is %.3g samples; larger batches pay little."
+
+    def _figure(self, ratio: float) -> float:
+        return ratio
+
+
+class GradientDiversity(_OfGradients):
+    """Measures the diversity of gradients: a bound on the batch size up to which training is as good per sample.
+
+    The gradient diversity of n samples is Σ_i ‖g_i‖² / ‖Σ_i g_i‖²; n times that is a batch size. Mini-batch SGD is as
+    good for each sample as with single samples while the batch is well below it. Estimated as
+    `GradientNoiseScale` is, for all samples that there could be: 1 + S / ‖g‖².
+
+    Args:
+        batch_size: as of `GradientNoiseScale`.
+        log_dir: as of `GradientNoiseScale`.
+
+    Attributes:
+        history: by name, of every epoch, on every process: ``gradient_diversity``, in samples; and as of
+            `GradientNoiseScale`.
+
+    Raises:
+        ValueError: as `GradientNoiseScale`.
+
+    References:
+        Yin, Pananjady, Lam, Papailiopoulos, Ramchandran and Bartlett, *Gradient diversity: a key ingredient for
+        scalable distributed learning*, AISTATS 2018.
+    """
+
+    _name = "gradient_diversity"
+    _advice = "gradient diversity allows for batches of %.3g samples."
+
+    def _figure(self, ratio: float) -> float:
+        return 1 + ratio
