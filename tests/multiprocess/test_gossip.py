@@ -9,7 +9,7 @@ from tests.multiprocess import harness
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "gossip" / "main.py")
+PROGRAM = str(harness.PROGRAMS / "in_rounds" / "gossip.py")
 FEW = ["golden", "recorded", "synchronous", "uneven", "waits_for_nobody"]
 CHECKS = [*FEW, "features", "loops", "again", "compressed", "restarted"]
 

@@ -9,7 +9,7 @@ from tests.multiprocess import harness
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "local_sgd" / "main.py")
+PROGRAM = str(harness.PROGRAMS / "in_rounds" / "local_sgd.py")
 CHECKS = [
     "golden",
     "synchronous",

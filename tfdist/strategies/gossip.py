@@ -35,14 +35,13 @@ from tfdist.parameter_server.synchronization import (  # noqa: E402
     Synchronous,
 )
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies import keras_rounds  # noqa: E402
-from tfdist.strategies.processes import Processes  # noqa: E402
+from tfdist.strategies.processes import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
 
 _HERE = "GossipStrategy"
 
 
-class GossipStrategy(Processes):
+class GossipStrategy(ProcessesInRounds):
     """Data-parallel training without a sum over all: each process averages its weights with a few neighbours.
 
     After its step a process sends its weights to its neighbours in a topology, and goes on with the weighted mean of
@@ -137,16 +136,6 @@ class GossipStrategy(Processes):
         )
         courses = Gossiping(own, interval, mixing, described)
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
-
-    def settle(self, model: keras.Model) -> None:
-        """Makes the weights of a model equal on all processes, which all call this.
-
-        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
-
-        Args:
-            model: that was made in the scope of this strategy.
-        """
-        keras_rounds.settle(model, self.extended)
 
     def distance(self, model: keras.Model) -> float | None:
         """How far apart the processes' weights of a model were before they were last made equal.

@@ -22,12 +22,11 @@ from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies import keras_rounds  # noqa: E402
-from tfdist.strategies.processes import Processes  # noqa: E402
+from tfdist.strategies.processes import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
 
 
-class LocalSGDStrategy(Processes):
+class LocalSGDStrategy(ProcessesInRounds):
     """Data-parallel training over slow lines: processes take steps on their own, and average weights now and then.
 
     A round is ``sync_every`` steps, in which each process trains on its share of the batches and sends nothing. At its
@@ -133,16 +132,6 @@ class LocalSGDStrategy(Processes):
         )
         courses = LocalSGD(own, settings, compressor, described)
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
-
-    def settle(self, model: keras.Model) -> None:
-        """Ends the round, and makes the weights of a model equal on all processes, which all call this.
-
-        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
-
-        Args:
-            model: that was made in the scope of this strategy.
-        """
-        keras_rounds.settle(model, self.extended)
 
 
 def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: float, processes: int) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
 from tfdist.cluster import discovery
@@ -13,7 +14,7 @@ from tfdist.engine import calibration
 from tfdist.engine.group import Group as EngineGroup
 from tfdist.runtime import world
 from tfdist.runtime.groups import Group
-from tfdist.strategies import device_names, keras_saving, keras_seams
+from tfdist.strategies import device_names, keras_rounds, keras_saving, keras_seams
 from tfdist.strategies.devices import default_devices
 
 
@@ -132,3 +133,17 @@ class Processes(tf.distribute.Strategy):
             OSError: a file is damaged.
         """
         keras_saving.restore_compression(self.extended, path)
+
+
+class ProcessesInRounds(Processes):
+    """One whose `extended` is a `tfdist.strategies.rounds_extended.RoundsExtended`."""
+
+    def settle(self, model: keras.Model) -> None:
+        """Ends the round, and makes the weights of a model equal on all processes, which all call this.
+
+        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+
+        Args:
+            model: that was made in the scope of this strategy.
+        """
+        keras_rounds.settle(model, self.extended)

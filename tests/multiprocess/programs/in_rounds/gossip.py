@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import Training, exponential, ring
+from common import Gan, Interrupts, assert_alike, assert_close, stepping
+from gossip_reference import Training, exponential, ring
 from replay import Recorder, replayed
 
 import tfdist
@@ -44,18 +45,6 @@ def linear(strategy, **compiling):
 
 def fit(model, epochs=EPOCHS, **how):
     return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
-
-
-def assert_alike(model, what="weights"):
-    """All processes have the same bits."""
-    for place, one in enumerate(getattr(model, what)):
-        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
-        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
-
-
-def assert_close(model, expected, rtol=1e-9):
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
 def line(size, number=0):
@@ -195,33 +184,6 @@ def features():
                 assert late["most_staleness"][-1] == float("overlap" in arguments), late
 
 
-class Gan(keras.Model):
-    """Two networks, each with an optimizer."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
-        self.loss_tracker = keras.metrics.Mean("loss")
-
-    def build(self, shape):
-        self.one.build((None, 5))
-        self.other.build((None, 5))
-
-    def compile(self, one, other):
-        super().compile()
-        self.of_one, self.of_other = one, other
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            made = self.other(self.one(data))
-            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
-        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
-            variables = network.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
-        self.loss_tracker.update_state(loss)
-        return {"loss": self.loss_tracker.result()}
-
-
 def loops():
     """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
     for arguments in WAYS:
@@ -236,15 +198,7 @@ def loops():
     reference = Training(START, size)
     model = linear(strategy := tfdist.GossipStrategy())
 
-    def replica(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
-
-    @tf.function
-    def step(x, y):
-        return strategy.run(replica, (x, y))
+    step = stepping(strategy, model)
 
     for batch in shares():
         step(*map(tf.constant, batch[rank]))
@@ -264,13 +218,13 @@ def again():
         fit(model, epochs=1)
         assert_alike(model)
 
-        class Interrupts(keras.callbacks.Callback):
+        class InterruptsSteps(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 if batch == 3:
                     raise KeyError("interrupted")
 
         with pytest.raises(KeyError, match="interrupted"):
-            fit(model, callbacks=[Interrupts()])
+            fit(model, callbacks=[InterruptsSteps()])
         fit(model, epochs=1)
         assert_alike(model)
 
@@ -327,18 +281,13 @@ def restarted():
     place = os.path.join(FOLDER, f"backup-{size}")
     path = os.path.join(FOLDER, f"model-{size}.keras")
 
-    class Ends(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise KeyError("interrupted")
-
     expected = linear(tfdist.GossipStrategy())
     fit(expected, epochs=4)
     with pytest.raises(KeyError, match="interrupted"):
         fit(
             linear(tfdist.GossipStrategy()),
             epochs=4,
-            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Ends()],
+            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Interrupts(2)],
         )
     tfdist.barrier()
     model = linear(tfdist.GossipStrategy())

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import Momentum, Training
+from common import Gan, Interrupts, assert_alike, assert_close, stepping
+from local_sgd_reference import Momentum, Training
 
 import tfdist
 from tfdist.local_sgd import Growing, QuadraticRule
@@ -42,18 +43,6 @@ def linear(strategy=None, momentum=0.0, **compiling):
 
 def fit(model, rows=ROWS, epochs=EPOCHS, **how):
     return model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
-
-
-def assert_alike(model, what="weights"):
-    """All processes have the same bits."""
-    for place, one in enumerate(getattr(model, what)):
-        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
-        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
-
-
-def assert_close(model, expected, rtol=1e-9):
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
 def golden():
@@ -175,33 +164,6 @@ def features():
         assert len(model.predict(X, verbose=0)) == ROWS
 
 
-class Gan(keras.Model):
-    """Two networks, each with an optimizer."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
-        self.loss_tracker = keras.metrics.Mean("loss")
-
-    def build(self, shape):
-        self.one.build((None, 5))
-        self.other.build((None, 5))
-
-    def compile(self, one, other):
-        super().compile()
-        self.of_one, self.of_other = one, other
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            made = self.other(self.one(data))
-            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
-        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
-            variables = network.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
-        self.loss_tracker.update_state(loss)
-        return {"loss": self.loss_tracker.result()}
-
-
 def loops():
     """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
     strategy = tfdist.LocalSGDStrategy(3)
@@ -215,15 +177,7 @@ def loops():
     expected = Training(START, size, lambda step: 3)
     model = linear(strategy := tfdist.LocalSGDStrategy(3))
 
-    def replica(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
-
-    @tf.function
-    def step(x, y):
-        return strategy.run(replica, (x, y))
+    step = stepping(strategy, model)
 
     equal = [[(X[one : one + 2], Y[one : one + 2])] * size for one in range(0, 14, 2)]  # as samples are not counted
     for place, batch in enumerate(equal):
@@ -330,11 +284,6 @@ def restarted():
     place = os.path.join(FOLDER, f"backup-{size}")
     path = os.path.join(FOLDER, f"model-{size}.keras")
 
-    class Ends(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise KeyError("interrupted")
-
     arguments = {"sync_every": 3, "start_after": 16}
     expected = linear(tfdist.LocalSGDStrategy(**arguments))
     fit(expected, epochs=4)
@@ -342,7 +291,7 @@ def restarted():
         fit(
             linear(tfdist.LocalSGDStrategy(**arguments)),
             epochs=4,
-            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Ends()],
+            callbacks=[keras.callbacks.BackupAndRestore(place), keras.callbacks.ModelCheckpoint(path), Interrupts(2)],
         )
     tfdist.barrier()
     again = linear(tfdist.LocalSGDStrategy(**arguments))

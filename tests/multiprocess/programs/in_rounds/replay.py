@@ -9,7 +9,7 @@ import contextlib
 from collections import defaultdict, deque
 from unittest import mock
 
-from reference import descended, mean
+from gossip_reference import descended, mean
 
 from tfdist.gossip.bounded import Bounded
 from tfdist.gossip.messages import Kind

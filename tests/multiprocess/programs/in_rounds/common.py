@@ -1,0 +1,80 @@
+"""What programs about training in rounds have alike."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+
+def assert_alike(model, what="weights"):
+    """All processes have the same bits."""
+    for place, one in enumerate(getattr(model, what)):
+        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
+        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
+
+
+def assert_close(model, expected, rtol=1e-9):
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
+
+
+def gradient(weights, x, y):
+    """Of the mean squared error of x W + b."""
+    error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)
+    return [x.T @ error, error.sum(axis=0)]
+
+
+class Gan(keras.Model):
+    """Two networks, each with an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
+        self.loss_tracker = keras.metrics.Mean("loss")
+
+    def build(self, shape):
+        self.one.build((None, 5))
+        self.other.build((None, 5))
+
+    def compile(self, one, other):
+        super().compile()
+        self.of_one, self.of_other = one, other
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            made = self.other(self.one(data))
+            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
+        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
+            variables = network.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+def stepping(strategy, model):
+    """A step of training in a loop of one's own."""
+
+    def replica(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(replica, (x, y))
+
+    return step
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Ends training with an error at the beginning of an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise KeyError("interrupted")
