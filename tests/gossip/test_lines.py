@@ -26,6 +26,21 @@ def test_messages_arrive_in_their_order(ranks):
     assert ranks(2)(work) == [{1}, {0}]
 
 
+def test_groups_have_lines_of_their_own(ranks):
+    """Between the same two processes, and of optimizers of the same name."""
+
+    def work(group):
+        if group.rank == 2:
+            return None
+        pair, other = group.subgroup((0, 1)), 1 - group.rank
+        whole, part = Lines(group, "a"), Lines(pair, "a")
+        whole.send(other, Message(Kind.WEIGHTS, 1))
+        part.send(other, Message(Kind.WEIGHTS, 2))
+        return part.await_next(other).round, whole.await_next(other).round
+
+    assert ranks(3)(work) == [(2, 1), (2, 1), None]
+
+
 def test_nothing_is_there_before_it_has_come(ranks):
     def work(group):
         lines = Lines(group, "a")

@@ -20,7 +20,7 @@ class Lines:
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
-        self._key = f"gossip of {name}"
+        self._key = f"gossip of {name}" if group.is_world else f"gossip of {name} of {group}"  # pairs are of all groups
         self._expected: dict[int, Pending] = {}
 
     def send(self, rank: int, message: Message) -> None:
