@@ -14,7 +14,7 @@ def test_a_process_alone_has_nothing_to_compare():
     assert report.history == {}
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8"])
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True])
 def test_batch_sizes(batch_size):
     with pytest.raises(ValueError, match=r"GradientNoiseScale\(batch_size=…\) is a number of samples from 1"):
         tfdist.callbacks.GradientNoiseScale(batch_size=batch_size)

@@ -38,8 +38,8 @@ def test_the_end_is_the_mean_of_those_that_have_trained(ranks):
     def work(group):
         course = made(group)
         own = [np.full(3, float(group.rank)), np.ones(1)]
-        step, new, changes = course.settle(Progress(8, 2 * group.rank), own)
-        assert (step, changes) == (4, True)
+        step, new, changes = course.settle(Progress(8 * group.rank, 1 + 2 * group.rank), own)
+        assert (step, changes) == (5, True)
         for one, other in zip(new, course.centre, strict=True):
             np.testing.assert_array_equal(one, other)
             assert one is not other

@@ -83,12 +83,16 @@ def test_names():
     ("given", "message"),
     [
         ("star", "one of 'ring', 'exponential', 'random', 'complete', or a graph; got 'star'"),
-        (5, r"square, with a row for each process; got shape \(\)"),
-        (object(), "a name, a matrix, a mapping or a graph"),
-        ([[0, 1], [1]], "a name, a matrix, a mapping or a graph"),
+        (5, "'complete', a matrix, a mapping or a graph; got 5"),
+        (None, "a matrix, a mapping or a graph; got None"),
+        (object(), "a matrix, a mapping or a graph; got <object"),
+        ([[0, 1], [1]], "a matrix, a mapping or a graph"),
+        ({0: 1, 1: 0}, "for each rank those of its neighbours; got 1 for rank 0"),
+        ([[np.nan, 1], [1, 0]], "finite numbers, none of them negative; got .*nan"),
         ([[0, 1, 0], [1, 0, 0]], r"got shape \(2, 3\)"),
-        ([[0, 1], [0, 0]], "symmetric and nowhere negative"),
-        ([[1.5, -0.5], [-0.5, 1.5]], "nowhere negative"),
+        ([[0, 1], [0, 0]], "got 1 from rank 0 to 1, and 0 from 1 to 0"),
+        ({0: [1], 1: []}, "got 1 from rank 0 to 1, and 0 from 1 to 0"),
+        ([[1.5, -0.5], [-0.5, 1.5]], "none of them negative"),
         ([[0.5, 0.2], [0.2, 0.5]], r"adds up to 1; got \[0.7, 0.7\]"),
         ([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]], r"from rank 0 to ranks \[2, 3\]"),
         ({0: [1], 1: [0], 2: []}, r"not connected: no line leads from rank 0 to ranks \[2\]"),
@@ -100,6 +104,12 @@ def test_names():
 def test_what_is_no_topology(given, message):
     with pytest.raises(ValueError, match=message):
         as_topology(given)
+
+
+@pytest.mark.parametrize("seed", ["a", -1, 1.5, True])
+def test_seeds(seed):
+    with pytest.raises(ValueError, match="a whole number from 0; got"):
+        RandomPairs(seed)
 
 
 def test_graphs_are_of_a_number_of_processes():

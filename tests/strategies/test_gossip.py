@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.compression import TopK
+from tfdist.compression import DeepGradientCompression, FewerWorkers, TopK
 from tfdist.parameter_server import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 
 
@@ -24,6 +24,11 @@ from tfdist.parameter_server import Asynchronous, BoundedStaleness, SoftSync, Sy
         ({"compression": TopK(0.1), "topology": "random"}, ValueError, "neighbours that are the same in all rounds"),
         ({"synchronization": BoundedStaleness(1), "topology": "exponential"}, ValueError, "BoundedStaleness needs"),
         ({"compression": 8}, TypeError, "8"),
+        ({"compression": FewerWorkers(1)}, ValueError, "gossip cannot compress with FewerWorkers"),
+        ({"compression": DeepGradientCompression(0.01)}, ValueError, "gossip cannot compress with DeepGradient"),
+        ({"consensus_rate": "a", "compression": TopK(0.1)}, ValueError, "at most 1; got 'a'"),
+        ({"consensus_rate": True, "compression": TopK(0.1)}, ValueError, "at most 1; got True"),
+        ({"group": [0, 1]}, TypeError, r"GossipStrategy\(group=…\) is a tfdist.Group; got \[0, 1\]"),
         ({"consensus_rate": 0.5}, ValueError, "of compression="),
         ({"consensus_rate": 0.0, "compression": TopK(0.1)}, ValueError, "above 0 and at most 1; got 0.0"),
     ],

@@ -24,7 +24,8 @@ class _OfGradients(keras.callbacks.Callback):
 
     def __init__(self, batch_size: int | None = None, log_dir: str | None = None) -> None:
         super().__init__()
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        is_number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+        if batch_size is not None and (not is_number or batch_size < 1):
             raise ValueError(f"{type(self).__name__}(batch_size=…) is a number of samples from 1; got {batch_size!r}")
         self._batch_size = batch_size
         self._summaries = Summaries(log_dir)
@@ -132,7 +133,8 @@ class GradientNoiseScale(_OfGradients):
     training goes on. It is computed from the norms of the replicas' gradients and of their sum, so two replicas or more
     are needed; it costs no messages. Noisy itself: it is averaged over the steps of each epoch.
 
-    The chief reports it, and ``logs`` have ``gradient_noise_scale``, for callbacks that come later.
+    The chief reports it, and ``logs`` have ``gradient_noise_scale``, for callbacks that come later; not if one replica
+    trains alone, or no step of the epoch could be measured.
 
     Args:
         batch_size: of each process in a step, for training without a strategy (`tfdist.DistributedOptimizer`).

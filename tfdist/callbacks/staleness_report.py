@@ -23,7 +23,7 @@ class StalenessReport(keras.callbacks.Callback):
 
     On parameter servers the staleness of a gradient is the number of updates between the parameters that it was
     computed with and those that it is applied to. With `tfdist.GossipStrategy` it is the number of rounds between the
-    weights that a process mixes with and its own. Other strategies take their steps together: then the callback does
+    weights that a process mixes with and its own. With other strategies nothing is stale: then the callback does
     nothing, and says so once.
 
     The chief reports the mean and the largest staleness.
@@ -58,6 +58,9 @@ class StalenessReport(keras.callbacks.Callback):
         rounds = at_work.of_model(self.model, TrainsInRounds)
         if rounds is not None:
             counts = _of_all(counts, rounds.group)
+            if not counts:
+                _say_once()
+                return
         self.counts.append(dict(sorted(counts.items())))
         uses = sum(counts.values())
         figures = {
@@ -103,4 +106,4 @@ def _say_once() -> None:
     global _said
     if not _said:
         _said = True
-        notice("tfdist: the callback StalenessReport does nothing: nothing is stale where steps are taken together.")
+        notice("tfdist: the callback StalenessReport does nothing: nothing that is stale is used.")

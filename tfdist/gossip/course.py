@@ -70,12 +70,12 @@ class Gossip(Course):
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
         """See `Course`."""
         new = list(values) if self._mixing is None else self._mixing.finish(values)
-        steps = progress.step - self._last.step
-        has_trained = steps > 0
-        own = Attendance(progress.samples - self._last.samples, steps, 1, int(has_trained))
+        samples, steps = progress.samples - self._last.samples, progress.step - self._last.step
+        has_trained = samples > 0  # a step may find that there is no batch left
+        own = Attendance(samples, steps, 1, int(has_trained))
         together = self._everyone.attend(own, blocking=True)
         if together.steps:
-            weight = has_trained / together.average
+            weight = has_trained / together.average if together.average else 1 / self._size
             mean = self._everyone.finish(self._everyone.begin(range(len(new)), new, weight), blocking=True)
             self._measure(new, mean)
             for place, value in enumerate(mean):

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.compression import differences
 from tfdist.compression.method import Method
-from tfdist.compression.policy import Choice, Schedule
+from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
 Arrays = Sequence[np.ndarray]
@@ -183,6 +183,21 @@ def _suited(choice: Choice) -> Method:
     except TypeError as error:
         raise ValueError(f"gossip cannot compress with {choice}: {error}") from None
     raise ValueError(f"gossip cannot compress with {choice}, which is for gradients that all processes add up")
+
+
+def check(compression: Choice | Schedule | Policy) -> None:
+    """Checks that differences can be compressed with methods, as far as they are known before the variables.
+
+    Args:
+        compression: as of `tfdist.AllReduceStrategy`; a policy chooses by variables.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    choices = compression.choices if isinstance(compression, Schedule) else [compression]
+    for choice in choices:
+        if choice is not None and not isinstance(choice, Policy):
+            _suited(choice)
 
 
 def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:

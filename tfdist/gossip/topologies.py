@@ -125,11 +125,18 @@ class RandomPairs(Topology):
     """In each round processes average in pairs, which are drawn anew. If their number is odd, one stays alone.
 
     Args:
-        seed: of the draws.
+        seed: of the draws; a number from 0.
+
+    Raises:
+        ValueError: it is none.
     """
 
     seed: int = 0
     is_static = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ValueError(f"RandomPairs(seed=…) is a whole number from 0; got {self.seed!r}")
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
         """See `Topology`."""
@@ -201,6 +208,9 @@ def as_topology(given: Any) -> Topology:
 
 def _weights(graph: Any) -> np.ndarray:
     if isinstance(graph, Mapping):
+        for one, others in graph.items():
+            if isinstance(others, str) or not isinstance(others, Iterable):
+                raise ValueError(f"a mapping has for each rank those of its neighbours; got {others!r} for rank {one}")
         matrix = _adjacency(graph.keys(), ((one, other) for one, others in graph.items() for other in others))
     elif hasattr(graph, "nodes") and hasattr(graph, "edges"):
         edges = list(graph.edges())
@@ -209,11 +219,21 @@ def _weights(graph: Any) -> np.ndarray:
         try:
             matrix = np.asarray(graph, np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"a topology is a name, a matrix, a mapping or a graph; got {graph!r}") from None
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix) or not np.isfinite(matrix).all():
+            matrix = np.zeros(0)
+    if not matrix.ndim or not matrix.size:
+        names = ", ".join(map(repr, _NAMES))
+        raise ValueError(f"topology= is one of {names}, a matrix, a mapping or a graph; got {graph!r}")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"a graph's matrix is square, with a row for each process; got shape {matrix.shape}")
-    if not np.allclose(matrix, matrix.T) or (matrix < 0).any():
-        raise ValueError("a graph's matrix is symmetric and nowhere negative: neighbours are so to each other")
+    if not (matrix >= 0).all() or not np.isfinite(matrix).all():
+        raise ValueError(f"a graph's matrix has finite numbers, none of them negative; got {matrix.tolist()}")
+    one_way = np.argwhere(~np.isclose(matrix, matrix.T))
+    if len(one_way):
+        one, other = one_way[0].tolist()
+        raise ValueError(
+            f"neighbours are so to each other, with the same weight; got {matrix[one, other]:g} from rank {one} to "
+            f"{other}, and {matrix[other, one]:g} from {other} to {one}"
+        )
     if np.isin(matrix, (0, 1)).all():
         links = matrix.astype(bool) & ~np.eye(len(matrix), dtype=bool)
         degrees = links.sum(axis=1)

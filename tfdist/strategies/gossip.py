@@ -18,6 +18,7 @@ from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.engine.group import Group as EngineGroup  # noqa: E402
+from tfdist.gossip import encodings  # noqa: E402
 from tfdist.gossip.bounded import Bounded  # noqa: E402
 from tfdist.gossip.course import Gossiping  # noqa: E402
 from tfdist.gossip.encodings import Differences, Plain  # noqa: E402
@@ -122,6 +123,7 @@ class GossipStrategy(ProcessesInRounds):
         synchronization = Synchronous() if synchronization is None else synchronization
         chosen_policy = None if compression is None else policy.as_policy(compression)
         _check(lines, synchronization, overlap, compression is not None, consensus_rate)
+        encodings.check(compression)
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
@@ -199,5 +201,9 @@ def _check(
         )
     if consensus_rate is not None and not compresses:
         raise ValueError(f"{_HERE}: consensus_rate= is of compression=, which is None")
-    if consensus_rate is not None and not 0 < consensus_rate <= 1:
+    if consensus_rate is not None and (not _is_number(consensus_rate) or not 0 < consensus_rate <= 1):
         raise ValueError(f"{_HERE}(consensus_rate=…) is above 0 and at most 1; got {consensus_rate!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

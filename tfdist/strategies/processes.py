@@ -49,6 +49,8 @@ class Processes(tf.distribute.Strategy):
         Returns:
             The processes that train this model together, and this process's devices.
         """
+        if group is not None and not isinstance(group, Group):
+            raise TypeError(f"{type(self).__name__}(group=…) is a tfdist.Group; got {group!r}")
         if devices is not None:
             where = f"{type(self).__name__}(devices=…)"
             devices = device_names.all_resolved(where, devices)

@@ -241,7 +241,7 @@ def again():
 
 
 def uneven():
-    """A process that has fewer batches is left out by its neighbours until the end."""
+    """A process that has fewer batches is left out by its neighbours until the end; one without any counts for nothing."""
     for arguments in WAYS:
         strategy = tfdist.GossipStrategy(**arguments)
         model = linear(strategy)
@@ -253,6 +253,19 @@ def uneven():
         model.fit(strategy.distribute_datasets_from_function(dataset), epochs=2, verbose=0)
         assert_alike(model)
         assert np.isfinite(model.evaluate(X, Y, verbose=0))
+
+    strategy = tfdist.GossipStrategy()
+    model = linear(strategy)
+
+    def of_the_first(context):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+        return data.take(0 if context.input_pipeline_id else 100)
+
+    model.fit(strategy.distribute_datasets_from_function(of_the_first), epochs=2, verbose=0)
+    reference = Training(START, 1)
+    for _ in range(2):
+        reference.epoch([[(X[one : one + BATCH], Y[one : one + BATCH])] for one in range(0, ROWS, BATCH)])
+    assert_close(model, reference.weights[0])
 
 
 def compressed():
