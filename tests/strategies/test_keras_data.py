@@ -174,3 +174,24 @@ def test_only_this_thread_shuffles_so_while_keras_makes_its_dataset(strategy):
         assert sorted(tf.random.shuffle(tf.range(3), seed=1).numpy()) == [0, 1, 2]
     assert tf.random.shuffle is original
     assert found == [[3]]
+
+
+def test_distributed_datasets_are_taken_by_fit_and_evaluate(ranks):
+    """With a last batch of one row, which both ranks would train on if it were not shared by samples."""
+
+    def work(strategy):
+        x = np.arange(9, dtype=np.float32)[:, None]
+        data = tf.data.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
+        found = []
+        for given in (data, strategy.experimental_distribute_dataset(data)):
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+                model.compile(keras.optimizers.SGD(0.01), "mse")
+            history = model.fit(given, epochs=2, validation_data=given, verbose=0).history
+            (weight, _), loss = model.get_weights(), model.evaluate(given, verbose=0)
+            found.append([weight.item(), *history["loss"], *history["val_loss"], loss])
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+        return found[0]
+
+    one, other = on_ranks(ranks(2), work)
+    np.testing.assert_allclose(one, other)

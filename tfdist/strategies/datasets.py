@@ -44,6 +44,9 @@ class SharedDataset(tf.distribute.DistributedDataset):
         extended: the strategy's `extended`.
         stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples if there are none.
 
+    Attributes:
+        dataset: as given.
+
     Raises:
         ValueError: the dataset's elements are not batches.
     """
@@ -55,6 +58,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
                 f"{extended._num_replicas_in_sync} replicas; got elements of {dataset.element_spec}. Call `batch()` "
                 "on the dataset."
             )
+        self.dataset = dataset
         self._dataset = private.not_tuned(dataset).prefetch(1)
         _strategies[id(extended)] = extended
         self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches
+from tfdist.strategies.datasets import SharedDataset
 from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
 from tfdist.strategies.shares import Share, as_share
@@ -91,6 +92,8 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
+        if isinstance(kwargs.get("x"), SharedDataset):  # Keras knows TensorFlow's own kinds only, and asks for shares
+            kwargs["x"] = kwargs["x"].dataset
         with _shuffling_alike(extended) as seed, extended.reading_for_keras():
             original(self, distribute_strategy, *args, **kwargs)
         if isinstance(self.data_adapter, py_dataset_adapter.PyDatasetAdapter):

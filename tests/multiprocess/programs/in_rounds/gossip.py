@@ -241,7 +241,7 @@ def again():
 
 
 def uneven():
-    """A process that has fewer batches is left out by its neighbours until the end; one without any counts for nothing."""
+    """A process that has fewer batches is left out by its neighbours until the end; one without any is not counted."""
     for arguments in WAYS:
         strategy = tfdist.GossipStrategy(**arguments)
         model = linear(strategy)
