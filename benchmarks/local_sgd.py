@@ -36,6 +36,7 @@ def strategies():
     return {
         "all-reduce": tfdist.AllReduceStrategy,
         "all-reduce, TopK 1 %": lambda: tfdist.AllReduceStrategy(compression=tfdist.compression.TopK(0.01)),
+        "all-reduce, delay 1": lambda: tfdist.AllReduceStrategy(delay=1),
         "local SGD, k = 4": lambda: local(4),
         "local SGD, k = 16": lambda: local(16),
         "local SGD, k = 64": lambda: local(64),

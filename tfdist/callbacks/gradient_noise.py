@@ -13,7 +13,7 @@ from tfdist.notices import notice
 from tfdist.optimizers.gradients import Gradients
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import ReducesGradients, WritesOnce
+from tfdist.strategies.abilities import DelaysUpdates, ReducesGradients, WritesOnce
 from tfdist.strategies.gradient_norms import GradientNorms, Noise
 
 
@@ -70,7 +70,8 @@ class _OfGradients(keras.callbacks.Callback):
         if extended is None or not extended.has_several_replicas:
             has_others(self)
             return None
-        if not extended.meets_in_steps or extended.compressor is not None:
+        is_late = isinstance(extended, DelaysUpdates)
+        if not extended.meets_in_steps or extended.compressor is not None or is_late:
             raise ValueError(f"{name} needs a strategy that sums gradients in each step, and does not compress them")
         return extended
 

@@ -13,7 +13,7 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work, server_figures
-from tfdist.strategies.abilities import TrainsInRounds, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import DelaysUpdates, TrainsInRounds, UpdatesOnServers, WritesOnce
 
 _said = False
 
@@ -21,10 +21,10 @@ _said = False
 class StalenessReport(keras.callbacks.Callback):
     """Reports for every epoch how stale what was used of other processes was.
 
-    On parameter servers the staleness of a gradient is the number of updates between the parameters that it was
-    computed with and those that it is applied to. With `tfdist.GossipStrategy` it is the number of rounds between the
-    weights that a process mixes with and its own. With other strategies nothing is stale: then the callback does
-    nothing, and says so once.
+    On parameter servers, and with ``AllReduceStrategy(delay=1)``, the staleness of a gradient is the number of updates
+    between the parameters that it was computed with and those that it is applied to. With `tfdist.GossipStrategy` it is
+    the number of rounds between the weights that a process mixes with and its own. With other strategies nothing is
+    stale: then the callback does nothing, and says so once.
 
     The chief reports the mean and the largest staleness.
 
@@ -89,6 +89,8 @@ class StalenessReport(keras.callbacks.Callback):
     def _read(self) -> Counter[int] | None:
         if (servers := at_work.of_model(self.model, UpdatesOnServers)) is not None:
             return Counter(server_figures.read(servers, self.model).staleness)
+        if (late := at_work.of_model(self.model, DelaysUpdates)) is not None:
+            return Counter(late.staleness(self.model))
         rounds = at_work.of_model(self.model, TrainsInRounds)
         return None if rounds is None else Counter(rounds.staleness(self.model))
 

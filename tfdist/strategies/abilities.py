@@ -15,6 +15,7 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `KeepsTables` | `DynamicEmbedding`, whose rows are then in tables on parameter servers |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
+| `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 | any | `compile` in the model's scope, models built without a batch, errors as before a graph wrapped them |
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
+    from tfdist.strategies.delayed_sums import DelayedSums
     from tfdist.strategies.gradient_norms import GradientNorms
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
@@ -159,6 +161,38 @@ class ReducesGradients(HasCollectives):
     reduces_gradients: bool | tf.Tensor | tf.Variable = True
     compressor: Compressor | None = None
     norms: GradientNorms | None = None
+
+
+class DelaysUpdates(ReducesGradients, abc.ABC):
+    """Gradients are summed while the next step computes, and are used after it."""
+
+    @abc.abstractmethod
+    def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
+        """The sums of an optimizer.
+
+        Args:
+            optimizer: a Keras optimizer.
+            variables: that it has gradients of.
+
+        Raises:
+            ValueError: it had gradients of other variables before.
+        """
+
+    @abc.abstractmethod
+    def delayed_of(self, model: Any) -> list[tuple[Any, DelayedSums]]:
+        """The optimizers that have updated variables of a model, and their sums.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def staleness(self, model: Any) -> Counter[int]:
+        """By how many updates weights had changed between a gradient's computation and its use, and how often.
+
+        Args:
+            model: a Keras model.
+        """
 
 
 class UpdatesOnServers(Ability, abc.ABC):

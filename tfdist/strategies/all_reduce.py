@@ -11,6 +11,7 @@ from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
+import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
@@ -24,6 +25,9 @@ from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.server_state import ServerOptions  # noqa: E402
+from tfdist.strategies import keras_delayed  # noqa: E402
+from tfdist.strategies.abilities import DelaysUpdates  # noqa: E402
+from tfdist.strategies.delayed_extended import DelayedExtended  # noqa: E402
 from tfdist.strategies.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.processes import Processes  # noqa: E402
 from tfdist.strategies.server_tables import Servers, ServerTables  # noqa: E402
@@ -84,6 +88,11 @@ class AllReduceStrategy(Processes):
         cpu_relocation: whether the weights and the optimizer's variables are in the memory of the CPU, a copy for each
             device, and are updated there; devices read them in each step. For models that do not fit otherwise.
 
+        delay: 1 sums the gradients of a step while the next one computes, and makes the update after that: distributed
+            mini-batch. An epoch's last update is made at its end. Gradients are then one update old, which
+            `tfdist.callbacks.StalenessReport` counts; use it where a sum takes about as long as a step, and lower the
+            learning rate or warm it up. For one device in each process, without loss scaling and accumulation.
+
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
         TypeError: ``compression`` is not a method, a schedule or a policy.
@@ -105,8 +114,11 @@ class AllReduceStrategy(Processes):
         sum_sparse_rows: bool = False,
         group: Group | None = None,
         cpu_relocation: bool = False,
+        delay: int = 0,
     ) -> None:
         algorithms.check(algorithm)
+        if not isinstance(delay, int) or delay not in (0, 1):
+            raise ValueError(f"AllReduceStrategy(delay=…) is 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
@@ -122,4 +134,18 @@ class AllReduceStrategy(Processes):
             tables = ServerTables(servers, workers=own.size, prefix=f"strategy {number} " if number else "")
             atexit.register(tables.close)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
-        super().__init__(AllReduceExtended(self, own, chosen, *options))
+        if delay and len(chosen) > 1:
+            raise ValueError(f"AllReduceStrategy(delay=1) is for one device in each process; got {chosen}")
+        made = DelayedExtended if delay else AllReduceExtended
+        super().__init__(made(self, own, chosen, *options))
+
+    def settle(self, model: keras.Model) -> None:
+        """Makes the last update of a model, with ``delay=1``; without, does nothing. All processes call this.
+
+        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+
+        Args:
+            model: that was made in the scope of this strategy.
+        """
+        if isinstance(self.extended, DelaysUpdates):
+            keras_delayed.settle(model, self.extended)

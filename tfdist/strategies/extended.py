@@ -58,6 +58,9 @@ class AllReduceExtended(
         MismatchError: another process has another number of devices, another algorithm or other compression.
     """
 
+    more = ""
+    """Settings of a subclass, which all processes must have alike."""
+
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -80,7 +83,7 @@ class AllReduceExtended(
         self.compressor = compressor
         self._tables = tables
         self.exchange = Exchange(group)
-        settings = f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}"
+        settings = f"{len(devices)} device(s), the algorithm {group.algorithm}, the compression {compressor}{self.more}"
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
         self._local_only = 0

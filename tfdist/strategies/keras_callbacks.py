@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup, keras_rounds, keras_saving, keras_servers
+from tfdist.strategies import keras_backup, keras_delayed, keras_rounds, keras_saving, keras_servers
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
+    DelaysUpdates,
     EndsEpochsTogether,
     HasStages,
     LoadsForAll,
@@ -67,6 +68,7 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
         kept.append(callback)
     first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
     first += [keras_rounds.Rounds(extended)] if isinstance(extended, TrainsInRounds) else []
+    first += [keras_delayed.LastUpdates(extended)] if isinstance(extended, DelaysUpdates) else []
     last: list[Any] = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks[:] = [*first, *kept, *last]

@@ -7,8 +7,10 @@ are summed when they are applied. In a step in which the strategy does not reduc
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -34,6 +36,31 @@ def install(replace: Callable[..., None]) -> None:
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
+
+
+class _Summed(threading.local):
+    """Whether gradients that this thread gives to an optimizer are sums over all replicas."""
+
+    def __init__(self) -> None:
+        self.before = False
+
+
+_summed = _Summed()
+
+
+def are_summed() -> bool:
+    """Whether the caller is inside of `summed_before`."""
+    return _summed.before
+
+
+@contextlib.contextmanager
+def summed_before() -> Iterator[None]:
+    """Context in which an optimizer is given gradients that have been weighed and summed over all replicas."""
+    before, _summed.before = _summed.before, True
+    try:
+        yield
+    finally:
+        _summed.before = before
 
 
 def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +145,7 @@ _reductions: weakref.WeakKeyDictionary[Any, _Reduction] = weakref.WeakKeyDiction
 def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
         extended = at_work.current(ReducesGradients)
-        if extended is None or tf.distribute.get_replica_context() is None:
+        if extended is None or tf.distribute.get_replica_context() is None or _summed.before:
             return original(self, grads, trainable_variables)
         reduction = _reductions.setdefault(self, _Reduction())
         reduction.weight = None
@@ -167,7 +194,7 @@ def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         extended = at_work.current(ReducesGradients)
         reduction = _reductions.get(self)
-        if extended is None or tf.distribute.get_replica_context() is None or reduction is None:
+        if extended is None or tf.distribute.get_replica_context() is None or reduction is None or _summed.before:
             return original(self, grads)
         own, variables = list(grads), reduction.variables
         weighing, norms = at_work.weighing(), extended.norms
@@ -192,6 +219,8 @@ def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        if _summed.before:
+            return grads_and_vars
         reduction = _reductions.get(self)
         replica_id = private.local_replica_id()
         if reduction is None or replica_id not in reduction.summed:

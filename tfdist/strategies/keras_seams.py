@@ -28,6 +28,7 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | `Sequential.build` | an integer key would become a float where an `Input` is missing |
 | ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `apply`, `evaluate`, an epoch's logs in rounds | weights are exchanged after some steps, and are then equal |
+| `apply`, `evaluate`, an epoch's end with late gradients | an update is of the gradients of the step before |
 | `jit_compile` | XLA rejects host calls |
 """
 
@@ -45,6 +46,7 @@ from tfdist.strategies import (
     collective_gradients,
     keras_callbacks,
     keras_data,
+    keras_delayed,
     keras_embeddings,
     keras_losses,
     keras_metrics,
@@ -100,6 +102,7 @@ def install() -> None:
     keras_embeddings.install(replace)  # after `keras_servers`, whose `apply` gets what is left
     keras_shared_data.install(replace)
     keras_rounds.install(replace)
+    keras_delayed.install(replace)
     keras_scope.install(replace)
     replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
 

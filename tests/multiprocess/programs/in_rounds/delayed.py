@@ -1,0 +1,200 @@
+"""`AllReduceStrategy(delay=1)` against NumPy, and with what Keras has; a check for each name in TEST_CASES."""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from common import Gan, Interrupts, assert_alike, assert_close, gradient, stepping
+
+import tfdist
+
+FOLDER = sys.argv[1]
+ROWS, BATCH, EPOCHS = 64, 10, 3  # a last batch of 4 rows, of which some processes have fewer, or none
+RATE = 1 / 16
+
+tfdist.init()
+rank, size = tfdist.rank(), tfdist.size()
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+generator = np.random.default_rng(0)
+X = generator.normal(size=(ROWS, 5))
+Y = X @ generator.normal(size=(5, 3)) + 0.1 * generator.normal(size=(ROWS, 3))
+START = [generator.normal(size=(5, 3)), generator.normal(size=3)]
+
+
+def strategy(**arguments):
+    return tfdist.AllReduceStrategy(**{"devices": ["CPU:0"], "delay": 1, **arguments})
+
+
+def linear(made, momentum=0.0, optimizer=None, **compiling):
+    with made.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3)])
+        model.compile(optimizer() if optimizer else keras.optimizers.SGD(RATE, momentum=momentum), "mse", **compiling)
+    model.set_weights(START)
+    return model
+
+
+def fit(model, epochs=EPOCHS, **how):
+    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+
+
+class Late:
+    """Momentum with gradients that are a step late; an epoch's last one is used at its end."""
+
+    def __init__(self, momentum=0.0, clip=None):
+        self.weights, self.momentum, self.clip = [one.copy() for one in START], momentum, clip
+        self.velocity = [np.zeros_like(one) for one in START]
+
+    def epoch(self):
+        waiting = None
+        for begin in range(0, ROWS, BATCH):
+            found = gradient(self.weights, X[begin : begin + BATCH], Y[begin : begin + BATCH])
+            self.update(waiting)
+            waiting = found
+        self.update(waiting)
+
+    def update(self, gradients):
+        if gradients is None:
+            return
+        if self.clip:
+            norm = np.sqrt(sum(np.sum(one**2) for one in gradients))
+            gradients = [one * min(1, self.clip / norm) for one in gradients]
+        self.velocity = [self.momentum * v - RATE * g for v, g in zip(self.velocity, gradients, strict=True)]
+        self.weights = [w + v for w, v in zip(self.weights, self.velocity, strict=True)]
+
+
+def golden():
+    for momentum, clip, ways in (
+        (0.0, None, ({}, {"run_eagerly": True}, {"steps_per_execution": 3})),
+        (0.875, 0.5, ({},)),
+    ):
+        for way in ways:
+            reference = Late(momentum, clip)
+            made = strategy()
+            how = {"momentum": momentum, "global_clipnorm": clip}
+            model = linear(made, optimizer=lambda how=how: keras.optimizers.SGD(RATE, **how), **way)
+            report = tfdist.callbacks.StalenessReport()
+            for epoch in range(EPOCHS):
+                fit(model, epochs=epoch + 1, initial_epoch=epoch, callbacks=[report])
+                reference.epoch()
+                assert_close(model, reference.weights)
+            assert_alike(model)
+            assert int(model.optimizer.iterations) == 7 * EPOCHS
+            assert report.counts == [{0: 1, 1: 6}] * EPOCHS, report.counts
+
+
+def features():
+    """Ranks end with equal weights, validation is of the newest ones, and training works."""
+    for optimizer in (
+        lambda: keras.optimizers.Adam(0.02),
+        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.01, clipnorm=1.0),
+        lambda: keras.optimizers.SGD(0.02, use_ema=True, ema_momentum=0.5),
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, 50)),
+    ):
+        model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
+        found = fit(model, epochs=6, validation_data=(X, Y))
+        assert_alike(model)
+        assert found["loss"][-1] < found["loss"][0]
+        if model.optimizer.use_ema:  # the averages are the weights from the end of `fit` on
+            continue
+        np.testing.assert_allclose(found["val_loss"][-1], model.evaluate(X, Y, verbose=0)[0])
+        np.testing.assert_allclose(found["val_loss"][-1], np.mean((model.predict(X, verbose=0) - Y) ** 2))
+
+
+def loops():
+    made = strategy()
+    with made.scope():
+        gan = Gan()
+        gan.build((None, 5))
+        gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
+    gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+    assert_alike(gan)
+    model = linear(made := strategy())
+    step = stepping(made, model)
+    for _ in range(4):
+        step(tf.constant(X[:8] / 3), tf.constant(Y[:8] / 3))
+    assert int(model.optimizer.iterations) == 3
+    made.settle(model)
+    assert int(model.optimizer.iterations) == 4
+    assert_alike(model)
+
+
+def again():
+    model = linear(made := strategy())
+    fit(model, epochs=1)
+
+    class InterruptsSteps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                raise KeyError("interrupted")
+
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(model, callbacks=[InterruptsSteps()])
+    fit(model, epochs=1)
+    assert_alike(model)
+    with made.scope():
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    fit(model, epochs=1)
+    assert_alike(model)
+    for _ in range(3):
+        model.train_on_batch(X[:8], Y[:8])
+    model.evaluate(X, Y, verbose=0)
+    assert int(model.optimizer.iterations) == 7 + 3
+    assert_alike(model)
+
+
+def compressed():
+    made = strategy(compression=tfdist.compression.TopK(0.1))
+    keras.utils.set_random_seed(1)
+    with made.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    found = fit(model, epochs=8)["loss"]
+    assert found[-1] < found[0] / 2, found
+    assert_alike(model)
+    if size > 1:
+        assert all(one["sent_bytes"] < one["plain_bytes"] for one in made.compression().values())
+
+
+def restarted():
+    place = os.path.join(FOLDER, f"backup-{size}")
+    expected = linear(strategy())
+    fit(expected, epochs=4)
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(linear(strategy()), epochs=4, callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)])
+    tfdist.barrier()
+    model = linear(strategy())
+    fit(model, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(place)])
+    assert_close(model, expected.get_weights())
+    assert_alike(model)
+
+
+def refused():
+    for delay in (2, -1, 0.5, "1"):
+        with pytest.raises(ValueError, match="is 0 or 1 steps; got"):
+            tfdist.AllReduceStrategy(delay=delay)
+    with pytest.raises(ValueError, match="for one device in each process"):
+        strategy(devices=["CPU:0", "CPU:1"])
+    with pytest.raises(ValueError, match="loss scaling"):
+        fit(linear(strategy(), optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())))
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+        fit(linear(strategy(), optimizer=lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)))
+    with pytest.raises(ValueError, match="sums gradients in each step"):
+        fit(linear(strategy()), callbacks=[tfdist.callbacks.GradientNoiseScale()])
+
+
+def mismatched():
+    tfdist.AllReduceStrategy(delay=rank)
+
+
+checks = (golden, features, loops, again, compressed, restarted, refused)
+for name in os.environ.get("TEST_CASES", ",".join(check.__name__ for check in checks)).split(","):
+    keras.backend.set_floatx("float64")
+    globals()[name]()
+    print("PASSED", name, flush=True)
+tfdist.barrier()
+print("DONE", flush=True)

@@ -1,0 +1,85 @@
+"""Sums of gradients that travel while the next step computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressor
+from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
+from tfdist.local_sgd.exchanges import Alone, Exchanges, Sum
+from tfdist.tensors import to_array
+
+
+class DelayedSums:
+    """The gradients of one optimizer: those of a step are summed during the next one.
+
+    Args:
+        group: the processes, which all take the same steps.
+        name: of the optimizer, the same on all of them.
+        variables: of Keras, whose gradients are summed.
+        compressor: of gradients; None for none.
+
+    Attributes:
+        variables: as given.
+        staleness: by how many updates the weights had changed between a gradient's computation and its use, and how
+            often.
+    """
+
+    def __init__(self, group: Group, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
+        self.variables = list(variables)
+        self.staleness: Counter[int] = Counter()
+        self._exchanges: Exchanges | Alone = Alone()
+        if group.size > 1:
+            self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
+        if compressor is not None:
+            compressor.register(
+                {f"{name} {place}": (one.path, tuple(one.shape)) for place, one in enumerate(variables)}
+            )
+        self._under_way: Sum | None = None
+        self._late = 0
+
+    def exchanged(self, gradients: Sequence[tf.Tensor], weight: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Begins to sum gradients, and takes the sums of the step before; in a graph or eagerly.
+
+        Args:
+            gradients: dense, of this process.
+            weight: that they are multiplied by, a float64 scalar.
+
+        Returns:
+            Whether there was a step before, a boolean scalar; and the sums, or zeros.
+        """
+
+        def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
+            arrays = [to_array(one) for one in given]
+            sums = self._taken(blocking=False)
+            self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor))
+            # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
+            found = [tf.zeros_like(one) for one in given] if sums is None else [tf.constant(one) for one in sums]
+            return [np.bool_(sums is not None), *found]
+
+        dtypes = [tf.bool, *(gradient.dtype for gradient in gradients)]
+        with tf.device("/cpu:0"):
+            ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")
+        ready.set_shape([])
+        return ready, [tf.ensure_shape(one, own.shape) for one, own in zip(totals, gradients, strict=True)]
+
+    def last(self) -> list[np.ndarray] | None:
+        """The sums of the last step, if they have not been taken; all processes call it, and do nothing else."""
+        found = self._taken(blocking=True)
+        self._late = 0
+        return found
+
+    def _taken(self, blocking: bool) -> list[np.ndarray] | None:
+        if self._under_way is None:
+            return None
+        under_way, self._under_way = self._under_way, None
+        sums = self._exchanges.finish(under_way, blocking)
+        self.staleness[self._late] += 1
+        self._late = 1
+        return sums
