@@ -83,7 +83,9 @@ class AllReduceExtended(
         self.compressor = compressor
         self._tables = tables
         self.exchange = Exchange(group)
-        settings = f"{len(devices)} device(s), the algorithm {group.algorithm}, the compression {compressor}{self.more}"
+        settings = (
+            f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}{self.more}"
+        )
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
         self._local_only = 0
