@@ -15,6 +15,7 @@ CHECKS = [
     "mixed",
     "compressed",
     "adaptive",
+    "noisy",
     "saved",
     "uneven",
     "callbacks",

@@ -15,6 +15,7 @@ from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import DelaysUpdates, ReducesGradients, WritesOnce
 from tfdist.strategies.gradient_norms import GradientNorms, Noise
+from tfdist.strategies.keras_optimizers import innermost
 
 
 class _OfGradients(keras.callbacks.Callback):
@@ -51,9 +52,7 @@ class _OfGradients(keras.callbacks.Callback):
     def _measured(self) -> ReducesGradients | Gradients | None:
         """What sums the gradients; None where one replica trains alone."""
         name = type(self).__name__
-        optimizer: Any = self.model.optimizer
-        while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            optimizer = optimizer.inner_optimizer
+        optimizer = innermost(self.model.optimizer)
         if getattr(optimizer, "gradient_accumulation_steps", None):
             raise ValueError(f"{name} measures gradients of a step; leave out gradient_accumulation_steps")
         gradients = gradients_of(optimizer)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.callbacks.processes import has_others, processes_of
+from tfdist.strategies.keras_optimizers import innermost
 
 _RULES = {"linear": lambda factor: factor, "sqrt": math.sqrt}
 
@@ -102,6 +103,4 @@ class LearningRateScaling(keras.callbacks.Callback):
 
 def scheduled(optimizer: Any) -> Any:
     """What an optimizer takes its learning rate from."""
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return getattr(optimizer, "_learning_rate", None)
+    return getattr(innermost(optimizer), "_learning_rate", None)

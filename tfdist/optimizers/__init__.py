@@ -1,9 +1,10 @@
-"""Optimizers: the averaging of gradients in scripts that share their data out themselves; LARS, for large batches."""
+"""Optimizers: the averaging of gradients in scripts that share their data out; LARS and noise, for large batches."""
 
 from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
+from tfdist.optimizers.gradient_noise import GradientNoise  # noqa: E402
 from tfdist.optimizers.lars import LARS  # noqa: E402
 
-__all__ = ["LARS"]
+__all__ = ["LARS", "GradientNoise"]

@@ -12,6 +12,7 @@ from tfdist.optimizers import keras_optimizers
 from tfdist.optimizers.gradients import Gradients, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
+from tfdist.strategies.keras_optimizers import innermost
 
 
 def DistributedOptimizer(
@@ -44,7 +45,8 @@ def DistributedOptimizer(
     then uses its own.
 
     Args:
-        optimizer: of Keras 3, new or in use. If it is a `keras.optimizers.LossScaleOptimizer`, the one in it is meant.
+        optimizer: of Keras 3, new or in use. If it is a `keras.optimizers.LossScaleOptimizer` or a
+            `tfdist.optimizers.GradientNoise`, the one in it is meant.
         compression: how gradients are compressed; as of `tfdist.AllReduceStrategy`.
         algorithm: of the all-reduce; by default that of `tfdist.init`.
         average: whether gradients are averaged; otherwise they are summed.
@@ -77,9 +79,7 @@ def DistributedOptimizer(
             "Make one of a name by keras.optimizers.get(name)."
         )
     processes = engine_group(group, algorithm)
-    inner = optimizer
-    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        inner = inner.inner_optimizer
+    inner = innermost(optimizer)
     if keras_optimizers.gradients_of(inner) is not None:
         raise ValueError("the optimizer averages its gradients already: wrap it in DistributedOptimizer once")
     if backward_passes_per_step < 1:

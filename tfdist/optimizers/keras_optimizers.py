@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
-from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies import keras_noise, keras_unsynchronized
+from tfdist.strategies.keras_optimizers import innermost
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer, tree
 from tfdist.strategies.keras_seams import replace
 
@@ -24,21 +25,19 @@ _installed = False
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """What averages the gradients of an optimizer, or of the one within a `keras.optimizers.LossScaleOptimizer`.
+    """What averages the gradients of an optimizer, or of the one within it.
 
     Args:
         optimizer: of Keras; anything else averages nothing.
     """
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return getattr(optimizer, _ATTRIBUTE, None)
+    return getattr(innermost(optimizer), _ATTRIBUTE, None)
 
 
 def attach(optimizer: Any, gradients: Gradients) -> None:
     """Lets an optimizer average its gradients.
 
     Args:
-        optimizer: of Keras, which scales no losses.
+        optimizer: of Keras, with no other one within it.
         gradients: how. A `keras.optimizers.MultiOptimizer` hands it on to its optimizers, also those that it is yet to
             be given.
     """
@@ -52,6 +51,7 @@ def _install() -> None:
     if _installed:
         return
     _installed = True
+    keras_noise.install(replace)  # first, so that gradients are averaged around it
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _knowing_the_variables)
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _averaged_first)
     replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)

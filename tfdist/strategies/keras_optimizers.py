@@ -38,6 +38,17 @@ def install(replace: Callable[..., None]) -> None:
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimizer within others, such as `keras.optimizers.LossScaleOptimizer`.
+
+    Args:
+        optimizer: of Keras; anything else is returned.
+    """
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
 class _Summed(threading.local):
     """Whether gradients that this thread gives to an optimizer are sums over all replicas."""
 

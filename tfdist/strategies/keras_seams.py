@@ -8,6 +8,7 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 |---|---|
 | losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
+| noise is added between the two | where `tfdist.optimizers.GradientNoise` is used; installed with it, too |
 | gradients through collectives of a step | come from losses that are weighted by their own shares |
 | steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
 | logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
@@ -50,6 +51,7 @@ from tfdist.strategies import (
     keras_embeddings,
     keras_losses,
     keras_metrics,
+    keras_noise,
     keras_optimizers,
     keras_rounds,
     keras_saving,
@@ -96,6 +98,7 @@ def install() -> None:
     keras_metrics.install(replace)
     keras_variables.install(replace)
     keras_data.install(replace)
+    keras_noise.install(replace)  # before what sums gradients, which then runs around it
     keras_optimizers.install(replace)
     keras_saving.install(replace)
     keras_servers.install(replace)

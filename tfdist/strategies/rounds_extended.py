@@ -6,7 +6,6 @@ import weakref
 from collections import Counter
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
@@ -16,6 +15,7 @@ from tfdist.strategies import keras_variables
 from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.keras_optimizers import innermost
 from tfdist.strategies.steps_in_rounds import StepsInRounds
 
 
@@ -64,11 +64,11 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def step_begins(self, optimizer: Any) -> None:
         """See `TrainsInRounds`."""
-        self._steps_of(_inner(optimizer))
+        self._steps_of(innermost(optimizer))
 
     def step_taken(self, optimizer: Any) -> None:
         """See `TrainsInRounds`."""
-        steps = self._steps_of(_inner(optimizer))
+        steps = self._steps_of(innermost(optimizer))
 
         def take(strategy: Any) -> None:
             steps.take(self.shares.total() if self.shares.step_is_shared else 1)
@@ -90,7 +90,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def settle(self, model: Any) -> None:
         """See `TrainsInRounds`."""
-        attached = {id(_inner(optimizer)) for optimizer in keras_variables.optimizers(model)}
+        attached = {id(innermost(optimizer)) for optimizer in keras_variables.optimizers(model)}
         chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
         for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
             steps.take_centre()
@@ -118,7 +118,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def _optimizers_of(self, model: Any) -> list[Any]:
         """Those that a model was compiled with, or that have updated it, and those within them."""
         found = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
-        inner = [_inner(optimizer) for optimizer in found]
+        inner = [innermost(optimizer) for optimizer in found]
         every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
         return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
 
@@ -131,9 +131,3 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         optimizers = self._optimizers_of(model)
         kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
         return [variable for variables in kept for variable in variables if variable is not None]
-
-
-def _inner(optimizer: Any) -> Any:
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer

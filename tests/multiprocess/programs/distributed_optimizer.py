@@ -275,6 +275,52 @@ def adaptive():
     assert float(other[0]) == 5
 
 
+def drawn(place, update, of):
+    """The noise of a rank."""
+    folded = tf.constant([0, place], tf.int64)
+    for part in (update, of):
+        folded = tf.random.experimental.stateless_fold_in(folded, tf.constant(part, tf.int64))
+    return tf.random.stateless_normal(BEGINNING[place].shape, folded, dtype=tf.float64, alg="philox").numpy()
+
+
+def whole_table(number, of):
+    """A rank's gradient of the table, which is sparse."""
+    return tf.convert_to_tensor(sparse(OWN[of][number][0], ROWS[number, of])).numpy()
+
+
+def noisy():
+    """Each rank adds noise by the variance of its own parts, or all the same noise to the mean; the bits are equal."""
+    noise, wrap = tfdist.optimizers.GradientNoise, tfdist.DistributedOptimizer
+
+    def inner(**settings):
+        return keras.optimizers.SGD(1.0, gradient_accumulation_steps=2, **settings)
+
+    expected = [one.copy() for one in BEGINNING]
+    isotropic = [one.copy() for one in BEGINNING]
+    for update, place in itertools.product(range(STEPS), range(len(BEGINNING))):
+        means = []
+        for of in range(size):
+            numbers = (2 * update, 2 * update + 1)
+            parts = np.stack([OWN[of][number][place] if place else whole_table(number, of) for number in numbers])
+            means.append(parts.mean(axis=0))
+            deviation = np.sqrt(7 * parts.var(axis=0, ddof=1) / 2)
+            expected[place] -= (means[-1] + deviation * drawn(place, update, of)) / size
+        isotropic[place] -= np.clip(np.mean(means, axis=0) + 0.5 * drawn(place, update, 0), -0.2, 0.2)
+    equal = {"structure": "isotropic", "stddev": 0.5}
+    for made, wanted in (
+        (wrap(noise(inner(), 8)), expected),
+        (noise(wrap(inner()), 8), expected),
+        (wrap(noise(keras.optimizers.SGD(1.0), 8), backward_passes_per_step=2), expected),
+        (wrap(noise(inner(clipvalue=0.2), **equal)), isotropic),
+        (noise(wrap(inner(clipvalue=0.2)), **equal), isotropic),
+    ):
+        found = applied(made, map(of_this, range(2 * STEPS)))[: len(BEGINNING)]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        everyone = tfdist.all_gather(tf.constant(np.concatenate([one.ravel() for one in found])[None])).numpy()
+        assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0))
+
+
 def groups():
     """Two groups train apart; an algorithm of one's own."""
     ranks = [list(range(0, size, 2)), list(range(1, size, 2))]
@@ -479,6 +525,7 @@ checks = {
         mixed,
         compressed,
         adaptive,
+        noisy,
         groups,
         saved,
         uneven,

@@ -4,6 +4,8 @@ import keras
 import tensorflow as tf
 from world import X, Y, case, fitted, mlp, numbers, spread, strategy
 
+from tfdist.optimizers import GradientNoise
+
 OPTIMIZERS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
     "RMSprop": {},
@@ -65,6 +67,24 @@ def weight_decay_and_ema():
 @spread
 def gradient_accumulation():
     return fitted(mlp(lambda: keras.optimizers.Adam(gradient_accumulation_steps=2, clipnorm=0.01)))
+
+
+@spread
+def gradient_noise_that_all_draw_alike():
+    """Added to the sum, before it is clipped."""
+    noise = {"structure": "isotropic", "stddev": 0.01}
+    return fitted(mlp(lambda: GradientNoise(keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.3), **noise)))
+
+
+def noisy_adam(ratio, structure):
+    return lambda: GradientNoise(keras.optimizers.Adam(gradient_accumulation_steps=2, clipnorm=1.0), ratio, structure)
+
+
+@spread
+def gradient_noise_of_parts():
+    """Each replica's noise is its own; where there is little, weights are nearly those of one process."""
+    much = [fitted(mlp(noisy_adam(8, structure))) for structure in ("diagonal", "trace")]
+    return {"ranks_only": much, "low": fitted(mlp(noisy_adam(1 + 1e-6, "diagonal")))}
 
 
 @case

@@ -1,0 +1,330 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.optimizers import GradientNoise
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import UpdatesOnServers
+
+PARTS, UPDATES, SHAPES = 3, 4, ((3, 2), (2,))
+generator = np.random.default_rng(0)
+BEGINNING = [generator.normal(size=shape) for shape in SHAPES]
+STEPS = [[generator.normal(0.5, 2.0, size=shape) for shape in SHAPES] for _ in range(PARTS * UPDATES)]
+SGD = keras.optimizers.SGD
+
+
+def applied(optimizer, steps=STEPS, dtype="float64", beginning=BEGINNING, function=tf.function):
+    """The variables after an optimizer has applied gradients, one after another."""
+    variables = [keras.Variable(one, dtype=dtype, name=f"kernel_{place}") for place, one in enumerate(beginning)]
+    optimizer.build(variables)
+    step = function(lambda gradients: optimizer.apply(gradients, variables))
+    for gradients in steps:
+        step([one if isinstance(one, tf.IndexedSlices) else tf.constant(one, dtype) for one in gradients])
+    return [one.numpy() for one in variables]
+
+
+def normal(seed, index, update, shape):
+    folded = tf.constant([seed, index], tf.int64)
+    for part in (update, 0):
+        folded = tf.random.experimental.stateless_fold_in(folded, tf.constant(part, tf.int64))
+    return tf.random.stateless_normal(shape, folded, dtype=tf.float64, alg="philox").numpy()
+
+
+def reference(deviations, rate=0.125, momentum=0.5, seed=0, clip=np.inf):
+    """SGD with momentum, whose mean gradients get noise.
+
+    Args:
+        deviations: of the noise, by the gradients of the parts of an update.
+        rate: of learning.
+        momentum: of SGD.
+        seed: of the noise.
+        clip: the largest norm of a gradient with noise.
+    """
+    weights, momenta = [one.copy() for one in BEGINNING], [np.zeros(shape) for shape in SHAPES]
+    for update in range(UPDATES):
+        parts = STEPS[update * PARTS : (update + 1) * PARTS]
+        of_noise = deviations([np.stack([one[place] for one in parts]) for place in range(len(SHAPES))])
+        for place, shape in enumerate(SHAPES):
+            gradient = np.mean([one[place] for one in parts], axis=0)
+            gradient = gradient + of_noise[place] * normal(seed, place, update, shape)
+            gradient = gradient * min(1, clip / np.linalg.norm(gradient))
+            momenta[place] = momentum * momenta[place] - rate * gradient
+            weights[place] = weights[place] + momenta[place]
+    return weights
+
+
+def diagonal(ratio):
+    return lambda parts: [np.sqrt((ratio - 1) * one.var(axis=0, ddof=1) / PARTS) for one in parts]
+
+
+def trace(ratio):
+    def deviations(parts):
+        variances = np.concatenate([one.var(axis=0, ddof=1).ravel() for one in parts])
+        return [np.sqrt((ratio - 1) * variances.mean() / PARTS)] * len(parts)
+
+    return deviations
+
+
+@pytest.mark.parametrize("function", [tf.function, lambda one: one], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    ("given", "of_inner", "expected"),
+    [
+        ({"ratio": 8}, {}, {"deviations": diagonal(8)}),
+        ({"ratio": 2.5, "seed": 7}, {"clipnorm": 1.0}, {"deviations": diagonal(2.5), "seed": 7, "clip": 1.0}),
+        ({"ratio": 8, "structure": "trace"}, {}, {"deviations": trace(8)}),
+        (
+            {"structure": "isotropic", "stddev": 0.5},
+            {"clipnorm": 0.7},
+            {"deviations": lambda _: [0.5] * 2, "clip": 0.7},
+        ),
+    ],
+    ids=["diagonal", "clipped", "trace", "isotropic"],
+)
+def test_steps_are_those_of_the_formulas(given, of_inner, expected, function):
+    inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS, **of_inner)
+    for one, other in zip(
+        applied(GradientNoise(inner, **given), function=function), reference(**expected), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SGD(0.1, gradient_accumulation_steps=2, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3),
+        lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), global_clipnorm=1.0),
+        lambda: SGD(0.1, loss_scale_factor=4.0),
+    ],
+)
+def test_without_noise_it_is_the_inner_optimizer(make):
+    expected = applied(make())
+    for wrapped in (GradientNoise(make(), ratio=1), GradientNoise(make(), structure="isotropic", stddev=0.0)):
+        for one, other in zip(applied(wrapped), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "trace"])
+def test_variances_are_those_of_a_smaller_batch(structure):
+    """Of many weights in one place; both structures have the same trace, that of the variances."""
+    deviations = np.repeat([0.1, 2.0, 0.0], 20_000)
+    parts = [[1.0 + sign * deviations.reshape(3, -1), np.zeros(2)] for sign in (1, -1)]
+    variances = 2 * deviations**2  # of the two parts, without bias
+    beginning = [np.zeros((3, 20_000)), np.zeros(2)]
+    inner = SGD(1.0, gradient_accumulation_steps=2)
+    found = -1 - applied(GradientNoise(inner, 5, structure), parts, beginning=beginning)[0].ravel()
+    expected = 4 * variances / 2
+    np.testing.assert_allclose(np.mean(found), 0, atol=0.03)
+    np.testing.assert_allclose(np.sum(found**2), np.sum(expected), rtol=0.03)
+    for place in range(3):
+        part = slice(20_000 * place, 20_000 * (place + 1))
+        wanted = expected[part].mean() if structure == "diagonal" else expected.mean()
+        np.testing.assert_allclose(np.mean(found[part] ** 2), wanted, rtol=0.03)
+
+
+def test_noise_is_new_in_each_update_and_for_each_variable():
+    zero = [np.zeros((3, 2)), np.zeros((3, 2))]
+    rows = []
+    for seed in (0, 0, 1):
+        for updates in (1, 2):
+            optimizer = GradientNoise(SGD(1.0), structure="isotropic", stddev=1.0, seed=seed)
+            rows.append(applied(optimizer, [zero] * updates, beginning=zero))
+    first, second, again, _, other, _ = rows
+    np.testing.assert_array_equal(first, again)
+    drawn = np.concatenate(
+        [*(one.ravel() for one in (*first, *other)), *((b - a).ravel() for a, b in zip(first, second, strict=True))]
+    )
+    assert len(np.unique(drawn.round(6))) == len(drawn)
+
+
+def test_sparse_gradients_are_those_of_the_whole_table():
+    shape = tf.constant([3, 2], tf.int64)
+    sparse = [
+        [tf.IndexedSlices(tf.fill([2, 2], value), tf.constant([0, 0]), shape)]
+        for value in tf.constant([1.0, 3.0], tf.float64)
+    ]
+    dense = [[np.array([[2.0 * value] * 2, [0, 0], [0, 0]])] for value in (1.0, 3.0)]
+    for given in ({"ratio": 4}, {"structure": "isotropic", "stddev": 1.0}):
+        tables = [
+            applied(GradientNoise(SGD(1.0, gradient_accumulation_steps=2), **given), steps, beginning=[np.ones((3, 2))])
+            for steps in (sparse, dense)
+        ]
+        np.testing.assert_allclose(*tables, rtol=1e-12)
+    table = applied(GradientNoise(SGD(1.0), structure="isotropic", stddev=1.0), sparse, beginning=[np.zeros((3, 2))])[0]
+    assert (table != 0).all()
+
+
+def model_with(optimizer, **compiling):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **compiling)
+    return model
+
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32")
+
+
+def fit(model, **how):
+    model.fit(X, Y, **{"batch_size": 8, "epochs": 1, "verbose": 0, "shuffle": False, **how})
+    return model
+
+
+def inner_adam():
+    return keras.optimizers.Adam(0.1, gradient_accumulation_steps=4, clipnorm=1.0)
+
+
+@pytest.mark.parametrize(
+    "given", [{"ratio": 3.0, "structure": "trace", "seed": 5}, {"structure": "isotropic", "stddev": 0.1}]
+)
+def test_it_is_saved_and_loaded_and_goes_on_as_it_would_have(given, tmp_path):
+    model = fit(model_with(GradientNoise(inner_adam(), **given)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert loaded.optimizer.structure == given["structure"]
+    assert type(loaded.optimizer.inner_optimizer) is keras.optimizers.Adam
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for one, other in zip(fit(loaded).weights, fit(model).weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_an_update_may_begin_before_saving_and_end_after_loading(tmp_path):
+    """The sums of squared deviations are saved, as gradients are that Keras accumulates."""
+    made = [model_with(GradientNoise(inner_adam(), ratio=9)) for _ in range(2)]
+    for part in (slice(0, 48), slice(48, 64)):  # one update and a half
+        made[0].fit(X[part], Y[part], batch_size=8, verbose=0, shuffle=False)
+    made[1].fit(X[:48], Y[:48], batch_size=8, verbose=0, shuffle=False)
+    made[1].save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.fit(X[48:], Y[48:], batch_size=8, verbose=0, shuffle=False)
+    for one, other in zip(loaded.weights, made[0].weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_rates_and_iterations_are_those_of_the_inner_optimizer():
+    optimizer = GradientNoise(inner_adam(), ratio=2)
+    rates = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))]
+    fit(model_with(optimizer), epochs=2, callbacks=rates)
+    assert float(optimizer.learning_rate) == float(optimizer.inner_optimizer.learning_rate) == 0.25
+    assert int(optimizer.iterations) == 4
+    optimizer.learning_rate = 0.125
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.125
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 8, 0.5)
+    scheduled = GradientNoise(SGD(schedule, gradient_accumulation_steps=4), ratio=2)
+    fit(model_with(scheduled))
+    np.testing.assert_allclose(float(scheduled.learning_rate), 0.25)
+    with pytest.raises(ValueError, match="has a schedule of its own"):
+        fit(model_with(scheduled), callbacks=[tfdist.callbacks.LearningRateScaling(0.1, factor=2)])
+
+
+def test_loss_scales_are_outside_of_it_and_what_is_not_finite_is_skipped():
+    """Keras puts one around by itself."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = model_with(GradientNoise(inner_adam(), ratio=4))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    assert type(model.optimizer.inner_optimizer) is GradientNoise
+    losses = fit(model, epochs=30).history.history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+    infinite = [[np.full(shape, np.inf) for shape in SHAPES]]
+    inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS)
+    scaled = keras.optimizers.LossScaleOptimizer(GradientNoise(inner, ratio=8), initial_scale=4.0)
+    steps = [[4 * one for one in STEPS[0]], *infinite, *([2 * one for one in step] for step in STEPS[1:])]
+    for one, other in zip(applied(scaled, steps), reference(diagonal(8)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_sixteen_bits_do_not_lose_the_variance():
+    """Squares of gradients of 1e-4 are zero in float16."""
+    parts = [[np.full((3, 2), 1e-4 * sign), np.zeros(2)] for sign in (1, -1)]
+    optimizer = GradientNoise(SGD(1.0, gradient_accumulation_steps=2), ratio=100)
+    found = applied(optimizer, parts, "float16", [np.zeros((3, 2)), np.zeros(2)])[0]
+    assert (found != 0).all()
+    assert np.abs(found).max() < 0.01
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras has none")
+@pytest.mark.parametrize("outside", [True, False])
+def test_several_optimizers(outside):
+    """Around them, and inside of them."""
+
+    def noisy(optimizer):
+        return GradientNoise(optimizer, ratio=8)
+
+    inner = [SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS) for _ in SHAPES]
+    if outside:
+        found = applied(noisy(keras.optimizers.MultiOptimizer(lambda one: inner[int(one.name[-1])])))
+        expected = reference(diagonal(8))
+    else:
+        inner[0] = noisy(inner[0])
+        found = applied(keras.optimizers.MultiOptimizer(lambda one: inner[int(one.name[-1])]))
+        expected = [reference(diagonal(8))[0], reference(lambda parts: [0.0] * 2)[1]]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given", [{"ratio": 8}, {"ratio": 8, "structure": "trace"}, {"structure": "isotropic", "stddev": 0.1}]
+)
+def test_one_process_trains_alike_with_tfdist_and_without(given):
+    tfdist.init()
+    expected = fit(model_with(GradientNoise(inner_adam(), **given)), epochs=2)
+    with tfdist.AllReduceStrategy().scope():
+        in_scope = model_with(GradientNoise(inner_adam(), **given))
+    around = model_with(tfdist.DistributedOptimizer(GradientNoise(inner_adam(), **given)))
+    inside = model_with(GradientNoise(tfdist.DistributedOptimizer(inner_adam()), **given))
+    eager = model_with(GradientNoise(inner_adam(), **given), run_eagerly=True)
+    for model in (in_scope, around, inside, eager):
+        for one, other in zip(fit(model, epochs=2).weights, expected.weights, strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+PARTLY = {"ratio": 2, "structure": "trace"}
+EQUAL = {"structure": "isotropic", "stddev": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("make", "parts", "given"),
+    [
+        (lambda: tfdist.LocalSGDStrategy(2), 2, PARTLY),
+        (tfdist.GossipStrategy, 2, PARTLY),
+        (lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL),
+    ],
+    ids=["local SGD", "gossip", "delay"],
+)
+def test_it_works_under_other_strategies(make, parts, given):
+    with make().scope():
+        model = model_with(GradientNoise(SGD(0.05, gradient_accumulation_steps=parts), **given))
+    losses = fit(model, epochs=20).history.history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
+    monkeypatch.setattr(at_work, "of_strategy", lambda strategy, ability: ability is UpdatesOnServers or None)
+    with pytest.raises(ValueError, match="which are on the servers"):
+        applied(GradientNoise(SGD(0.05), **EQUAL))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GradientNoise("sgd", 2), TypeError, "takes an optimizer of Keras 3.*got 'sgd'"),
+        (lambda: GradientNoise(keras.optimizers.LossScaleOptimizer(SGD()), 2), TypeError, "write LossScaleOptimizer"),
+        (lambda: GradientNoise(GradientNoise(SGD(), 2), 2), TypeError, "is a GradientNoise already"),
+        (lambda: GradientNoise(SGD(), 2, "full"), ValueError, "one of diagonal, trace, isotropic; got 'full'"),
+        (lambda: GradientNoise(SGD(), 0.5), ValueError, r"GradientNoise\(ratio=…\) is at least 1; got 0.5"),
+        (lambda: GradientNoise(SGD()), ValueError, "is at least 1; got None"),
+        (lambda: GradientNoise(SGD(), 2, stddev=0.1), ValueError, "is for structure='isotropic'; got 0.1"),
+        (lambda: GradientNoise(SGD(), structure="isotropic"), ValueError, "takes stddev=…"),
+        (lambda: GradientNoise(SGD(), 2, "isotropic", 0.1), ValueError, "no ratio; got stddev=0.1 and ratio=2"),
+        (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "pass it gradient_accumulation_steps=…, of 2 or more"),
+    ],
+)
+def test_what_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,243 @@
+"""An optimizer around another one that adds the noise of small batches to the gradients of large ones."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
+from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.strategies import at_work, keras_noise
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.keras_seams import replace
+
+STRUCTURES = ("diagonal", "trace", "isotropic")
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class GradientNoise(keras.optimizers.Optimizer):
+    """Adds noise to the gradients of large batches, with the variance that those of smaller batches have.
+
+    The large batch comes in parts, whose gradients the inner optimizer accumulates: k of them, at the same weights.
+    They tell the variance v of a part's gradient, so that of their mean is v/k, and that of a batch which is ``ratio``
+    times smaller is ratio · v/k. Normal noise with the difference, (ratio − 1) · v/k, is added::
+
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=8)
+        model.compile(tfdist.optimizers.GradientNoise(inner, ratio=32), loss)
+        model.fit(x, y, batch_size=512)  # updates with 4096 samples, and the noise of 128
+
+    Noise comes after the accumulation and before the inner optimizer clips gradients. With several processes, each
+    measures the variance of its own parts, and adds noise of its own before gradients are summed: the sum's variance is
+    the sum of the variances, nothing more is sent, and weights stay equal. "Isotropic" noise is drawn once, by all
+    processes alike, and added to the sum. Sparse gradients become dense.
+
+    The optimizer goes inside `keras.optimizers.LossScaleOptimizer`, and around or inside of
+    `tfdist.DistributedOptimizer` and `keras.optimizers.MultiOptimizer`. Under strategies in which processes train on
+    their own for some steps, such as `tfdist.LocalSGDStrategy`, the batch is that of a process.
+
+    Args:
+        inner_optimizer: of Keras, with ``gradient_accumulation_steps`` unless the noise is "isotropic". Clipping,
+            weight decay and schedules are its own.
+        ratio: how many times larger the batch is than the one to imitate, at least 1. With 1 there is no noise.
+        structure: "diagonal": each weight has its own v. "trace": all weights of an optimizer have the mean of v.
+            "isotropic": the noise has the given ``stddev``; nothing is measured, and there is no ratio.
+        stddev: of "isotropic" noise.
+        seed: of the noise; the same on all processes.
+        name: of the optimizer.
+
+    Raises:
+        TypeError: ``inner_optimizer`` is none of Keras 3, scales losses, or adds noise already.
+        ValueError: an argument is out of its range; at the first step, gradients are not accumulated, or the strategy
+            is `tfdist.ParameterServerStrategy`.
+
+    References:
+        Wen, Luk, Gazeau, Zhang, Chan and Ba, An empirical study of large-batch stochastic gradient descent with
+        structured covariance noise, 2019. There the variance is that of the Fisher matrix.
+    """
+
+    built: bool
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        ratio: float | None = None,
+        structure: str = "diagonal",
+        stddev: float | None = None,
+        seed: int = 0,
+        name: str = "gradient_noise",
+    ) -> None:
+        _check(inner_optimizer, ratio, structure, stddev)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.ratio = ratio
+        self.structure = structure
+        self.stddev = stddev
+        self.seed = seed
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the inner optimizer's variables, and those in which squared deviations are added up."""
+        if self.built:
+            return
+        if at_work.of_strategy(self._distribution_strategy, UpdatesOnServers) is not None:
+            raise ValueError(
+                "GradientNoise adds noise to the gradients of an update, which are on the servers under "
+                "ParameterServerStrategy: give its model the inner optimizer"
+            )
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+        self._accumulated_gradients: list[Any] = []  # by this name, they may differ between processes
+        applying = getattr(self.inner_optimizer, "optimizers", None) or [self.inner_optimizer]
+        if self.structure == "isotropic":
+            keras_noise.install(replace)
+            for optimizer in applying:
+                keras_noise.attach(optimizer, functools.partial(self._with_equal_noise, optimizer))
+        elif self.ratio != 1:
+            for optimizer in applying:
+                _check_accumulation(optimizer)
+                GradientParts(optimizer, self._sum_of, functools.partial(self._with_own_noise, optimizer))
+            self._accumulated_gradients = [self._new_sum(variable) for variable in variables]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """See `keras.optimizers.Optimizer`."""
+        if not self.built:
+            with keras.name_scope(self.name, caller=self):
+                self.build(list(trainable_variables or ()))
+            self.built = True
+        self.inner_optimizer.apply(grads, trainable_variables)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Its own, and those of the inner optimizer."""
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def learning_rate(self) -> Any:
+        """Of the inner optimizer."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        """Of the inner optimizer."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """Of the inner optimizer."""
+        inner = getattr(self, "inner_optimizer", None)
+        return None if inner is None else inner.loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        if hasattr(self, "inner_optimizer"):
+            self.inner_optimizer.loss_scale_factor = factor
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """See `keras.optimizers.Optimizer`."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """See `keras.optimizers.Optimizer`."""
+        own = ("name", "ratio", "structure", "stddev", "seed")
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"inner_optimizer": inner, **{name: getattr(self, name) for name in own}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> GradientNoise:
+        """See `keras.optimizers.Optimizer`."""
+        rest = dict(config)
+        inner = keras.saving.deserialize_keras_object(rest.pop("inner_optimizer"), custom_objects=custom_objects)
+        return cls(inner, **rest)
+
+    def _new_sum(self, variable: Any) -> Any:
+        shape = variable.shape if self.structure == "diagonal" else ()
+        path = (getattr(variable, "path", None) or variable.name).replace("/", "_").replace(":", "_")
+        return self.add_variable(shape, dtype=dtype_of_sums(variable).name, name=f"{path}_squared_deviations")
+
+    def _sum_of(self, variable: Any) -> Any:
+        return self._accumulated_gradients[self._get_variable_index(variable)]
+
+    def _with_equal_noise(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Sums of gradients with noise, which all replicas draw alike."""
+        found = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            dense = tf.convert_to_tensor(gradient)
+            noise = self.stddev * self._normal(optimizer, variable, 0)
+            found.append(dense + tf.cast(noise, dense.dtype))
+        return found
+
+    def _with_own_noise(
+        self, optimizer: Any, gradients: list[Any], variables: Sequence[Any], squares: list[tf.Tensor]
+    ) -> list[Any]:
+        """A replica's mean gradients with noise of its own; from the squared deviations of their parts."""
+        steps, further = optimizer.gradient_accumulation_steps, (self.ratio or 1) - 1
+        if self.structure == "trace":
+            trace = tf.add_n([tf.cast(one, tf.float64) for one in squares])
+            each = trace / sum(math.prod(one.shape) for one in variables)
+            squares = [tf.cast(each, one.dtype) for one in squares]
+        found = []
+        for gradient, variable, square in zip(gradients, variables, squares, strict=True):
+            deviation = tf.sqrt(square * (further / (steps * (steps - 1))))
+            noise = deviation * self._normal(optimizer, variable, _rank(optimizer))
+            found.append(gradient + tf.cast(noise, gradient.dtype))
+        return found
+
+    def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
+        """Normal random numbers, by variable, update and rank."""
+        seed = tf.constant([self.seed, self._get_variable_index(variable)], tf.int64)
+        for part in (optimizer.iterations, rank):
+            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
+        return tf.random.stateless_normal(variable.shape, seed, dtype=dtype_of_sums(variable), alg="philox")
+
+
+def _rank(optimizer: Any) -> Any:
+    """Of the replica that calls, or of the process; different for all whose gradients are summed."""
+    averaging = gradients_of(optimizer)
+    if averaging is not None:
+        return averaging.group.rank
+    replica = tf.distribute.get_replica_context()
+    return 0 if replica is None else replica.replica_id_in_sync_group
+
+
+def _check(optimizer: Any, ratio: float | None, structure: str, stddev: float | None) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"GradientNoise takes an optimizer of Keras 3, such as keras.optimizers.SGD(0.1); got {optimizer!r}. Make "
+            "one of a name by keras.optimizers.get(name)."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise TypeError(
+            "GradientNoise adds noise to gradients that are not scaled any more: write "
+            "LossScaleOptimizer(GradientNoise(optimizer, …)) instead of GradientNoise(LossScaleOptimizer(optimizer), …)"
+        )
+    if isinstance(optimizer, GradientNoise):
+        raise TypeError("GradientNoise takes an optimizer without noise; got one that is a GradientNoise already")
+    if structure not in STRUCTURES:
+        raise ValueError(f"GradientNoise(structure=…) is one of {', '.join(STRUCTURES)}; got {structure!r}")
+    if structure == "isotropic":
+        if ratio is not None or stddev is None or not stddev >= 0:
+            raise ValueError(
+                "GradientNoise(structure='isotropic') takes stddev=…, of at least 0, and no ratio; got "
+                f"stddev={stddev} and ratio={ratio}"
+            )
+    elif stddev is not None:
+        raise ValueError(f"GradientNoise(stddev=…) is for structure='isotropic'; got {stddev} for {structure!r}")
+    elif ratio is None or not ratio >= 1:
+        raise ValueError(f"GradientNoise(ratio=…) is at least 1; got {ratio}")
+
+
+def _check_accumulation(optimizer: Any) -> None:
+    if not optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "GradientNoise measures the variance between gradients that are accumulated, and its inner optimizer "
+            f"{optimizer.name} accumulates none: pass it gradient_accumulation_steps=…, of 2 or more, and fit a "
+            "batch_size smaller by that factor"
+        )

@@ -1,0 +1,91 @@
+"""The gradients that an optimizer accumulates, and how far they are from their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class GradientParts:
+    """Adds up the squared deviations of accumulated gradients from their mean, and changes the mean.
+
+    The optimizer's own methods are replaced by others that call those of its class: so gradients are of this process,
+    or replica, and weighted by samples, but not yet summed.
+
+    Args:
+        optimizer: of Keras, which accumulates gradients; new methods are put in place.
+        sums: the variable for the sum of a weight's variable; a scalar to add up all weights.
+        changed: takes mean gradients, their variables and the sums of squared deviations, and returns other gradients.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        sums: Callable[[Any], Any],
+        changed: Callable[[list[Any], Sequence[Any], list[tf.Tensor]], list[Any]],
+    ) -> None:
+        self._optimizer = optimizer
+        self._sums = sums
+        self._changed = changed
+        self._variables: Sequence[Any] = ()
+        optimizer._backend_apply_gradients = self._given
+        optimizer._backend_increment_gradient_accumulators = self._accumulated
+        optimizer._clip_gradients = self._before_the_sum
+
+    def _given(self, grads: Any, trainable_variables: Any) -> Any:
+        self._variables = tuple(trainable_variables)
+        return type(self._optimizer)._backend_apply_gradients(self._optimizer, grads, trainable_variables)
+
+    def _accumulated(self, grads: Any, acc_grads: Any) -> Any:
+        parts = [tf.convert_to_tensor(one) for one in grads]
+        # In the cross-replica context each replica assigns its own.
+        tf.__internal__.distribute.interim.maybe_merge_call(
+            _assign_all,
+            self._optimizer._distribution_strategy,
+            [self._sums(one).value for one in self._variables],
+            self._counted(parts),
+        )
+        return type(self._optimizer)._backend_increment_gradient_accumulators(self._optimizer, grads, acc_grads)
+
+    def _before_the_sum(self, grads: Any) -> Any:
+        means = [tf.convert_to_tensor(one) for one in grads]
+        steps = self._optimizer.gradient_accumulation_steps
+        last = [steps * one - before for one, before in zip(means, self._before(), strict=True)]
+        changed = self._changed(means, self._variables, self._counted(last))
+        return type(self._optimizer)._clip_gradients(self._optimizer, changed)
+
+    def _before(self) -> list[tf.Tensor]:
+        """The sums of the gradients that came before in this update."""
+        optimizer = self._optimizer
+        kept = [optimizer._accumulated_gradients[optimizer._get_variable_index(one)] for one in self._variables]
+        return [tf.convert_to_tensor(one.value) for one in kept]
+
+    def _counted(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of squared deviations with a further gradient, by Welford's method."""
+        optimizer, found = self._optimizer, []
+        number = tf.convert_to_tensor(optimizer._iterations.value) % optimizer.gradient_accumulation_steps + 1
+        for part, before, variable in zip(parts, self._before(), self._variables, strict=True):
+            total = tf.convert_to_tensor(self._sums(variable).value)
+            one, earlier = tf.cast(number, total.dtype), tf.cast(tf.maximum(number - 1, 1), total.dtype)
+            square = tf.square(tf.cast(part, total.dtype) - tf.cast(before, total.dtype) / earlier)
+            square = square if total.shape.rank or not square.shape.rank else tf.reduce_sum(square)
+            found.append(tf.where(number > 1, total + square * (one - 1) / one, tf.zeros_like(total)))
+        return found
+
+
+def _assign_all(strategy: Any, variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        strategy.extended.update(variable, lambda one, new: one.assign(new), args=(value,), group=False)
+
+
+def dtype_of_sums(variable: Any) -> tf.DType:
+    """For a variable's gradients, whose squares may be too small for 16 bits.
+
+    Args:
+        variable: of Keras or TensorFlow.
+    """
+    dtype = tf.as_dtype(keras.backend.standardize_dtype(variable.dtype))
+    return dtype if dtype.size >= 4 else tf.float32
