@@ -37,6 +37,7 @@ COMMANDS = {
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
     "local_sgd": [sys.executable, HERE / "local_sgd.py"],
+    "large_batch": [sys.executable, HERE / "large_batch.py"],
     "servers_small": [sys.executable, HERE / "servers_small.py"],
     "servers_delays": [sys.executable, HERE / "servers_delays.py"],
     "servers_transport": [sys.executable, HERE / "servers_transport.py"],
@@ -371,6 +372,16 @@ def write_local_sgd(figures):
     return "\n".join(parts)
 
 
+def write_large_batch(figures):
+    rows = []
+    for name, runs in figures["runs"].items():
+        accuracy = median_and_spread([100 * run["accuracy"] for run in runs], ".2f")
+        loss = f"{statistics.median(run['loss'] for run in runs):.3f}"
+        seconds = f"{statistics.median(run['seconds'] for run in runs):.0f}"
+        rows.append([name, figures["rates"][name], *accuracy, loss, seconds])
+    return table(["", "rate", "test accuracy, %", "from – to", "training loss", "s"], rows)
+
+
 def write_device_scopes(figures):
     rates = figures["steps per second"]
     rows = [[name, *median_and_spread(values, ".1f")] for name, values in rates.items()]
@@ -392,6 +403,7 @@ def write_device_scopes(figures):
 
 WRITERS = {
     "local_sgd": write_local_sgd,
+    "large_batch": write_large_batch,
     "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
     "all_reduce_4": write_all_reduce,
