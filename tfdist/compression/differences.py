@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.compression.feedback import ErrorFeedback
 from tfdist.compression.method import Method, as_working, is_finite
+from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
 
@@ -26,6 +27,40 @@ def suited(method: Method) -> Method:
         TypeError: it keeps a residual of its own.
     """
     return method if isinstance(method, ErrorFeedback) else ErrorFeedback(getattr(method, "method", method))
+
+
+def suited_choice(choice: Choice, who: str) -> Method:
+    """As `suited`, for what a user has chosen.
+
+    Args:
+        choice: any but None.
+        who: is to compress differences, for messages.
+
+    Raises:
+        ValueError: it is none for differences.
+    """
+    try:
+        if isinstance(choice, Method) and not choice.momentum:
+            return suited(choice)
+    except TypeError as error:
+        raise ValueError(f"{who} cannot compress with {choice}: {error}") from None
+    raise ValueError(f"{who} cannot compress with {choice}, which is for gradients that all processes add up")
+
+
+def check(compression: Choice | Schedule | Policy, who: str) -> None:
+    """Checks that differences can be compressed with methods, as far as they are known before the variables.
+
+    Args:
+        compression: as of `tfdist.AllReduceStrategy`; a policy chooses by variables.
+        who: is to compress differences, for messages.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    choices = compression.choices if isinstance(compression, Schedule) else [compression]
+    for choice in choices:
+        if choice is not None and not isinstance(choice, Policy):
+            suited_choice(choice, who)
 
 
 def advance(method: Method, values: np.ndarray, has: np.ndarray, state: State) -> np.ndarray | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.compression import differences
 from tfdist.compression.method import Method
-from tfdist.compression.policy import Choice, Policy, Schedule
+from tfdist.compression.policy import Schedule
 from tfdist.compression.state import State
 
 Arrays = Sequence[np.ndarray]
@@ -106,7 +106,7 @@ class Differences(Encoding):
     def __init__(self, schedules: Sequence[Schedule | None], rate: float | None, rank: int) -> None:
         self._schedules, self._given, self._rank = schedules, rate, rank
         self._suited = {
-            choice: _suited(choice)
+            choice: differences.suited_choice(choice, "gossip")
             for schedule in schedules
             if schedule is not None
             for choice in schedule.choices
@@ -174,30 +174,6 @@ class Differences(Encoding):
             total = _weighted(others, [rate * weight for weight in weights.values()], own[place])
             found.append(total.astype(like.dtype).reshape(like.shape))
         return found
-
-
-def _suited(choice: Choice) -> Method:
-    try:
-        if isinstance(choice, Method) and not choice.momentum:
-            return differences.suited(choice)
-    except TypeError as error:
-        raise ValueError(f"gossip cannot compress with {choice}: {error}") from None
-    raise ValueError(f"gossip cannot compress with {choice}, which is for gradients that all processes add up")
-
-
-def check(compression: Choice | Schedule | Policy) -> None:
-    """Checks that differences can be compressed with methods, as far as they are known before the variables.
-
-    Args:
-        compression: as of `tfdist.AllReduceStrategy`; a policy chooses by variables.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    choices = compression.choices if isinstance(compression, Schedule) else [compression]
-    for choice in choices:
-        if choice is not None and not isinstance(choice, Policy):
-            _suited(choice)
 
 
 def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:

@@ -15,10 +15,9 @@ import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
-from tfdist.compression import Method, policy  # noqa: E402
+from tfdist.compression import Method, differences, policy  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.engine.group import Group as EngineGroup  # noqa: E402
-from tfdist.gossip import encodings  # noqa: E402
 from tfdist.gossip.bounded import Bounded  # noqa: E402
 from tfdist.gossip.course import Gossiping  # noqa: E402
 from tfdist.gossip.encodings import Differences, Plain  # noqa: E402
@@ -123,7 +122,7 @@ class GossipStrategy(ProcessesInRounds):
         synchronization = Synchronous() if synchronization is None else synchronization
         chosen_policy = None if compression is None else policy.as_policy(compression)
         _check(lines, synchronization, overlap, compression is not None, consensus_rate)
-        encodings.check(compression)
+        differences.check(compression, "gossip")
         cluster = discovery.discover(cluster_resolver)
         timeouts = timeouts or Timeouts.from_environment()
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
