@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -171,3 +172,10 @@ def test_resolver():
 def test_split_address():
     assert spec.split_address("[::1]:80") == ("::1", 80)
     assert spec.split_address("host:80") == ("host", 80)
+
+
+def test_tasks_that_come_and_go_are_of_another_job():
+    one = spec.from_jobs({"worker": ["a:1", "b:1"]}, "worker", 0, "test")
+    other = dataclasses.replace(one, comes_and_goes=True)
+    assert (one.is_elastic, other.is_elastic) == (False, True)
+    assert one.digest() != other.digest()

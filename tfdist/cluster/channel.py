@@ -22,6 +22,10 @@ class RequestTimeoutError(RendezvousError):
     """The rendezvous server did not answer in time: other tasks did not ask, or it is cut off."""
 
 
+class RefusedError(RendezvousError):
+    """The rendezvous server, or another task, has refused what was asked for."""
+
+
 class Channel:
     """The connection.
 
@@ -246,5 +250,5 @@ class Channel:
 
 def _value(reply: messages.Reply) -> Any:
     if reply.error is not None:
-        raise RendezvousError(reply.error)
+        raise RefusedError(reply.error)
     return reply.value

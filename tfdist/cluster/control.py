@@ -105,6 +105,7 @@ class Control:
         self._listener: Listener | None = None
         self._watchers: list[Watcher] = []
         self._on_failure: Callable[[TfdistError], None] | None = None
+        self._on_abort: list[Callable[[messages.Aborted], None]] = []
         self._all_ended = False
         self._has_left = False
         self._is_over = False
@@ -269,6 +270,10 @@ class Control:
         """Registers the listener for the server's messages about collectives."""
         self._listener = listener
 
+    def when_aborted(self, callback: Callable[[messages.Aborted], None]) -> None:
+        """Calls back from now on, on the listening thread, when a meeting of this task will not come about."""
+        self._on_abort.append(callback)
+
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
         """Calls back, on the listening thread, when this process cannot go on; at once if it is known. None ends it."""
         self._on_failure = callback
@@ -325,6 +330,9 @@ class Control:
                 self._is_over = True
                 for watcher in self._watchers:
                     watcher.over()
+            case messages.Aborted():
+                for callback in self._on_abort:
+                    callback(message)
             case messages.Stall(why):
                 log.warning("tfdist: %s", why)
             case _:

@@ -2,8 +2,9 @@
 
 It admits tasks and keeps watch: a connection that the kernel closes is a task that died, a silent one is a task that
 is stopped or cut off. It tells all tasks who is there and who is lost; what that means is for them to decide. Tasks
-exchange small values over it (`tfdist.cluster.meetings`), and ranks agree on their collectives
-(`tfdist.cluster.coordination`). It is a separate process because MPI can block a whole Python process while it starts.
+exchange small values over it (`tfdist.cluster.meetings`), ranks agree on their collectives
+(`tfdist.cluster.coordination`), and rounds find their quorum (`tfdist.cluster.quorums`). It is a separate process
+because MPI can block a whole Python process while it starts.
 
 Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket. The job's description comes as one line of
 JSON on standard input, which the chief keeps open as long as it lives.
@@ -26,6 +27,7 @@ from tfdist.cluster.admission import Admission
 from tfdist.cluster.coordination import Coordination
 from tfdist.cluster.meetings import Meetings
 from tfdist.cluster.messages import Claims, FromTask, Message
+from tfdist.cluster.quorums import Quorums
 from tfdist.comm import segments
 
 ANSWER_SECONDS = 2.0
@@ -115,6 +117,11 @@ class Server:
         self._closing: asyncio.TimerHandle | None = None
         self._meetings = Meetings(self._tell)
         self._coordination = Coordination(job.size, self._name_of, self._tell, self._mismatch)
+        self._quorums = Quorums(
+            self._tell,
+            lambda seconds, then: asyncio.get_running_loop().call_later(seconds, then),
+            job.start_timeout,
+        )
         self._explaining: tuple[float, asyncio.TimerHandle] | None = None
         self._explained = -ANSWER_SECONDS
 
@@ -170,6 +177,7 @@ class Server:
             self._closing.cancel()
             self._closing = None
         self._meetings.returned(member.task)
+        self._quorums.came(member.task)
         self._tell_all(messages.Present(member.task, self._names[member.task]))
         if self.failure:
             member.send(self.failure)
@@ -328,6 +336,7 @@ class Server:
             if self.job.is_elastic and self._trains(member.task):
                 self._awaited.add(member.task)
             self._meetings.lost(member.task, why if reported else None)
+            self._quorums.gone(member.task, lost=True)
         member.ended = True
         self._tell_all(messages.Lost(member.task, why, not reported, is_bound))
 
@@ -403,6 +412,8 @@ class Server:
                 member.ended = True
                 if all(task in self.members and self.members[task].ended for task in self.bound):
                     self._tell_all(messages.AllEnded())
+            case messages.OfRounds():
+                self._quorums.heard(member.task, message)
             case messages.Fails(why, mismatch=True):
                 self._mismatch(why, message.members)
             case messages.Fails(why):
@@ -426,6 +437,7 @@ class Server:
         else:
             if member.task == 0:
                 self._awaited.clear()  # the job has ended in good order
+            self._quorums.gone(member.task, lost=False)
             self._tell_all(messages.Left(member.task, self._name(member), message.counts))
 
     # Explaining a stall.

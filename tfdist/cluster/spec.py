@@ -44,10 +44,12 @@ class Cluster:
         tasks: the chief, the workers, the parameter servers, the evaluators.
         task: this process's own job and index. It is not among ``tasks`` when it is an evaluator that the cluster does
             not list, or a worker that comes in addition to a cluster with parameter servers.
+        comes_and_goes: whether the strategy of this task trains with those that are there, and needs no MPI.
     """
 
     tasks: tuple[Task, ...]
     task: Task
+    comes_and_goes: bool = False
 
     @property
     def size(self) -> int:
@@ -66,12 +68,13 @@ class Cluster:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether tasks may come again, and come anew, after the start: those of a cluster with parameter servers."""
-        return any(task.job == "ps" for task in self.tasks)
+        """Whether tasks may come again, and come anew, after the start; also in a cluster with parameter servers."""
+        return self.comes_and_goes or any(task.job == "ps" for task in self.tasks)
 
     def digest(self) -> str:
         """A fingerprint that tasks compare to learn whether they were given the same cluster."""
-        text = json.dumps([[task.job, task.index, task.address] for task in self.tasks])
+        tasks: list[Any] = [[task.job, task.index, task.address] for task in self.tasks]
+        text = json.dumps([*tasks, "comes and goes"] if self.comes_and_goes else tasks)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

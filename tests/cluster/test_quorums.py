@@ -1,0 +1,242 @@
+"""The server's bookkeeping of rounds that need a quorum, without connections and without a clock."""
+
+import pytest
+
+from tfdist.cluster.messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Reply, Rest, Where
+from tfdist.cluster.quorums import Quorums
+
+GRACE = 5.0
+
+
+class Job:
+    """Bookkeeping, what it told each task, and the times of grace that run."""
+
+    def __init__(self, quorum=2):
+        self.told = {task: [] for task in range(4)}
+        self.running = []
+        self.quorums = Quorums(
+            lambda task, message: self.told[task].append(message),
+            lambda seconds, then: self.running.append((seconds, then)),
+            60.0,
+        )
+        self.quorum = quorum
+        self.number = 0
+        self.quorums.came(0)
+
+    def hear(self, task, kind, *arguments):
+        self.number += 1
+        self.quorums.heard(task, kind(self.number, *arguments))
+        return self.number
+
+    def enlist(self, task, round=-1, settings="alike"):
+        return self.hear(task, Enlist, "a", f"host{task}:1", round, self.quorum, GRACE, settings)
+
+    def ready(self, task, round=1, samples=10, ends=False, fit=None):
+        return self.hear(task, Ready, "a", round, samples, ends, fit)
+
+    def have(self, task, attempt):
+        return self.hear(task, Have, "a", attempt)
+
+    def answer(self, task, request):
+        """The value of a reply; None if there is none yet."""
+        found = [one for one in self.told[task] if isinstance(one, Reply) and one.id == request]
+        assert len(found) < 2
+        assert not found or found[0].error is None, found
+        return found[0].value if found else None
+
+    def meets(self, task, request):
+        """Those that a task meets, or None if the round has not begun."""
+        answer = self.answer(task, request)
+        return None if answer is None else [partner["task"] for partner in answer["partners"]]
+
+    def expire(self):
+        running, self.running = self.running, []
+        for _, then in running:
+            then()
+
+    def begun(self, *tasks):
+        """All have enlisted and have the state of round 0."""
+        for task in tasks:
+            self.enlist(task)
+            if task:
+                self.enlist(task, 0)
+        return self
+
+
+def test_the_chief_begins_and_others_are_pointed_to_it():
+    job = Job()
+    early = job.enlist(1)
+    assert job.answer(1, early) is None
+    chief = job.enlist(0)
+    assert job.answer(0, chief) == {"round": 0, "source": None, "address": ""}
+    assert job.answer(1, early) == {"round": 0, "source": 0, "address": "host0:1"}
+
+
+@pytest.mark.parametrize(("is_there", "seconds"), [(True, 60.0), (False, GRACE)])
+def test_without_a_chief_another_task_begins_after_a_while(is_there, seconds):
+    job = Job()
+    if not is_there:
+        job.quorums.gone(0, lost=True)
+    requests = {task: job.enlist(task) for task in (2, 1)}
+    assert [one[0] for one in job.running] == [seconds]
+    job.expire()
+    assert job.answer(1, requests[1])["source"] is None
+    assert job.answer(2, requests[2])["source"] == 1
+
+
+def test_a_round_begins_when_all_that_are_awaited_are_ready():
+    job = Job().begun(0, 1, 2)
+    requests = [job.ready(task, samples=task) for task in (2, 0)]
+    assert job.meets(2, requests[0]) is None
+    last = job.ready(1, samples=1)
+    expected = [{"task": task, "samples": task, "address": f"host{task}:1"} for task in range(3)]
+    for task, request in ((2, requests[0]), (0, requests[1]), (1, last)):
+        assert job.answer(task, request) == {"attempt": 1, "partners": tuple(expected), "over": False, "epoch": 0}
+
+
+def test_after_the_grace_a_quorum_begins_and_who_is_late_takes_the_new_state():
+    job = Job().begun(0, 1, 2)
+    requests = [job.ready(task) for task in (0, 1)]
+    assert [one[0] for one in job.running] == [GRACE]
+    job.expire()
+    assert job.meets(0, requests[0]) == job.meets(1, requests[1]) == [0, 1]
+    during = job.ready(2)
+    outcomes = [job.have(task, 1) for task in (0, 1)]
+    assert job.answer(0, outcomes[0]) == job.answer(1, outcomes[1]) == {"counts": True, "ends": False}
+    assert job.meets(2, during) == [], "the round was made without it"
+    assert job.answer(2, job.enlist(2, 0))["round"] == 1
+    # It has shown up, and is awaited again.
+    requests = [job.ready(task, 2) for task in (0, 1)]
+    assert job.meets(0, requests[0]) is None
+    assert job.meets(2, job.ready(2, 2)) == [0, 1, 2]
+
+
+def test_grace_begins_with_the_quorum_and_one_that_is_over_begins_no_other_round():
+    job = Job().begun(0, 1, 2)
+    first = job.ready(0)
+    assert not job.running
+    job.ready(1)
+    assert job.meets(2, job.ready(2)) == job.meets(0, first) == [0, 1, 2]
+    for task in range(3):
+        job.have(task, 1)
+    second = [job.ready(task, 2) for task in (0, 1)]
+    old, new = job.running
+    old[1]()
+    assert job.meets(0, second[0]) is None
+    new[1]()
+    assert job.meets(0, second[0]) == [0, 1]
+
+
+def test_a_task_that_was_left_out_is_not_awaited_again_before_it_shows_up():
+    job = Job().begun(0, 1, 2)
+    for task in (0, 1):
+        job.ready(task)
+    job.expire()
+    for task in (0, 1):
+        job.have(task, 1)
+    requests = [job.ready(task, 2) for task in (0, 1)]
+    assert job.meets(0, requests[0]) == [0, 1]
+
+
+def test_a_round_counts_for_all_or_for_nobody():
+    job = Job().begun(0, 1, 2)
+    for task in range(3):
+        job.ready(task)
+    had = job.have(0, 1)
+    assert job.answer(0, had) is None
+    job.quorums.gone(2, lost=True)
+    assert job.answer(0, had) == {"counts": False, "ends": False}
+    assert Aborted("a", 1) in job.told[0]
+    assert Aborted("a", 1) in job.told[1]
+    assert job.answer(1, job.have(1, 1)) == {"counts": False, "ends": False}, "of an attempt that is over"
+    again = [job.ready(task) for task in (0, 1)]
+    assert job.meets(0, again[0]) == [0, 1]
+    outcomes = [job.have(task, 2) for task in (0, 1)]
+    assert [job.answer(task, outcomes[task])["counts"] for task in (0, 1)] == [True, True]
+
+
+def test_who_dies_when_it_has_all_does_not_undo_the_round():
+    job = Job().begun(0, 1)
+    for task in (0, 1):
+        job.ready(task)
+    job.have(1, 1)
+    job.quorums.gone(1, lost=True)
+    assert job.answer(0, job.have(0, 1))["counts"]
+    assert job.answer(2, job.enlist(2))["source"] == 0, "and is no source of its state"
+
+
+def test_partners_of_which_nothing_comes_are_left_out():
+    job = Job().begun(0, 1, 2)
+    for task in range(3):
+        job.ready(task)
+    job.quorums.heard(0, Lack("a", 1, (2,)))
+    job.quorums.heard(1, Lack("a", 1, (2,)))
+    assert [one for one in job.told[1] if isinstance(one, Aborted)] == [Aborted("a", 1)]
+    requests = [job.ready(task) for task in (0, 1)]
+    assert job.meets(0, requests[0]) == [0, 1]
+
+
+def test_nobody_waits_for_one_that_rests_or_has_left():
+    job = Job().begun(0, 1, 2, 3)
+    job.quorums.heard(2, Rest("a"))
+    job.ready(0)
+    job.quorums.gone(3, lost=False)
+    assert job.meets(1, job.ready(1)) == [0, 1]
+    job.have(0, 1)
+    job.have(1, 1)
+    job.enlist(2, 0)
+    assert job.meets(0, (job.ready(0, 2), job.ready(1, 2))[0]) == [0, 1], "its state is old: it has to be ready first"
+
+
+def test_the_end_of_an_epoch_is_told_to_all():
+    job = Job().begun(0, 1)
+    job.ready(0, ends=True)
+    job.ready(1)
+    job.have(0, 1)
+    assert job.answer(1, job.have(1, 1)) == {"counts": True, "ends": True}
+
+
+def test_epochs_of_those_that_come_later():
+    job = Job().begun(0)
+    assert job.answer(1, job.hear(1, Where, 0)) == 0
+    job.quorums.heard(0, Epoch(0, 3))
+    assert job.answer(1, job.hear(1, Where, 0)) == 3
+    assert job.answer(1, job.hear(1, Where, 1)) == 0
+    waiting = job.ready(0, fit=0)
+    job.quorums.heard(1, Epoch(1, 0))
+    assert job.answer(0, waiting)["over"], "the others have ended the first call of fit"
+    assert job.answer(1, job.hear(1, Where, 0)) == -1
+    assert job.answer(0, job.ready(0, fit=0))["over"]
+
+
+@pytest.mark.parametrize(("lost", "epoch"), [(True, 0), (False, 3)])
+def test_training_begins_anew_when_the_last_one_that_has_a_state_is_lost(lost, epoch):
+    job = Job().begun(0)
+    job.quorums.heard(0, Epoch(0, 3))
+    job.quorums.gone(0, lost)
+    assert job.answer(1, job.hear(1, Where, 0)) == epoch
+
+
+def test_older_states_are_used_when_the_newer_ones_are_lost():
+    job = Job(quorum=1).begun(0, 1)
+    job.ready(0)
+    job.expire()
+    job.have(0, 1)
+    assert job.answer(1, job.ready(1)) is not None
+    job.quorums.gone(0, lost=True)
+    assert job.answer(1, job.enlist(1, 0)) == {"round": 0, "source": None, "address": ""}
+    assert job.meets(1, job.ready(1)) == [1]
+
+
+def test_different_settings_are_refused():
+    job = Job().begun(0)
+    number = job.enlist(1, settings="others")
+    refused = [one for one in job.told[1] if one.id == number]
+    assert "task 1 has quorum=2, grace=5, others; the others have quorum=2, grace=5, alike" in refused[0].error
+
+
+def test_messages_of_a_task_that_has_not_enlisted_are_left_alone():
+    job = Job().begun(0, 1)
+    job.ready(2)
+    job.quorums.heard(2, Lack("b", 1, (0,)))
+    assert not job.told[2]
