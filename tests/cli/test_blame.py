@@ -80,3 +80,13 @@ def test_other_roles_are_blamed_if_no_training_process_failed():
 @pytest.mark.parametrize("known", [{"ended_by_us": True}, {"is_victim": True}])
 def test_other_roles_that_end_with_the_training_are_not_blamed(known):
     assert blame_of(Reporting("ps 0", trains=False, **known)).processes() == []
+
+
+def test_who_is_started_again_is_not_to_blame():
+    one = Reporting(reports=[launcher.CAUSE])
+    blame = Blame()
+    blame.hear(one)
+    assert blame.is_known
+    blame.forget(one)
+    assert not blame.is_known
+    assert blame.processes() == []

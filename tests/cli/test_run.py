@@ -200,3 +200,30 @@ def test_what_is_not_kept_is_said_and_can_be(script, tmp_path):
     whole = tmp_path / "logs" / "rank-1.log"
     assert f"all of them are in {whole}:" in ended.stderr
     assert whole.read_text().splitlines() == [f"line {number}" for number in range(1000)]
+
+
+RESTARTED = """
+import os, signal, sys
+from pathlib import Path
+rank = os.environ["TF_CONFIG"].split('"index": ')[1][0]
+mark = Path(sys.argv[1]) / rank
+count = int(mark.read_text()) if mark.exists() else 0
+mark.write_text(str(count + 1))
+print("rank", rank, "for the", count, "th time", flush=True)
+if rank == "1" and count < int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL) if count else sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("failures", "code"), [(2, 0), (3, 128 + 9)])
+def test_processes_that_fail_are_started_again_so_many_times(tmp_path, failures, code):
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED)
+    arguments = ["--restarts", "2", "--output", "all", str(program), str(tmp_path), str(failures)]
+    ended = harness.tfdist("run", "-n", "2", *arguments)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert "exited with code 3; it is started again (1 of 2)." in ended.stderr
+    assert "was killed by SIGKILL; it is started again (2 of 2)." in ended.stderr
+    assert (tmp_path / "1").read_text() == "3"
+    assert (tmp_path / "0").read_text() == "1"
+    assert "[rank 1] rank 1 for the 2 th time" in ended.stdout

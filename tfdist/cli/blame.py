@@ -45,6 +45,10 @@ class Blame:
         if not process.is_victim and not process.ended_by_us and process not in self.causes:
             self.causes.append(process)
 
+    def forget(self, process: Process) -> None:
+        """Takes no note of a process that is started again."""
+        self.causes = [one for one in self.causes if one is not process]
+
     def processes(self) -> list[Process]:
         """The process to be blamed first, then others whose output helps; none if all succeeded."""
         if self.causes or not self.failed:

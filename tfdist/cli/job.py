@@ -72,6 +72,7 @@ class Job:
         show_all: whether every process's output is shown.
         log_folder: where the whole output of processes that are not shown is written.
         keep_going: whether the other training processes are left to themselves when one fails.
+        restarts: how many training processes that fail are started again, in all.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Job:
         show_all: bool,
         log_folder: str | None = None,
         keep_going: bool = False,
+        restarts: int = 0,
     ) -> None:
         self._command = command
         self._roles = roles
@@ -89,6 +91,9 @@ class Job:
         self._show_all = show_all
         self._log_folder = log_folder
         self._keep_going = keep_going
+        self._restarts = restarts
+        self._restarted = 0
+        self._is_asked_to_end = False
         self._outputs = Outputs(log_folder)
         self._processes: list[Process] = []
         self._ended, self._ending = os.pipe()
@@ -99,11 +104,11 @@ class Job:
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGTSTP, self._stop)
-        tasks, secret = self._roles.tasks(), secrets.token_hex(16)
+        self._tasks, self._secret = self._roles.tasks(), secrets.token_hex(16)
         try:
-            with status_hint.told(tasks, secret):
-                for task in tasks:
-                    self._processes.append(self._start(task, tasks, secret))
+            with status_hint.told(self._tasks, self._secret):
+                for place in range(len(self._tasks)):
+                    self._processes.append(self._start(place))
                 self._outputs.start()
                 with _woken_by_signals() as signals:
                     blamed = self._wait(signals)
@@ -115,12 +120,14 @@ class Job:
             segments.sweep(begun)
         return self._report(blamed) if blamed else 0
 
-    def _start(self, task: Task, tasks: list[Task], secret: str) -> Process:
-        place, trains = tasks.index(task), task.job == "worker"
+    def _start(self, place: int) -> Process:
+        tasks = self._tasks
+        task = tasks[place]
+        trains = task.job == "worker"
         name = f"rank {task.index}" if trains else f"{task.job} {task.index}"
         environment = dict(os.environ)
         environment["TF_CONFIG"] = _tf_config(task, tasks)
-        environment["TFDIST_SECRET"] = secret
+        environment["TFDIST_SECRET"] = self._secret
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         cores = resources.cores_of(place, len(tasks)) if self._share_cores else None
         environment.update(resources.thread_pools(len(tasks) if self._share_cores else 1, cores))
@@ -193,9 +200,17 @@ class Job:
                 if key.fileobj is signals:
                     signals.recv(64)
                 elif key.data is None:
-                    process = self._processes[int.from_bytes(os.read(self._ended, 4), "little")]
+                    place = int.from_bytes(os.read(self._ended, 4), "little")
+                    process = self._processes[place]
                     running.remove(process)
                     blame.hear(process)
+                    if self._is_to_start_again(process):
+                        blame.forget(process)
+                        again = self._processes[place] = self._start(place)
+                        running.append(again)
+                        selector.register(again.report, selectors.EVENT_READ, again)
+                        deadline = deadline if blame.is_known else None
+                        continue
                     blame.ended(process)
                     if not process.trains and process in blame.others:
                         _say(f"tfdist run: {_how_it_ended(process)}; the training goes on without it.")
@@ -212,6 +227,15 @@ class Job:
                     _say(f"tfdist run: the training has ended; waiting for {', '.join(evaluators)} (Ctrl-C ends it).")
         selector.close()
         return blame.processes()
+
+    def _is_to_start_again(self, process: Process) -> bool:
+        if not process.trains or process.popen.returncode == 0 or process.ended_by_us or self._is_asked_to_end:
+            return False
+        if self._restarted == self._restarts:
+            return False
+        self._restarted += 1
+        _say(f"tfdist run: {_how_it_ended(process)}; it is started again ({self._restarted} of {self._restarts}).")
+        return True
 
     def _end(self, processes: list[Process]) -> None:
         for process in processes:
@@ -253,6 +277,7 @@ class Job:
         sys.stderr.buffer.flush()
 
     def _pass_on(self, number: int, frame: Any) -> None:
+        self._is_asked_to_end |= number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for process in self._processes:
             process.signal(number)
 

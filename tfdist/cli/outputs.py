@@ -66,13 +66,14 @@ class Outputs:
         self._thread = threading.Thread(target=self._read, name="tfdist-outputs", daemon=True)
 
     def show(self, name: str, fd: int, target: BinaryIO) -> None:
-        """Copies lines from a pipe, with the name before each. To be called before `start`."""
+        """Copies lines from a pipe, with the name before each."""
         self._add(fd, _Pipe(name, target))
 
     def keep(self, name: str, fd: int) -> None:
-        """Keeps the last lines from a pipe. To be called before `start`."""
-        log = open(self.log_path(name), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
-        self.kept[name] = Kept(log=log)
+        """Keeps the last lines from a pipe; those of a process that is started again after its earlier ones."""
+        if name not in self.kept:
+            log = open(self.log_path(name), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
+            self.kept[name] = Kept(log=log)
         self._add(fd, _Pipe(name, None))
 
     def log_path(self, name: str) -> str:

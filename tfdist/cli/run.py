@@ -54,6 +54,13 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="when a process fails, leave the others to themselves: those that share no group with it go on",
     )
+    parser.add_argument(
+        "--restarts",
+        type=count,
+        default=0,
+        metavar="N",
+        help="start a training process that fails again, N times in all: for strategies whose processes come and go",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="Python script to start")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -95,7 +102,7 @@ def execute(options: argparse.Namespace) -> int:
             return 2
     share_cores, show_all = options.cores == "share", options.output == "all"
     roles = Roles(options.processes, options.ps, options.evaluators)
-    code = Job(command, roles, share_cores, show_all, options.logs, options.keep_going).run()
+    code = Job(command, roles, share_cores, show_all, options.logs, options.keep_going, options.restarts).run()
     if path:
         _tell_of_timeline(path, options.processes)
     return code
