@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
 # One process each: those of folders, and those that build, read and run what is written.
-IN_PROCESS := $(addprefix tests/,callbacks cluster collectives comm compression engine gossip local_sgd model_parallel optimizers parameter_server pipeline runtime strategies test_docs.py test_import.py test_packaging.py)
+IN_PROCESS := $(addprefix tests/,callbacks cluster collectives comm compression engine gossip local_sgd model_parallel optimizers parameter_server pipeline quorum runtime strategies test_docs.py test_import.py test_packaging.py)
 
 .PHONY: demo test test-oldest lint docs clean
 

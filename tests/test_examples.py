@@ -106,6 +106,12 @@ def test_gossip():
 
 
 @pytest.mark.multiprocess
+def test_quorum():
+    output = run("quorum.py", 3)
+    assert float(re.findall(r"val_accuracy: ([\d.]+)", output)[-1]) > 0.9
+
+
+@pytest.mark.multiprocess
 def test_pipeline_text():
     command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
     ended = harness.tfdist("run", "-n", "4", *command)

@@ -15,7 +15,7 @@ ORDER = (
     ("parameter_server",),
     ("engine",),
     ("local_sgd", "runtime"),
-    ("gossip",),
+    ("gossip", "quorum"),
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),

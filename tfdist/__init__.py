@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.keras_losses import scale_summed_loss
     from tfdist.strategies.local_sgd import LocalSGDStrategy
     from tfdist.strategies.parameter_server import ParameterServerStrategy
+    from tfdist.strategies.quorum import QuorumStrategy
     from tfdist.strategies.sidecar_evaluator import SidecarEvaluator
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
@@ -85,6 +86,7 @@ _HOMES = {
     "LocalSGDStrategy": "tfdist.strategies.local_sgd",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
+    "QuorumStrategy": "tfdist.strategies.quorum",
     "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
     "Timeouts": "tfdist.cluster.settings",
     "analyze": "tfdist.model_parallel.analysis",
@@ -114,6 +116,7 @@ __all__ = [
     "PayloadError",
     "PeerLostError",
     "PipelineStrategy",
+    "QuorumStrategy",
     "RendezvousError",
     "SidecarEvaluator",
     "TensorFlowMissingError",

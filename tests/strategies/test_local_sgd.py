@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.strategies import local_sgd
+from tfdist.local_sgd import rules
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_names_of_outer_optimizers_do_not_matter():
-    one, other = (local_sgd._described(keras.optimizers.SGD(0.7, momentum=0.9, name=name)) for name in ("a", "b"))
+    one, other = (rules.described(keras.optimizers.SGD(0.7, momentum=0.9, name=name)) for name in ("a", "b"))
     assert one == other
     assert "0.9" in one
 

@@ -48,12 +48,42 @@ class Trained:
         paths: of its variables, followed by those of its slots, if they take part.
         centre: what its variables have in common: at first their values.
         learning_rate: of the optimizer, now.
+        live: what it is doing, for those who come to it while it trains; None if nobody does.
     """
 
     name: str
     paths: list[str]
     centre: MutableSequence[np.ndarray]
     learning_rate: float
+    live: Live | None = None
+
+
+class Live(abc.ABC):
+    """An optimizer while it trains; may be read on any thread."""
+
+    @abc.abstractmethod
+    def state(self) -> list[np.ndarray]:
+        """The values of its own variables: slots, the number of updates, the learning rate; in arrays of their own."""
+
+    @abc.abstractmethod
+    def left(self) -> int:
+        """After how many more steps the next turn comes."""
+
+    @abc.abstractmethod
+    def step(self) -> int:
+        """The number of steps taken."""
+
+
+class Joined(NamedTuple):
+    """What a process that comes later begins with.
+
+    Attributes:
+        step: the number of steps that count as taken.
+        state: values of the optimizer's variables, as of `Live`.
+    """
+
+    step: int
+    state: list[np.ndarray]
 
 
 class Settled(NamedTuple):
@@ -80,11 +110,13 @@ class Course(abc.ABC):
         turns: how many things there are to do, which have the numbers below this one.
         distance: at the end of the last round, of the processes' variables from their mean: the root of the mean of
             their squares, divided by the length of the mean. None if it is not measured.
+        joined: at the beginning, if this process has come later than others; the centre is theirs then.
     """
 
     centre: MutableSequence[np.ndarray]
     turns: int
     distance: float | None = None
+    joined: Joined | None = None
 
     @property
     def staleness(self) -> Counter[int]:

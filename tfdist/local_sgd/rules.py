@@ -38,6 +38,19 @@ class Rule(abc.ABC):
             centre: the new one; only read.
         """
 
+    def state(self) -> list[np.ndarray]:
+        """What has to be the same on all processes, in arrays of their own."""
+        return []
+
+    def restore(self, state: Arrays, like: Arrays) -> None:
+        """Takes over the state of another process.
+
+        Args:
+            state: as `state` returned it there.
+            like: values of the variables; only read.
+        """
+        assert not state, f"{type(self).__name__} has no state"
+
 
 class Averaging(Rule):
     """The centre is the mean, c + m.
@@ -85,13 +98,33 @@ class Outer(Averaging):
             return thread.submit(self._moved, before, mean).result()
 
     def _moved(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
-        if self._copy is None:
-            self._copy = type(self._optimizer).from_config(self._optimizer.get_config())
-            self._variables = [keras.Variable(one, dtype=one.dtype.name) for one in before]
+        copy = self._copy or self._begin(before)
         for variable, one in zip(self._variables, before, strict=True):
             variable.assign(one)
-        self._copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
+        copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
         return [np.array(variable.value) for variable in self._variables]
+
+    def _begin(self, like: Arrays) -> keras.optimizers.Optimizer:
+        self._copy = type(self._optimizer).from_config(self._optimizer.get_config())
+        self._variables = [keras.Variable(one, dtype=one.dtype.name) for one in like]
+        self._copy.build(self._variables)
+        return self._copy
+
+    def state(self) -> list[np.ndarray]:
+        """See `Rule`: the optimizer's variables, such as its momentum; nothing before the first round."""
+        return [] if self._copy is None else [np.array(variable.value) for variable in self._copy.variables]
+
+    def restore(self, state: Arrays, like: Arrays) -> None:
+        """See `Rule`."""
+
+        def restore() -> None:
+            copy = self._copy or self._begin(like)
+            for variable, value in zip(copy.variables, state, strict=True):
+                variable.assign(value)
+
+        if state:
+            with ThreadPoolExecutor(1) as thread:  # as in `centre`
+                thread.submit(restore).result()
 
 
 class Elastic(Rule):
@@ -118,6 +151,18 @@ class Elastic(Rule):
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
         return [_between(x, c, 1 - self._pull) for x, c in zip(own, before, strict=True)]
+
+
+def described(optimizer: keras.optimizers.Optimizer | None) -> str:
+    """An optimizer in words that are the same where it is the same.
+
+    Args:
+        optimizer: of Keras.
+    """
+    if optimizer is None:
+        return "None"
+    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
+    return f"{type(optimizer).__name__}({config})"
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:

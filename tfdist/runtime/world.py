@@ -93,7 +93,7 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> World:
     """
     global _world
     if launcher.size() == 1 if cluster is None else cluster.size == 0 or cluster.tasks == (cluster.task,):
-        return _world_of_one()
+        return alone()
     with _lock:
         member = job.enter(cluster, timeouts)
         if _world is None:
@@ -120,15 +120,16 @@ def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
             "script without this task."
         )
     is_alone = cluster.rank is None or (cluster.size == 1 and not cluster.is_elastic)
-    return _world_of_one() if is_alone else enter(cluster, timeouts)
+    return alone() if is_alone else enter(cluster, timeouts)
 
 
 def current() -> World:
     """The world that this process has entered; itself alone before."""
-    return _world or _world_of_one()
+    return _world or alone()
 
 
-def _world_of_one() -> World:
+def alone() -> World:
+    """The world of this process alone, whatever job it has entered."""
     global _alone
     with _lock:
         if _alone is None:

@@ -17,6 +17,7 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 | `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
 | `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
+| `ComesAndGoes` | the beginning and end of `fit`, the end of epochs: others may have begun and ended before |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 | any | `compile` in the model's scope, models built without a batch, errors as before a graph wrapped them |
 """
@@ -120,9 +121,11 @@ class SharesBatches(HasCollectives, abc.ABC):
 
     Attributes:
         shares: the number of samples of each replica in the current step.
+        reader: this process's number among several that each read all data; their random numbers differ by it.
     """
 
     shares: Shares
+    reader = 0
 
     @abc.abstractmethod
     def count(self, optionals: list[Any]) -> tf.Tensor:
@@ -288,6 +291,15 @@ class TrainsInRounds(HasCollectives, abc.ABC):
     """Processes take steps on their own, and exchange what they have learned after some of them."""
 
     @abc.abstractmethod
+    def build(self, optimizer: Any, variables: list[Any]) -> None:
+        """Builds an optimizer in its first step.
+
+        Args:
+            optimizer: a Keras optimizer.
+            variables: that it is to update.
+        """
+
+    @abc.abstractmethod
     def step_begins(self, optimizer: Any) -> None:
         """Learns with which weights an optimizer begins, if it is new; called by each replica as `step_taken`.
 
@@ -358,6 +370,61 @@ class TrainsInRounds(HasCollectives, abc.ABC):
     @abc.abstractmethod
     def moving_averages(self, model: Any) -> list[Any]:
         """The moving averages that a model's optimizer keeps of weights.
+
+        Args:
+            model: a Keras model.
+        """
+
+
+class ComesAndGoes(TrainsInRounds):
+    """Processes may come, and come again, while others train; each reads all data that it is given."""
+
+    @abc.abstractmethod
+    def counting(self, samples: Any) -> contextlib.AbstractContextManager[None]:
+        """Context of a step on so many samples, as it is traced or run eagerly.
+
+        Args:
+            samples: an int64 scalar tensor.
+        """
+
+    @abc.abstractmethod
+    def begin_fit(self, model: Any) -> int:
+        """Takes part in a call of `fit`, with the weights and optimizers of those that are in it already.
+
+        Args:
+            model: a Keras model.
+
+        Returns:
+            The epoch that they are in; -1 if they have ended this call.
+        """
+
+    @abc.abstractmethod
+    def begin_epoch(self, epoch: int) -> None:
+        """Tells those that come which epoch has begun.
+
+        Args:
+            epoch: its number.
+        """
+
+    @abc.abstractmethod
+    def epoch_has_ended(self, model: Any) -> bool:
+        """Whether the last round was the end of an epoch for others.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def fit_is_over(self, model: Any) -> bool:
+        """Whether the others have ended the call of `fit` under way.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def end_fit(self, model: Any) -> None:
+        """Tells the others that this call of `fit` has ended, and that none of them need wait.
 
         Args:
             model: a Keras model.

@@ -199,6 +199,10 @@ class AllReduceExtended(
     def _input_context(self) -> Any:
         return private.InputContext(self.group.size, self.group.rank, self._num_replicas_in_sync)
 
+    def _context_of_functions(self) -> Any:
+        """What a function that makes this process's dataset is given."""
+        return self._input_context()
+
     @contextlib.contextmanager
     def reading_for_keras(self) -> Iterator[None]:
         """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples."""
@@ -234,7 +238,7 @@ class AllReduceExtended(
         strategy = self._container_strategy()
         if not _is_per_replica(options):
             workers = self._input_workers_with_options(options)
-            contexts = [self._input_context()]
+            contexts = [self._context_of_functions()]
         else:
             workers = private.InputWorkers([("/device:CPU:0", (device,)) for device in self.worker_devices])
             replicas = self._num_replicas_in_sync

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup, keras_delayed, keras_rounds, keras_saving, keras_servers
+from tfdist.strategies import keras_backup, keras_delayed, keras_quorum, keras_rounds, keras_saving, keras_servers
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
+    ComesAndGoes,
     DelaysUpdates,
     EndsEpochsTogether,
     HasStages,
@@ -68,8 +69,13 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
         kept.append(callback)
     first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
     first += [keras_rounds.Rounds(extended)] if isinstance(extended, TrainsInRounds) else []
+    first += [keras_quorum.Pace(extended)] if isinstance(extended, ComesAndGoes) else []
     first += [keras_delayed.LastUpdates(extended)] if isinstance(extended, DelaysUpdates) else []
-    last: list[Any] = [Together(extended)] if isinstance(extended, EndsEpochsTogether) else []
+    last: list[Any] = []
+    if isinstance(extended, ComesAndGoes):
+        last.append(keras_quorum.Beginning(extended))
+    elif isinstance(extended, EndsEpochsTogether):
+        last.append(Together(extended))
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):

@@ -116,8 +116,9 @@ def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
     agreed = extended.everyone.broadcast_once(tf.constant(state), "the seed for shuffling data", "int64 (3,)").numpy()
     if agreed[0]:
-        with private.seeded(int(agreed[1])):
-            yield int(agreed[1])
+        seed = int(agreed[1]) + extended.reader
+        with private.seeded(seed):
+            yield seed
         return
     # No seed was set. A seeded operation would repeat the same order in every epoch, so draw the orders on the host.
     generator = np.random.default_rng(int(agreed[2]))

@@ -45,10 +45,8 @@ def _followed_by_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = at_work.current(TrainsInRounds)
         if extended is None or tf.distribute.get_replica_context() is None or _applying.under_way:
             return original(self, grads, trainable_variables)
-        if not self.built:  # as Keras does it
-            with keras.name_scope(self.name, caller=self):
-                self.build(list(trainable_variables))
-            self.built = True
+        if not self.built:
+            extended.build(self, list(trainable_variables))
         extended.step_begins(self)
         _applying.under_way = True
         try:

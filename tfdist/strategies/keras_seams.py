@@ -53,6 +53,7 @@ from tfdist.strategies import (
     keras_metrics,
     keras_noise,
     keras_optimizers,
+    keras_quorum,
     keras_rounds,
     keras_saving,
     keras_scope,
@@ -105,6 +106,7 @@ def install() -> None:
     keras_embeddings.install(replace)  # after `keras_servers`, whose `apply` gets what is left
     keras_shared_data.install(replace)
     keras_rounds.install(replace)
+    keras_quorum.install(replace)
     keras_delayed.install(replace)
     keras_scope.install(replace)
     replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
@@ -229,9 +231,11 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        if at_work.current(SharesBatches) is None or replica is None or not isinstance(seed, tf.Tensor):
+        extended = at_work.current(SharesBatches)
+        if extended is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
         own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        own += extended.reader * extended._num_replicas_in_sync
         folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))
         return tf.cast(folded % (2**31 - 1), seed.dtype)
 

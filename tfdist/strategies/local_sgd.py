@@ -20,7 +20,7 @@ from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
-from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule  # noqa: E402
+from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule, described  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies.processes import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
@@ -126,11 +126,11 @@ class LocalSGDStrategy(ProcessesInRounds):
             slots == "average",
         )
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
-        described = (
-            f"sync_every={interval}, start_after={start_after}, slots={slots!r}, outer={_described(outer)}, "
+        settled = (
+            f"sync_every={interval}, start_after={start_after}, slots={slots!r}, outer={described(outer)}, "
             f"elastic={elastic}, fragments={fragments}, delay={delay}, mix={mix}, compression={compressor}"
         )
-        courses = LocalSGD(own, settings, compressor, described)
+        courses = LocalSGD(own, settings, compressor, settled)
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
 
 
@@ -138,13 +138,6 @@ def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: 
     if elastic is not None:
         return Elastic(elastic, processes)
     return Averaging(mix) if outer is None else Outer(outer, mix)
-
-
-def _described(outer: keras.optimizers.Optimizer | None) -> str:
-    if outer is None:
-        return "None"
-    config = {name: value for name, value in outer.get_config().items() if name != "name"}
-    return f"{type(outer).__name__}({config})"
 
 
 def _check(

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
@@ -31,6 +32,8 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     """
 
     meets_in_steps = False
+    samples: Any = 1
+    """Of a step that is not on shares."""
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self.compressor = courses.compressor
         self._courses = courses
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         alone = Group(group.engine, (group.members[group.rank],))
         self._within = Bridge(alone)
         local: Any = self._cross_device_ops._local
@@ -62,6 +66,12 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     # Rounds.
 
+    def build(self, optimizer: Any, variables: list[Any]) -> None:
+        """See `TrainsInRounds`; as Keras does it."""
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+
     def step_begins(self, optimizer: Any) -> None:
         """See `TrainsInRounds`."""
         self._steps_of(innermost(optimizer))
@@ -71,15 +81,20 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         steps = self._steps_of(innermost(optimizer))
 
         def take(strategy: Any) -> None:
-            steps.take(self.shares.total() if self.shares.step_is_shared else 1)
+            steps.take(self.shares.total() if self.shares.step_is_shared else self.samples)
 
         tf.distribute.get_replica_context().merge_call(take)
 
     def _steps_of(self, optimizer: Any) -> StepsInRounds:
         if optimizer not in self._steps:
-            number = self.group.number("optimizer in rounds")
-            self._steps[optimizer] = StepsInRounds(optimizer, number, self._courses)
+            self._steps[optimizer] = StepsInRounds(optimizer, self._number(optimizer), self._courses)
         return self._steps[optimizer]
+
+    def _number(self, optimizer: Any) -> int:
+        """The number of an optimizer, by which processes know it: they make theirs in the same order."""
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = self.group.number("optimizer in rounds")
+        return self._numbers[optimizer]
 
     def begin_rounds(self, model: Any, anew: bool) -> None:
         """See `TrainsInRounds`."""

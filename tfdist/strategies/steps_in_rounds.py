@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.course import Courses, Progress, Trained
+from tfdist.local_sgd.course import Course, Courses, Live, Progress, Trained
 from tfdist.strategies import tensorflow_private as private
 from tfdist.tensors import to_array
 
@@ -38,13 +38,22 @@ class StepsInRounds:
         self._slots = slots_of(optimizer) if courses.with_slots else []
         paths = [variable.path for variable in (*self.variables, *self._slots)]
         with tf.init_scope(), tf.device("/cpu:0"):
-            trained = Trained(f"optimizer {number}", paths, Centre(self.variables), float(_rate(optimizer)))
-            self._course = courses.of(trained)
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
+            live = _Training(self._left, self._step, list(optimizer.variables))
+            trained = Trained(f"optimizer {number}", paths, Centre(self.variables), float(_rate(optimizer)), live)
+            self._course = courses.of(trained)
         self._lock = threading.Lock()
         with tf.init_scope():
+            self._take_over()
             self.begin()
+
+    def _take_over(self) -> None:
+        """Begins as those do that have come before this process, if there are some."""
+        if (joined := self._course.joined) is not None:
+            assign(self.variables, [tf.constant(one) for one in self._course.centre])
+            assign(self.optimizer.variables, [tf.constant(one) for one in joined.state])
+            self._step.assign(joined.step)
 
     @property
     def optimizer(self) -> Any:
@@ -78,7 +87,7 @@ class StepsInRounds:
     def _branch(self, what: int) -> tf.Tensor:
         everything = [*self.variables, *self._slots]
         chosen = [everything[place] for place in self._course.places(what)]
-        values = _read(chosen)
+        values = read(chosen)
         replaces = self._course.replaces(what)
 
         def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *given: tf.Tensor) -> list[Any]:
@@ -98,7 +107,7 @@ class StepsInRounds:
             self._left.assign(left, read_value=False)
             self._what.assign(turn, read_value=False)
         if replaces:
-            _assign(chosen, new)
+            assign(chosen, new)
         return tf.constant(True)
 
     # Between steps; eagerly.
@@ -112,12 +121,21 @@ class StepsInRounds:
         has_taken = self.is_under_way
         everything = [*self.variables, *self._slots]
         with self._lock:
-            progress = Progress(int(self._samples), int(self._step))
-            settled = self._course.settle(progress, [value.numpy() for value in _read(everything)])
+            settled = self._course.settle(self.progress, [value.numpy() for value in read(everything)])
         if settled.changes:
-            _assign(everything, [tf.constant(one) for one in settled.values])
+            assign(everything, [tf.constant(one) for one in settled.values])
         self._step.assign(settled.step)
         return settled.changes or has_taken
+
+    @property
+    def course(self) -> Course:
+        """What is exchanged after which step."""
+        return self._course
+
+    @property
+    def progress(self) -> Progress:
+        """How far this process has come."""
+        return Progress(int(self._samples), int(self._step))
 
     @property
     def distance(self) -> float | None:
@@ -131,7 +149,7 @@ class StepsInRounds:
 
     def take_centre(self) -> None:
         """Gives the variables the values that all processes have in common, and begins a round."""
-        _assign(self.variables, [tf.constant(one) for one in self._course.centre])
+        assign(self.variables, [tf.constant(one) for one in self._course.centre])
         self.begin()
 
     def begin(self) -> None:
@@ -152,13 +170,37 @@ class StepsInRounds:
         for place, one in enumerate(self.variables):
             if one is variable:
                 with self._lock:
-                    progress = Progress(int(self._samples), int(self._step))
-                    self._course.assigned(place, _read([variable])[0].numpy(), progress)
+                    self._course.assigned(place, read([variable])[0].numpy(), self.progress)
 
     def recentre(self) -> None:
         """Takes the values of all variables for those that all processes have in common, which they are."""
         for variable in self.variables:
             self.assigned(variable)
+
+
+class _Training(Live):
+    """An optimizer while it trains.
+
+    Args:
+        left: counts the steps to the next turn.
+        step: counts the steps taken.
+        state: the optimizer's variables.
+    """
+
+    def __init__(self, left: tf.Variable, step: tf.Variable, state: Sequence[Any]) -> None:
+        self._left, self._step, self._state = left, step, state
+
+    def state(self) -> list[np.ndarray]:
+        """See `Live`."""
+        return [np.array(value.numpy()) for value in read(self._state)]
+
+    def left(self) -> int:
+        """See `Live`."""
+        return int(self._left)
+
+    def step(self) -> int:
+        """See `Live`."""
+        return int(self._step)
 
 
 class Centre(MutableSequence[np.ndarray]):
@@ -172,7 +214,7 @@ class Centre(MutableSequence[np.ndarray]):
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = variables
-        for variable, value in zip(variables, _read(variables), strict=True):
+        for variable, value in zip(variables, read(variables), strict=True):
             if not hasattr(variable, self._ATTRIBUTE):
                 setattr(variable, self._ATTRIBUTE, np.array(value.numpy()))
 
@@ -215,11 +257,22 @@ def _counter(name: str) -> tf.Variable:
     return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_{name}")
 
 
-def _read(variables: Sequence[Any]) -> list[tf.Tensor]:
+def read(variables: Sequence[Any]) -> list[tf.Tensor]:
+    """The values of Keras variables, of which the first local copy counts.
+
+    Args:
+        variables: of Keras.
+    """
     return [private.copies(variable._value)[0].read_value() for variable in variables]
 
 
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Gives all local copies of Keras variables new values.
+
+    Args:
+        variables: of Keras.
+        values: tensors, one for each variable.
+    """
     for variable, value in zip(variables, values, strict=True):
         value = tf.ensure_shape(value, variable.shape)
         for copy in private.copies(variable._value):

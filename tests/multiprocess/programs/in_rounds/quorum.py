@@ -1,0 +1,216 @@
+"""`QuorumStrategy` against NumPy, and with what Keras has; a check for each name in TEST_CASES.
+
+Prints a hash of the weights and of what else is to be the same on all processes, for each check.
+"""
+
+import json
+import os
+import sys
+import zlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from common import Gan, Interrupts, assert_close, gradient, stepping
+
+import tfdist
+
+keras.config.set_floatx("float64")
+FOLDER = sys.argv[1]
+ROWS, STEPS, EPOCHS, EVERY = 30, 5, 3, 2
+RATE = 1 / 16
+
+generator = np.random.default_rng(0)
+X = generator.normal(size=(ROWS, 5))
+Y = X @ generator.normal(size=(5, 3)) + 0.1 * generator.normal(size=(ROWS, 3))
+START = [generator.normal(size=(5, 3)), generator.normal(size=3)]
+hashes = {}
+
+
+def strategy(**arguments):
+    return tfdist.QuorumStrategy(**{"sync_every": EVERY, "quorum": size, "grace": 60.0, **arguments})
+
+
+def note(name, *models):
+    """Of what all processes have alike."""
+    everything = [one.numpy() for model in models for one in model.weights]
+    hashes.setdefault(name, []).append(zlib.crc32(b"".join(np.ascontiguousarray(one).tobytes() for one in everything)))
+
+
+def linear(made, optimizer=None, **compiling):
+    with made.scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3)])
+        model.compile(optimizer() if optimizer else keras.optimizers.SGD(RATE), "mse", **compiling)
+    model.set_weights(START)
+    return model
+
+
+def batches(of):
+    """Rows of a process, whose batches are of a size of their own."""
+    rows = 2 + of
+    return [slice(rows * step, rows * (step + 1)) for step in range(STEPS)]
+
+
+def data(of):
+    chosen = np.concatenate([np.arange(ROWS)[one] for one in batches(of)])
+    return X[chosen], Y[chosen]
+
+
+def fit(model, epochs=EPOCHS, **how):
+    x, y = data(rank)
+    return model.fit(x, y, batch_size=2 + rank, epochs=epochs, shuffle=False, verbose=0, **how).history
+
+
+def reference(outer):
+    """Rounds of two, two and one steps, the last one of which ends an epoch."""
+    centre, velocity = [one.copy() for one in START], [np.zeros_like(one) for one in START]
+    for _ in range(EPOCHS):
+        for first in range(0, STEPS, EVERY):
+            means = [np.zeros_like(one) for one in START]
+            counts = [(2 + of) * len(batches(of)[first : first + EVERY]) for of in range(size)]
+            for of in range(size):
+                weights = [one.copy() for one in centre]
+                for rows in batches(of)[first : first + EVERY]:
+                    found = gradient(weights, X[rows], Y[rows])
+                    weights = [w - RATE * g for w, g in zip(weights, found, strict=True)]
+                for place, (w, c) in enumerate(zip(weights, centre, strict=True)):
+                    means[place] += counts[of] / sum(counts) * (w - c)
+            if outer:
+                velocity = [0.875 * v + 0.75 * mean for v, mean in zip(velocity, means, strict=True)]
+                centre = [c + 0.875 * v + 0.75 * mean for c, v, mean in zip(centre, velocity, means, strict=True)]
+            else:
+                centre = [c + mean for c, mean in zip(centre, means, strict=True)]
+    return centre
+
+
+def golden():
+    for outer in (None, keras.optimizers.SGD(0.75, momentum=0.875, nesterov=True)):
+        for way in ({}, {"run_eagerly": True}, {"steps_per_execution": 2}):
+            model = linear(strategy(outer=outer), **way)
+            fit(model)
+            assert_close(model, reference(outer))
+            note("golden", model)
+
+
+def features():
+    """Ranks end with equal weights, validation is of common ones, and training works."""
+    for optimizer in (
+        lambda: keras.optimizers.Adam(0.02),
+        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.01, clipnorm=1.0),
+        lambda: keras.optimizers.SGD(0.02, use_ema=True, ema_momentum=0.5),
+        lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.02)),
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, 50)),
+    ):
+        model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
+        found = fit(model, epochs=6, validation_data=(X, Y))
+        assert found["loss"][-1] < found["loss"][0]
+        note("features", model)
+        if not getattr(model.optimizer, "use_ema", False):  # the averages are the weights from the end of `fit` on
+            expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
+            np.testing.assert_allclose(found["val_loss"][-1], expected)
+        hashes["features"].append([round(value, 9) for value in found["val_loss"]])
+
+
+def layers():
+    """Statistics, random numbers, regularization, and saving by the chief."""
+    made = strategy(outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+    with made.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((5,)),
+                keras.layers.Dense(8, kernel_regularizer="l2"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    path = os.path.join(FOLDER, "model.keras")
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    hashes.setdefault("layers", []).append(
+        [zlib.crc32(one.numpy().tobytes()) for one in model.weights if "seed" not in one.path]
+    )
+    if rank == 0:
+        for one, other in zip(keras.models.load_model(path).get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def compressed():
+    for method in (tfdist.compression.Int8(), tfdist.compression.TopK(0.2)):
+        made = strategy(compression=method, outer=keras.optimizers.SGD(0.7, momentum=0.5))
+        with made.scope():
+            model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(600), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.001), "mse")
+        before = made.communication()["bytes"]
+        found = fit(model, epochs=6)
+        assert found["loss"][-1] < found["loss"][0]
+        sent, whole = made.communication()["bytes"] - before, 18 * sum(one.numpy().nbytes for one in model.weights)
+        assert size == 1 or sent < whole * (0.6 if size < 3 else 1.2), (sent, whole)
+        note("compressed", model)
+
+
+def loops():
+    made = strategy()
+    with made.scope():
+        gan = Gan()
+        gan.build((None, 5))
+        gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
+    gan.fit(data(rank)[0], batch_size=2 + rank, epochs=2, verbose=0)
+    note("loops", gan)
+    model = linear(made := strategy())
+    step = stepping(made, model)
+    for _ in range(3):
+        step(tf.constant(X[rank : 8 + rank] / 3), tf.constant(Y[rank : 8 + rank] / 3))
+    made.settle(model)
+    note("loops", model)
+    step(tf.constant(X[rank : 8 + rank] / 3), tf.constant(Y[rank : 8 + rank] / 3))
+    model.evaluate(X, Y, verbose=0)
+    note("loops", model)
+
+
+def again():
+    """Further calls of fit, an interrupted one, weights that are set, another optimizer."""
+    model = linear(strategy())
+    fit(model, epochs=1)
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(model, callbacks=[Interrupts(1)])
+    fit(model, epochs=1)
+    note("again", model)
+    model.set_weights(START)
+    fit(model)
+    assert_close(model, reference(None))
+    with model.distribute_strategy.scope():
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    fit(model, epochs=2)
+    note("again", model)
+
+
+def uneven():
+    """An epoch ends for all when it ends for one."""
+    made = strategy(grace=1.0)
+    model = linear(made)
+    counts = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches = batch + 1
+
+        def on_epoch_end(self, epoch, logs=None):
+            counts.append(self.batches)
+
+    x = np.concatenate([X] * 3)
+    y = np.concatenate([Y] * 3)
+    x, y = (x[: 2 * (9 if rank else 5)], y[: 2 * (9 if rank else 5)])
+    model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[Counts()])
+    note("uneven", model)
+    assert counts == [6 if rank else 5] * 3, counts
+
+
+first = tfdist.QuorumStrategy()  # enters the job
+rank, size = first.rank, first.size
+for case in os.environ["TEST_CASES"].split(","):
+    globals()[case]()
+    print("PASSED", case, flush=True)
+print("RESULT", json.dumps(hashes), flush=True)

@@ -1,0 +1,88 @@
+"""Rounds of a quorum: trajectories against NumPy, everything of Keras beside it, and processes that come and go."""
+
+import contextlib
+import re
+import signal
+import time
+
+import pytest
+
+from tests.multiprocess import harness
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "in_rounds" / "quorum.py")
+FAULTS = str(harness.PROGRAMS / "in_rounds" / "quorum_faults.py")
+CHECKS = ["golden", "features", "layers", "compressed", "loops", "again"]
+
+
+@pytest.mark.parametrize(
+    ("size", "checks"), [(1, ["golden"]), (2, [*CHECKS, "uneven"]), (3, ["golden", "layers", "again"])]
+)
+def test_rounds(size, checks, tmp_path):
+    settings = {"TEST_CASES": ",".join(checks)}
+    ended = harness.run([PROGRAM, str(tmp_path)], size, deadline=150, settings=settings)
+    for end in ended:
+        passed = [line.split()[1] for line in end.output.splitlines() if line.startswith("PASSED ")]
+        assert passed == checks, end.output
+    found = harness.results(ended)
+    assert all(one == found[0] for one in found), found
+    harness.assert_nothing_left()
+
+
+def epochs(output):
+    return [int(number) for number in re.findall(r"^EPOCH (\d+) ", output, re.MULTILINE)]
+
+
+def await_epochs(processes, rank, count=3):
+    """Waits until a rank has ended so many more epochs."""
+    before, end = len(epochs(processes.output(rank))), time.monotonic() + harness.DEADLINE
+    while len(epochs(processes.output(rank))) < before + count:
+        assert time.monotonic() < end, processes.outputs()
+        assert processes.popens[rank].poll() is None, processes.outputs()
+        time.sleep(0.02)
+
+
+def test_processes_stop_die_and_come_again(tmp_path):
+    """Any of them, the chief too; those that are left go on, and in the end all have the same weights."""
+    configs = harness.tf_configs(("worker", 0), ("worker", 1), ("worker", 2))
+    with contextlib.ExitStack() as stack:
+
+        def start(*ranks):
+            command, own = [FAULTS, str(tmp_path)], [{**configs[rank], "TFDIST_SECRET": "s"} for rank in ranks]
+            return stack.enter_context(harness.started(command, len(ranks), per_rank=own))
+
+        first = start(0, 1, 2)
+        for rank in range(3):
+            await_epochs(first, rank)
+        first.signal(1, signal.SIGSTOP)
+        await_epochs(first, 0)
+        first.signal(1, signal.SIGCONT)
+        await_epochs(first, 1)
+        first.signal(2, signal.SIGKILL)
+        await_epochs(first, 0)
+        second = start(2)
+        await_epochs(second, 0)
+        first.signal(0, signal.SIGKILL)
+        await_epochs(first, 1)
+        chief = start(0)
+        await_epochs(chief, 0)
+        last = max(epochs(first.output(1))) + 20
+        (tmp_path / "new").write_text(str(last))
+        (tmp_path / "new").rename(tmp_path / "last")
+        end = time.monotonic() + harness.DEADLINE
+        while any(one.popens[rank].poll() is None for one, rank in ((first, 1), (second, 0), (chief, 0))):
+            assert time.monotonic() < end, "\n".join(one.outputs() for one in (first, second, chief))
+            time.sleep(0.02)
+        outputs = [first.output(1), second.output(0), chief.output(0)]
+        codes = [first.popens[1].poll(), second.popens[0].poll(), chief.popens[0].poll()]
+    assert codes == [0, 0, 0], "\n".join(outputs)
+    found = harness.results([harness.Ended(0, output, 0.0) for output in outputs])
+    assert found[0]["hashes"] == found[1]["hashes"] == found[2]["hashes"], outputs
+    assert found[0]["late"] > 0, "what it had learned when it was stopped was brought later"
+    assert found[0]["epochs"][0] == 0
+    assert 0 < found[1]["epochs"][0] < found[2]["epochs"][0], "they begin with the epoch of the others"
+    assert [one["epochs"][-1] for one in found] == [last] * 3
+    assert found[2]["losses"][0] < 0.5 * found[0]["losses"][0], "with the weights of the others"
+    assert "worker 2 " in outputs[0], "who is lost is told by name"
+    harness.assert_nothing_left()

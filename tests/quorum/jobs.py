@@ -1,0 +1,146 @@
+"""Several processes that meet, as threads: real links and bookkeeping, without a rendezvous server between them."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tfdist.cluster.messages import Aborted, Enlist, Enlisted, Epoch, Have, Lack, Meeting, Outcome, Ready, Rest, Where
+from tfdist.cluster.quorums import Quorums
+from tfdist.errors import RendezvousError
+from tfdist.quorum.links import Links
+
+SECONDS = 30.0
+
+
+class Job:
+    """Tasks, and the bookkeeping of their rounds.
+
+    Args:
+        size: number of tasks.
+        quorum: of a round.
+        grace: seconds after which a partner counts as silent; times of grace before rounds end by `expire`.
+    """
+
+    def __init__(self, size, quorum=1, grace=30.0):
+        self.quorum, self.grace = quorum, grace
+        self.changed = threading.Condition()
+        self.replies, self.aborted, self.running = {}, {}, []
+        self.running_at_once = False  # whether times of grace are over at once
+        self.quorums = Quorums(self._tell, self._later, 60.0)
+        self.numbers = itertools.count()
+        self.members = [Member(self, task) for task in range(size)]
+
+    def _tell(self, task, message):
+        if isinstance(message, Aborted):
+            self.aborted[task, message.rounds] = message.attempt
+        else:
+            self.replies[message.id] = message
+        self.changed.notify_all()
+
+    def _later(self, seconds, then):
+        if self.running_at_once:
+            threading.Timer(0.0, self._run, [then]).start()
+        else:
+            self.running.append(then)
+
+    def _run(self, then):
+        with self.changed:
+            then()
+            self.changed.notify_all()
+
+    def tell(self, task, message):
+        with self.changed:
+            self.quorums.heard(task, message)
+            self.changed.notify_all()
+
+    def ask(self, task, kind, *arguments):
+        number = next(self.numbers)
+        with self.changed:
+            self.quorums.heard(task, kind(number, *arguments))
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: number in self.replies, SECONDS), f"task {task}: {kind} {arguments}"
+            reply = self.replies.pop(number)
+        if reply.error is not None:
+            raise RendezvousError(reply.error)
+        return reply.value
+
+    def lose(self, task):
+        with self.changed:
+            self.quorums.gone(task, lost=True)
+            self.changed.notify_all()
+        self.members[task].links.close()
+
+    def until(self, condition):
+        """Waits for what other threads bring about."""
+        with self.changed:
+            assert self.changed.wait_for(condition, SECONDS)
+
+    def waiting(self, rounds):
+        """Tasks that are ready for the next round."""
+        return set(self.quorums._rounds[rounds].ready) if rounds in self.quorums._rounds else set()
+
+    def expire(self):
+        """All times of grace are over."""
+        with self.changed:
+            running, self.running = self.running, []
+            for then in running:
+                then()
+            self.changed.notify_all()
+
+    def side_by_side(self, work, tasks):
+        """What ``work(task)`` returns for each task, in threads."""
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            return [future.result(SECONDS) for future in [threads.submit(work, task) for task in tasks]]
+
+    def close(self):
+        for member in self.members:
+            member.links.close()
+
+
+class Member:
+    """`tfdist.quorum.members.Members` of a test."""
+
+    def __init__(self, job, task):
+        self.task, self.grace = task, job.grace
+        self.fit, self.epoch, self.others = None, 0, 0
+        self.links = Links(task, "127.0.0.1", None)
+        self._job = job
+
+    failure = None
+
+    @property
+    def is_behind(self):
+        return self.others > self.epoch
+
+    def offer(self, rounds, source):
+        self.links.offer(rounds, source)
+
+    def fetch(self, address, rounds):
+        return self.links.fetch(address, rounds, SECONDS, lambda: None)
+
+    def enlist(self, rounds, round, settings):
+        of = rounds, self.links.address, round, self._job.quorum, self.grace, settings
+        return msgspec.convert(self._job.ask(self.task, Enlist, *of), Enlisted)
+
+    def ready(self, rounds, round, samples, ends):
+        return msgspec.convert(self._job.ask(self.task, Ready, rounds, round, samples, ends, self.fit), Meeting)
+
+    def have(self, rounds, attempt):
+        return msgspec.convert(self._job.ask(self.task, Have, rounds, attempt), Outcome)
+
+    def lacks(self, rounds, attempt, tasks):
+        self._job.tell(self.task, Lack(rounds, attempt, tuple(tasks)))
+
+    def is_aborted(self, rounds, attempt):
+        return self._job.aborted.get((self.task, rounds), 0) >= attempt
+
+    def rest(self, rounds):
+        self._job.tell(self.task, Rest(rounds))
+
+    def epoch_of(self, fit):
+        return self._job.ask(self.task, Where, fit)
+
+    def reach(self, fit, epoch):
+        self._job.tell(self.task, Epoch(fit, epoch))

@@ -1,0 +1,264 @@
+"""Rounds of several processes, here threads with real links and bookkeeping, against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.compression import Int8, policy
+from tfdist.errors import MismatchError, RendezvousError
+from tfdist.local_sgd.course import Live, Progress, Trained
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rules import Averaging, Outer
+from tfdist.quorum.course import Quorum, Quorums
+from tfdist.quorum.members import Alone
+
+START = [np.arange(6.0).reshape(2, 3), np.ones(4)]
+NAME = "optimizer 0"
+
+
+class Training(Live):
+    def __init__(self, left=3, step=0):
+        self._left, self._step = left, step
+
+    def state(self):
+        return [np.full(2, 7.0)]
+
+    def left(self):
+        return self._left
+
+    def step(self):
+        return self._step
+
+
+def course(members, start=START, rule=None, compression=None, settings="alike", live=None, keeps_late=True):
+    trained = Trained(NAME, ["a", "b", "slot"], [one.copy() for one in start], 0.1, live or Training())
+    chosen = None if compression is None else policy.as_policy(compression)
+    return Quorum(members, Every(5), rule or Averaging(), chosen, trained, settings, keeps_late)
+
+
+def change(task, number):
+    """Of a task's weights in a round."""
+    generator = np.random.default_rng([task, number])
+    return [generator.normal(size=one.shape) for one in START]
+
+
+def joined(job, tasks, **arguments):
+    """The courses of tasks, of which the first has the state, at the beginning."""
+    first = course(job.members[tasks[0]], **arguments)
+    others = [course(job.members[task], [one + 1 for one in START], **arguments) for task in tasks[1:]]
+    courses = dict(zip(tasks, [first, *others], strict=True))
+    for task in tasks[1:]:
+        courses[task].wake()
+    for one in courses.values():
+        one.begin_anew(Progress(0, 0))
+    return courses
+
+
+def trained(one, task, number):
+    return [value + delta for value, delta in zip(one.centre, change(task, number), strict=True)]
+
+
+def take(courses, task, number, samples):
+    return courses[task].take(0, Progress(samples, 5 * number), 0.1, trained(courses[task], task, number))
+
+
+def assert_values(found, expected, rtol=1e-12):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol)
+
+
+def assert_alike(courses):
+    for one in courses.values():
+        for value, other in zip(one.centre, next(iter(courses.values())).centre, strict=True):
+            assert np.asarray(value).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_trajectories_equal_those_of_numpy(job, outer):
+    made = job(3, quorum=3)
+
+    def rule():
+        return Outer(keras.optimizers.SGD(0.75, momentum=0.875, nesterov=True)) if outer else Averaging()
+
+    courses = {0: course(made.members[0], rule=rule())}
+    for task in (1, 2):
+        courses[task] = course(made.members[task], [one * 0 for one in START], rule=rule())
+        assert courses[task].joined.step == 0
+    for one in courses.values():
+        one.begin_anew(Progress(0, 0))
+    assert_values(courses[2].centre, START)
+    weights, velocity = [one.copy() for one in START], [np.zeros_like(one) for one in START]
+    samples = [10, 20, 50]
+    for number in range(1, 5):
+        found = made.side_by_side(lambda task, n=number: take(courses, task, n, n * samples[task]), range(3))
+        means = [
+            sum(count * change(task, number)[place] for task, count in enumerate(samples)) / sum(samples)
+            for place in range(2)
+        ]
+        if outer:
+            velocity = [0.875 * v + 0.75 * mean for v, mean in zip(velocity, means, strict=True)]
+            weights = [w + 0.875 * v + 0.75 * mean for w, v, mean in zip(weights, velocity, means, strict=True)]
+        else:
+            weights = [w + mean for w, mean in zip(weights, means, strict=True)]
+        for turn, new in found:
+            assert turn.left == 5
+            assert_values(new, weights)
+        assert_alike(courses)
+    assert [one.staleness for one in courses.values()] == [{0: 4}] * 3
+    assert [one.round for one in courses.values()] == [4] * 3
+
+
+def test_one_that_is_late_goes_on_from_the_new_centre_and_brings_its_change_later(job):
+    made = job(3, quorum=2)
+    courses = joined(made, [0, 1, 2])
+    first = made.side_by_side(
+        lambda task: (
+            take(courses, task, 1, 10)
+            if task < 2
+            else made.until(lambda: len(made.waiting(NAME)) == 2) or made.expire()
+        ),
+        range(3),
+    )
+    weights = [w + (a + b) / 2 for w, a, b in zip(START, change(0, 1), change(1, 1), strict=True)]
+    assert_values(first[0][1], weights)
+    late = trained(courses[2], 2, 1)
+    turn, new = courses[2].take(0, Progress(10, 5), 0.1, late)
+    assert turn.left == 3, "as many steps as the source has left"
+    assert_values(new, [w + delta for w, delta in zip(weights, change(2, 1), strict=True)])
+
+    def second(task):
+        if task < 2:
+            return take(courses, task, 2, 20)
+        values = [one + delta for one, delta in zip(new, change(2, 2), strict=True)]
+        return courses[2].take(0, Progress(16, 8), 0.1, values)
+
+    found = made.side_by_side(second, range(3))
+    both = [a + b for a, b in zip(change(2, 1), change(2, 2), strict=True)]
+    parts = zip(weights, change(0, 2), change(1, 2), both, strict=True)
+    assert_values(found[2][1], [w + (10 * a + 10 * b + 16 * c) / 36 for w, a, b, c in parts])
+    assert_alike(courses)
+    assert courses[2].staleness == {1: 1}
+
+
+@pytest.mark.parametrize("keeps_late", [True, False])
+def test_what_is_late_at_an_epochs_end_is_brought_later_or_dropped(job, keeps_late):
+    made = job(2, quorum=1)
+    courses = joined(made, [0, 1], keeps_late=keeps_late)
+    made.side_by_side(
+        lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 1, 10),
+        range(2),
+    )
+    settled = courses[1].settle(Progress(10, 4), trained(courses[1], 1, 1))
+    weights = [w + delta for w, delta in zip(START, change(0, 1), strict=True)]
+    assert settled.changes
+    assert_values(settled.values, weights)
+    assert courses[1].begin_anew(Progress(10, 4)).left == 3
+    found = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
+    late = change(1, 1) if keeps_late else [0 * one for one in START]
+    count = 20 if keeps_late else 10
+    parts = zip(weights, change(0, 2), change(1, 2), late, strict=True)
+    assert_values(found[0][1], [w + (10 * a + count * (b + c)) / (10 + count) for w, a, b, c in parts])
+    assert_alike(courses)
+
+
+@pytest.mark.parametrize("compression", [None, Int8()])
+def test_a_round_in_which_one_is_lost_is_made_again_by_the_others(job, compression):
+    made = job(3, quorum=2)
+    courses = joined(made, [0, 1, 2], compression=compression)
+    # Task 2 says that it is ready, and nothing more.
+    made.side_by_side(
+        lambda task: (
+            take(courses, task, 1, 10) if task < 2 else (made.members[2].ready(NAME, 1, 10, False), made.lose(2))
+        ),
+        range(3),
+    )
+    del courses[2]
+    assert_alike(courses)
+    expected = [w + (a + b) / 2 for w, a, b in zip(START, change(0, 1), change(1, 1), strict=True)]
+    assert_values(courses[0].centre, expected, rtol=0.1 if compression else 1e-12)
+    assert courses[0].round == 1
+
+
+def test_one_that_comes_later_takes_weights_slots_steps_and_the_outer_optimizer(job):
+    made = job(2)
+    rules = [Outer(keras.optimizers.SGD(0.5, momentum=0.9)) for _ in range(2)]
+    live = Training(left=2, step=35)
+    courses = {0: course(made.members[0], rule=rules[0], live=live)}
+    courses[0].begin_anew(Progress(0, 0))
+    take(courses, 0, 1, 10)
+    courses[1] = course(made.members[1], [0 * one for one in START], rule=rules[1])
+    assert courses[1].joined.step == 35
+    np.testing.assert_array_equal(courses[1].joined.state, [np.full(2, 7.0)])
+    assert courses[1].begin_anew(Progress(0, 35)).left == 2
+    assert_alike(courses)
+    courses[1].wake()
+    made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
+    assert_alike(courses)
+    for one, other in zip(rules[0].state(), rules[1].state(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_end_of_anothers_epoch_is_noted(job):
+    made = job(2, quorum=2)
+    courses = joined(made, [0, 1])
+
+    def work(task):
+        values = trained(courses[task], task, 1)
+        if task:
+            return take(courses, task, 1, 10)
+        return courses[0].settle(Progress(10, 3), values)
+
+    made.side_by_side(work, range(2))
+    assert (courses[0].ended, courses[1].ended) == (False, True)
+    assert_alike(courses)
+    courses[1].begin_anew(Progress(10, 5))
+    assert not courses[1].ended
+    assert courses[0].settle(Progress(10, 3), courses[0].centre).changes is False, "nothing has happened since"
+
+
+def test_a_fit_that_others_have_ended_is_over(job):
+    made = job(2)
+    courses = joined(made, [0, 1])
+    made.members[1].fit = 0
+    courses[1].rest()
+    take(courses, 0, 1, 10)
+    made.members[0].reach(1, 0)
+    _, new = take(courses, 1, 1, 10)
+    assert courses[1].is_over
+    assert_values(new, courses[0].centre)
+    assert_values(courses[1].settle(Progress(20, 10), trained(courses[1], 1, 2)).values, courses[0].centre)
+
+
+def test_what_the_program_assigns_is_common(job):
+    made = job(2)
+    courses = joined(made, [0, 1])
+    for one in courses.values():
+        one.assigned(1, np.full(4, 9.0), Progress(0, 0))
+    made.side_by_side(lambda task: take(courses, task, 1, 10), range(2))
+    np.testing.assert_allclose(courses[1].centre[1], 9 + (change(0, 1)[1] + change(1, 1)[1]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"settings": "others"}, RendezvousError, "the others have .* alike, 2 variables"),
+        ({"start": [np.zeros(3)]}, RendezvousError, "Give every task the same arguments and the same model"),
+    ],
+)
+def test_other_settings_or_models_are_refused(job, arguments, error, match):
+    made = job(2)
+    first = course(made.members[0])
+    with pytest.raises(error, match=match):
+        course(made.members[1], **arguments)
+    with pytest.raises(MismatchError, match="task 0 has other variables"):
+        first._check([np.zeros(3)], 0)
+
+
+def test_a_process_alone_makes_rounds_by_itself():
+    alone = Quorums(Alone(), Every(5), Averaging, None, "").of(Trained(NAME, ["a", "b"], list(START), 0.1, Training()))
+    assert alone.joined is None
+    assert alone.begin_anew(Progress(0, 0)).left == 5
+    for number in range(1, 3):
+        turn, new = alone.take(0, Progress(10 * number, 5 * number), 0.1, trained(alone, 0, number))
+        assert turn.left == 5
+    assert_values(new, [w + a + b for w, a, b in zip(START, change(0, 1), change(0, 2), strict=True)])

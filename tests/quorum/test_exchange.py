@@ -1,0 +1,114 @@
+"""Weighted means among several processes, here threads with real links."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tfdist.cluster.messages import Lack, Meeting, Partner
+from tfdist.quorum import exchange
+from tfdist.quorum.exchange import AbortedError, Exchange
+
+
+def meeting(job, samples, attempt=1):
+    partners = [Partner(task, one, job.members[task].links.address) for task, one in enumerate(samples)]
+    return Meeting(attempt, tuple(partners))
+
+
+def means(job, samples, vectors, attempt=1):
+    met = meeting(job, samples, attempt)
+    return job.side_by_side(
+        lambda task: Exchange(job.members[task], "a", met).mean("0", vectors[task]), range(len(samples))
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_means_are_weighed_and_equal_to_the_bit(job, monkeypatch, size):
+    monkeypatch.setattr(exchange, "PIECE_BYTES", 1 << 14)
+    made, generator = job(size), np.random.default_rng(size)
+    samples = [task + 1 for task in range(size)]
+    tolerances = (("float32", 1e-6), ("float64", 1e-14), ("float16", 5e-3))
+    cases = itertools.product((0, 1, 2, 3, 1000, 4096, 70_001), tolerances)
+    for attempt, (elements, (dtype, atol)) in enumerate(cases, 1):
+        vectors = [generator.normal(size=elements).astype(dtype) for _ in range(size)]
+        found = means(made, samples, vectors, attempt)
+        parts = zip(vectors, samples, strict=True)
+        expected = sum(one.astype("float64") * count / sum(samples) for one, count in parts)
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=atol)
+        for one in found:
+            assert one.dtype == dtype
+            assert one.tobytes() == found[0].tobytes()
+
+
+def test_who_has_no_samples_counts_for_nothing_and_without_any_all_count_alike(job):
+    made = job(2)
+    vectors = [np.full(5, np.nan), np.ones(5)]
+    np.testing.assert_array_equal(means(made, [0, 3], vectors)[0], np.ones(5))
+    np.testing.assert_array_equal(means(made, [0, 0], [np.zeros(5), np.ones(5)], 2)[1], np.full(5, 0.5))
+
+
+def test_payloads_are_decoded_by_all_in_the_same_order(job):
+    made, met = job(3), None
+    met = meeting(made, [1, 1, 2])
+    payloads = [np.arange(7, dtype=np.uint8) * (task + 1) for task in range(3)]
+    found = made.side_by_side(
+        lambda task: Exchange(made.members[task], "a", met).mean_of_payloads(
+            "0", payloads[task], lambda payload: payload.astype("float64")
+        ),
+        range(3),
+    )
+    for one in found:
+        np.testing.assert_allclose(one, (payloads[0] + payloads[1] + 2.0 * payloads[2]) / 4)
+
+
+def test_a_meeting_that_will_not_come_about_is_left(job):
+    made = job(2)
+
+    def abort():
+        with made.members[0].links.arrived:
+            made.aborted[0, "a"] = 1
+            made.members[0].links.arrived.notify_all()
+
+    def work(task):
+        if task:
+            abort()
+            return
+        with pytest.raises(AbortedError):
+            Exchange(made.members[0], "a", meeting(made, [1, 1])).mean("0", np.zeros(3))
+
+    made.side_by_side(work, range(2))
+
+
+@pytest.mark.parametrize("sends_own", [False, True])
+def test_a_partner_of_which_nothing_comes_is_reported(job, monkeypatch, sends_own):
+    made = job(3, grace=0.2)
+    met = meeting(made, [1, 1, 1])
+    reported = []
+
+    def lacks(rounds, attempt, tasks):
+        reported.append(Lack(rounds, attempt, tuple(tasks)))
+        made.aborted[0, "a"] = made.aborted[1, "a"] = 1
+
+    def work(task):
+        one = Exchange(made.members[task], "a", met)
+        if task == 2:
+            if sends_own:
+                one._send("own 0", [np.zeros(1)] * 3)
+            return
+        monkeypatch.setattr(made.members[task], "lacks", lacks)
+        with pytest.raises(AbortedError):
+            one.mean("0", np.zeros(3))
+
+    made.side_by_side(work, range(3))
+    assert set(reported) == {Lack("a", 1, (2,))}
+
+
+def test_vectors_of_another_length_are_an_error(job):
+    made = job(2)
+    met = meeting(made, [1, 1])
+
+    def work(task):
+        with pytest.raises(ValueError, match=f"task {1 - task} has sent .* expected"):
+            Exchange(made.members[task], "a", met).mean("0", np.zeros(4 + 4 * task))
+
+    made.side_by_side(work, range(2))

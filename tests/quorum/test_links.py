@@ -1,0 +1,123 @@
+"""Connections over real ZeroMQ on the loopback interface."""
+
+import numpy as np
+import pytest
+import zmq
+
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.curve import Keys
+from tfdist.quorum.links import Links
+from tfdist.quorum.messages import Piece, State
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def links():
+    made = []
+
+    def make(task, keys=None):
+        made.append(Links(task, "127.0.0.1", keys))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Holds:
+    def __init__(self, *arrays):
+        self.arrays = list(arrays)
+
+    def state(self, request):
+        return State(request, 4, 3, 70, (len(self.arrays), 0, 0)), self.arrays
+
+
+def no_failure():
+    return None
+
+
+def pieces(of, rounds, attempt, count):
+    found = []
+    with of.arrived:
+        while len(found) < count:
+            found += of.pieces(rounds, attempt)
+            assert len(found) >= count or of.arrived.wait(SECONDS)
+    return found
+
+
+@pytest.mark.parametrize("keys", [None, Keys.of_secret(b"secret")])
+def test_states_are_fetched_and_pieces_sent(links, keys):
+    one, other = links(0, keys), links(1, keys)
+    source = Holds(np.arange(100_000.0), np.ones(3, np.float16))
+    one.offer("a", source)
+    state, arrays = other.fetch(one.address, "a", SECONDS, no_failure)
+    assert (state.round, state.left, state.step) == (4, 3, 70)
+    for array, expected in zip(arrays, source.arrays, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        array += 1  # of the receiver's own
+    sent = [np.full(4, place, np.float32) for place in range(3)]
+    for place, array in enumerate(sent):
+        other.send(one.address, Piece("a", 2, 1, "own 0", place), array)
+    for place, (piece, array) in enumerate(pieces(one, "a", 2, 3)):
+        assert piece == Piece("a", 2, 1, "own 0", place)
+        np.testing.assert_array_equal(array, sent[place])
+    assert (other.messages_sent, other.bytes_sent) == (3, 48)
+    assert one.bytes_sent == sum(array.nbytes for array in source.arrays)
+
+
+def test_what_is_not_offered_is_not_there(links):
+    one, other = links(0), links(1)
+    assert other.fetch(one.address, "a", SECONDS, no_failure) is None
+    one.offer("a", Holds())  # which nobody keeps
+    assert other.fetch(one.address, "a", SECONDS, no_failure) is None
+
+
+def test_a_source_that_fails_is_none(links):
+    class Fails:
+        def state(self, request):
+            raise ValueError("no state yet")
+
+    one, other, source = links(0), links(1), Fails()
+    one.offer("a", source)
+    assert other.fetch(one.address, "a", SECONDS, no_failure) is None
+
+
+def test_nobody_waits_for_a_source_that_is_gone_or_when_the_job_has_failed(links):
+    one, other = links(0), links(1)
+    address = one.address
+    one.close()
+    assert other.fetch(address, "a", 0.3, no_failure) is None
+    with pytest.raises(TfdistError, match="over"):
+        other.fetch(address, "a", SECONDS, lambda: TfdistError("over"))
+
+
+def test_pieces_of_earlier_attempts_are_forgotten_and_those_of_later_ones_kept(links):
+    one, other = links(0), links(1)
+    for attempt in (1, 2, 3):
+        other.send(one.address, Piece("a", attempt, 1, "own 0", 0), np.zeros(1))
+    assert [piece.attempt for piece, _ in pieces(one, "a", 3, 1)] == [3]
+    with one.arrived:
+        assert one.pieces("a", 2) == []
+
+
+def test_what_is_no_message_is_left_alone(links):
+    one, other = links(0), links(1)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"tcp://{one.address}")
+        stranger.send_multipart([b"nonsense"])
+        stranger.send_multipart([b"tfps\x01nonsense", b""])
+        other.send(one.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
+        assert len(pieces(one, "a", 1, 1)) == 1
+
+
+def test_connections_that_are_not_needed_are_closed(links):
+    one, other, third = links(0), links(1), links(2)
+    for target in (one, third):
+        other.send(target.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
+        pieces(target, "a", 1, 1)
+    other.keep([one.address])
+    assert list(other._to) == [one.address]
+    other.send(third.address, Piece("a", 1, 1, "own 0", 1), np.zeros(1))
+    assert len(pieces(third, "a", 1, 1)) == 1, "and made again"

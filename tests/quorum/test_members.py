@@ -1,0 +1,111 @@
+"""What tasks ask of a rendezvous server, over real connections."""
+
+import contextlib
+import threading
+
+import pytest
+
+from tests.cluster.serving import control, serving
+from tfdist.cluster.messages import Enlisted, Outcome, Partner
+from tfdist.cluster.settings import Timeouts
+from tfdist.errors import MismatchError, RendezvousError, TfdistError
+from tfdist.quorum.links import Links
+from tfdist.quorum.members import Alone, Together
+
+GRACE = 0.5
+
+
+@contextlib.contextmanager
+def together(size, quorum=1, start=10.0):
+    """The members of a job, each with a connection of its own to a server."""
+    with serving(size, is_elastic=True) as server, contextlib.ExitStack() as stack:
+        made = []
+        for task in range(size):
+            one = control(server.address, task, start=start)
+            one.enter()
+            stack.callback(one.close)
+            links = Links(task, "127.0.0.1", None)
+            stack.callback(links.close)
+            made.append(Together(one, links, quorum, GRACE, Timeouts(start=start)))
+        yield made
+
+
+def test_members_enlist_meet_and_have():
+    with together(2) as (one, other):
+        assert one.enlist("a", -1, "alike") == Enlisted(0, None, "")
+        assert other.enlist("a", -1, "alike") == Enlisted(0, 0, one.links.address)
+        assert other.enlist("a", 0, "alike").source is None
+        one.reach(0, 4)
+        one.fit = other.fit = 0
+        assert other.epoch_of(0) == 4
+        found = {}
+
+        def work(member):
+            meeting = member.ready("a", 1, 5 + member.task, ends=False)
+            found[member.task] = meeting, member.have("a", meeting.attempt)
+
+        threads = [threading.Thread(target=work, args=(member,)) for member in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        partners = tuple(Partner(task, 5 + task, member.links.address) for task, member in enumerate((one, other)))
+        for meeting, outcome in found.values():
+            assert meeting.partners == partners
+            assert outcome == Outcome(True)
+        assert other.others == 4
+        assert not one.is_aborted("a", 1)
+        other.rest("a")
+        meeting = one.ready("a", 2, 1, ends=False)
+        assert [partner.task for partner in meeting.partners] == [0], "nobody waits for one that rests"
+
+
+def test_a_meeting_of_which_something_is_lacking_is_aborted():
+    with together(2, quorum=2) as (one, other):
+        one.enlist("a", -1, "alike")
+        other.enlist("a", -1, "alike")
+        other.enlist("a", 0, "alike")
+        thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False))
+        thread.start()
+        meeting = one.ready("a", 1, 1, ends=False)
+        thread.join(10)
+        one.lacks("a", meeting.attempt, [1])
+        with one.links.arrived:
+            assert one.links.arrived.wait_for(lambda: one.is_aborted("a", meeting.attempt), 10)
+        assert one.have("a", meeting.attempt) == Outcome(False)
+
+
+def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
+    with together(1, quorum=2, start=0.5) as (one,):
+        one.enlist("a", -1, "alike")
+        with pytest.raises(
+            RendezvousError, match=r"task 0 has waited for a quorum of 2 task\(s\) for round 1 of a for 0.5 s"
+        ):
+            one.ready("a", 1, 1, ends=False)
+
+
+def test_other_settings_are_an_error():
+    with together(2) as (one, other):
+        one.enlist("a", -1, "alike")
+        with pytest.raises(MismatchError, match=r"task 1 has .* others; the others have .* alike"):
+            other.enlist("a", -1, "others")
+
+
+def test_who_waits_is_told_what_has_ended_the_job():
+    with together(1) as (one,):
+        one._control.fail(TfdistError("it is over"))
+        with pytest.raises(TfdistError, match="it is over"):
+            one.is_aborted("a", 1)
+        assert str(one.failure) == "it is over"
+
+
+def test_a_process_alone_meets_itself():
+    alone = Alone()
+    assert alone.enlist("a", -1, "") == Enlisted(0, None, "")
+    meeting = alone.ready("a", 3, 7, ends=True)
+    assert meeting.partners == (Partner(0, 7, ""),)
+    assert alone.have("a", meeting.attempt).counts
+    assert alone.epoch_of(0) == 0
+    assert not alone.is_aborted("a", 1)
+    with pytest.raises(TfdistError, match="no links"):
+        _ = alone.links

@@ -1,0 +1,26 @@
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.wire import InvalidMessageError
+from tfdist.quorum.messages import CODEC, Fetch, Piece, State
+
+
+@pytest.mark.parametrize(
+    ("message", "arrays"),
+    [
+        (Fetch(3, "optimizer 0"), []),
+        (State(3, 7, 5, 100, (1, 1, 0)), [np.arange(3.0), np.ones((2, 2), np.float32)]),
+        (Piece("optimizer 0", 2, 1, "own 0", 4), [np.arange(5, dtype=np.uint8)]),
+    ],
+)
+def test_messages_say_the_same_again(message, arrays):
+    found, decoded = CODEC.decode([bytes(frame) for frame in CODEC.encode(message, arrays)])
+    assert found == message
+    for one, other in zip(decoded, arrays, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_no_message_is_refused():
+    with pytest.raises(InvalidMessageError):
+        CODEC.decode([b"tfps\x01nothing"])

@@ -1,0 +1,76 @@
+"""The strategy on one process; `tests/multiprocess/test_quorum.py` has it on several."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.compression import DeepGradientCompression
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sync_every": 0}, ValueError, "got sync_every=0"),
+        ({"quorum": 0}, ValueError, r"QuorumStrategy\(quorum=…\) is a number of processes from 1; got 0"),
+        ({"quorum": True}, ValueError, "got True"),
+        ({"grace": 0}, ValueError, r"QuorumStrategy\(grace=…\) is a number of seconds above 0; got 0"),
+        ({"grace": "5"}, ValueError, "got '5'"),
+        ({"outer": "sgd"}, TypeError, "is an optimizer of Keras 3, such as .*; got 'sgd'"),
+        ({"compression": 8}, TypeError, "8"),
+        ({"compression": DeepGradientCompression(0.1)}, ValueError, "QuorumStrategy cannot compress with DeepGradient"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        tfdist.QuorumStrategy(**arguments)
+
+
+def cluster(task="worker", **jobs):
+    jobs = jobs or {"worker": ["localhost:1", "localhost:2"]}
+    return json.dumps({"cluster": jobs, "task": {"type": task, "index": 0}})
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "error", "message"),
+    [
+        (cluster(), {"quorum": 3}, ValueError, r"quorum=3\): the cluster has 2 training task\(s\) only"),
+        (cluster(worker=["a:1"], ps=["a:2"]), {}, tfdist.errors.ClusterSpecError, "leave the job ps out"),
+        (cluster("ps", worker=["a:1"], ps=["a:2"]), {}, tfdist.errors.ClusterSpecError, "this process is ps 0"),
+    ],
+)
+def test_bad_clusters(monkeypatch, config, arguments, error, message):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(error, match=message):
+        tfdist.QuorumStrategy(**arguments)
+
+
+def test_processes_of_an_mpi_launcher_are_refused(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(
+        tfdist.errors.ClusterSpecError, match="start each with TF_CONFIG, or all of them by `tfdist run`"
+    ):
+        tfdist.QuorumStrategy()
+
+
+def test_a_process_alone_moves_its_outer_weights():
+    """Half of what a round of two steps changes."""
+    x, y = np.ones([8, 1], "float32"), np.zeros([8, 1], "float32")
+
+    def trained(strategy, steps):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+            model.compile(keras.optimizers.SGD(0.125), "mse")
+        model.set_weights([np.ones([1, 1], "float32")])
+        model.fit(x[: 2 * steps], y[: 2 * steps], batch_size=2, verbose=0)
+        return model.get_weights()[0].item()
+
+    whole = trained(tfdist.AllReduceStrategy(), 2)
+    half = tfdist.QuorumStrategy(sync_every=2, outer=keras.optimizers.SGD(0.5))
+    assert (half.rank, half.size) == (0, 1)
+    assert trained(half, 2) == pytest.approx(1 + (whole - 1) / 2)
+    assert trained(half, 4) == pytest.approx((1 + (whole - 1) / 2) ** 2)
+    assert half.communication() == {"rounds": 3, "messages": 0, "bytes": 0}

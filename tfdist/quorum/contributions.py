@@ -1,0 +1,144 @@
+"""What a process brings to a meeting: changes of variables, as they are or in fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression import differences, policy
+from tfdist.compression.method import Method
+from tfdist.compression.policy import Policy
+from tfdist.compression.state import State
+from tfdist.quorum.exchange import Exchange
+
+WHO = "QuorumStrategy"
+
+Payloads = Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Ready to be sent, as often as it takes.
+
+    Attributes:
+        whole: flat changes that are sent as they are, one array for each dtype; with the places of the variables.
+        payload: all others, encoded, one behind the other.
+        methods: of each of these, by place.
+    """
+
+    whole: list[tuple[list[int], np.ndarray]]
+    payload: np.ndarray
+    methods: dict[int, Method]
+
+
+class Contributions:
+    """Those of one process to the rounds of some variables.
+
+    What an encoding lacks is added to the next contribution.
+
+    Args:
+        paths: of the variables.
+        shapes: of them.
+        chosen: how they are compressed; None for as they are.
+        task: this process's number, by which random numbers differ.
+
+    Raises:
+        ValueError: a method is none for differences.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], chosen: Policy | None, task: int
+    ) -> None:
+        self._shapes = list(shapes)
+        self._schedules = [
+            None if chosen is None else policy.chosen(chosen, path, shape)
+            for path, shape in zip(paths, shapes, strict=True)
+        ]
+        self._suited = {
+            choice: differences.suited_choice(choice, WHO)
+            for schedule in self._schedules
+            if schedule is not None
+            for choice in schedule.choices
+            if choice is not None
+        }
+        self._states = [State(f"{place}", seed=task, shape=shape) for place, shape in enumerate(shapes)]
+        self._before: list[dict[str, np.ndarray]] = []
+
+    def encode(self, changes: Sequence[np.ndarray], round: int) -> Contribution:
+        """Encodes changes.
+
+        Args:
+            changes: of the variables.
+            round: its number, by which schedules choose.
+        """
+        methods: dict[int, Method] = {}
+        for place, schedule in enumerate(self._schedules):
+            choice = None if schedule is None else schedule.at(round)
+            if choice is not None:
+                methods[place] = self._suited[choice]
+        self._before = [{name: array.copy() for name, array in state.arrays.items()} for state in self._states]
+        payloads = [method.encode(changes[place].reshape(-1), self._states[place]) for place, method in methods.items()]
+        for place in methods:
+            self._states[place].step += 1
+        of_dtypes: dict[str, list[int]] = {}
+        for place, change in enumerate(changes):
+            if place not in methods:
+                of_dtypes.setdefault(change.dtype.name, []).append(place)
+        whole = [
+            (places, np.concatenate([changes[place].reshape(-1) for place in places])) for places in of_dtypes.values()
+        ]
+        return Contribution(whole, _joined(payloads), methods)
+
+    def take_back(self) -> None:
+        """Undoes the last `encode`, which has come too late."""
+        for state, arrays in zip(self._states, self._before, strict=True):
+            state.arrays = arrays
+
+    def mean(self, own: Contribution, exchange: Exchange) -> list[np.ndarray]:
+        """The weighted mean of the changes of all partners of a meeting.
+
+        Args:
+            own: this process's, of the same variables and methods.
+            exchange: of the meeting.
+
+        Raises:
+            AbortedError: a partner is lost.
+        """
+        found: dict[int, np.ndarray] = {}
+        for number, (places, vector) in enumerate(own.whole):
+            found.update(self._apart(places, exchange.mean(f"{number}", vector)))
+        if own.methods:
+
+            def decode(payload: np.ndarray) -> np.ndarray:
+                parts = zip(own.methods.items(), _apart(payload), strict=True)
+                return np.concatenate([method.decode(part).astype(np.float64) for (_, method), part in parts])
+
+            mean = exchange.mean_of_payloads("payloads", own.payload, decode)
+            found.update(self._apart(list(own.methods), mean))
+        return [found[place] for place in range(len(self._shapes))]
+
+    def _apart(self, places: Sequence[int], vector: np.ndarray) -> dict[int, np.ndarray]:
+        ends = np.cumsum([int(np.prod(self._shapes[place])) for place in places])[:-1]
+        return {
+            place: part.reshape(self._shapes[place]) for place, part in zip(places, np.split(vector, ends), strict=True)
+        }
+
+
+def _joined(payloads: Payloads) -> np.ndarray:
+    """Payloads behind each other, after their lengths."""
+    if not payloads:
+        return np.empty(0, np.uint8)
+    lengths = np.array([payload.size for payload in payloads], np.int64)
+    return np.concatenate([lengths.view(np.uint8), *payloads])
+
+
+def _apart(joined: np.ndarray) -> Payloads:
+    """The inverse of `_joined`, whose number of payloads is that of the lengths before the first one."""
+    count, total = 0, 0
+    while total + 8 * count < joined.size:
+        total += int(joined[8 * count : 8 * (count + 1)].view(np.int64)[0])
+        count += 1
+    ends = np.cumsum(joined[: 8 * count].copy().view(np.int64))[:-1]
+    return np.split(joined[8 * count :], ends)

@@ -1,0 +1,319 @@
+"""The course of rounds that a quorum is enough for, of the values of one optimizer, or of layers' state."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfdist.compression.policy import Policy
+from tfdist.errors import MismatchError
+from tfdist.local_sgd.course import Course, Courses, Joined, Progress, Settled, Trained, Turn
+from tfdist.local_sgd.intervals import Interval
+from tfdist.local_sgd.rules import Rule
+from tfdist.quorum.contributions import Contributions
+from tfdist.quorum.exchange import AbortedError, Exchange
+from tfdist.quorum.members import Members
+from tfdist.quorum.messages import State
+
+log = logging.getLogger("tfdist")
+
+_AGAIN_SECONDS = 0.1
+
+
+class Quorum(Course):
+    """The rounds of some values.
+
+    At a round's beginning those that meet have in common a centre. Each brings what its values differ by from it; what
+    their mean makes of the centre, a rule says. A process that a round was made without takes the new centre from
+    another one, adds its own difference to it, and brings that to the next round.
+
+    Args:
+        members: the processes.
+        interval: steps of a round.
+        rule: of the rounds.
+        compression: of differences; None for none.
+        trained: what is trained.
+        settings: that all processes must have alike, in words.
+        keeps_late: whether changes that come too late for a round are brought to the next one. They are changes of
+            another centre: weights can be moved by them, but statistics cannot.
+
+    Attributes:
+        ended: whether an epoch of another process ended with the last round, and none of this one's.
+        is_over: whether the others have ended the `fit` that this process is in. Its values are the centre then.
+
+    Raises:
+        RendezvousError: nobody had a state in time, or the settings are not those of the others.
+    """
+
+    turns = 1
+
+    def __init__(
+        self,
+        members: Members,
+        interval: Interval,
+        rule: Rule,
+        compression: Policy | None,
+        trained: Trained,
+        settings: str,
+        keeps_late: bool = True,
+    ) -> None:
+        assert trained.live is not None
+        self.centre = trained.centre
+        self.ended = self.is_over = False
+        self._members, self._interval, self._rule, self._trained = members, interval, rule, trained
+        self._live = trained.live
+        shapes = [value.shape for value in trained.centre]
+        self._contributions = Contributions(trained.paths[: len(shapes)], shapes, compression, members.task)
+        form = [(value.dtype.name, value.shape) for value in trained.centre]
+        self._settings = f"{settings}, {len(form)} variables (form {zlib.crc32(repr(form).encode()):08x})"
+        self._keeps_late = keeps_late
+        self._rate = trained.learning_rate
+        self._last = Progress(0, 0)
+        self._settled = 0  # steps taken when there was nothing left to bring, or it was left for later
+        self._before = list(trained.centre)
+        self._carry: list[np.ndarray] | None = None
+        self._staleness: Counter[int] = Counter()
+        self._missed = 0
+        self._lock = threading.Lock()  # of what others fetch
+        self._round = -1
+        self._first: int | None = None
+        members.offer(trained.name, self)
+        found = self._newest()
+        if found is None:
+            self._round = 0
+        else:
+            state, of_optimizer = found
+            self.joined = Joined(state.step, of_optimizer)
+            self._first = state.left if state.round else None  # at the job's beginning all take a whole round
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """See `Course`: by how many rounds what this process has brought was late."""
+        return Counter(self._staleness)
+
+    @property
+    def round(self) -> int:
+        """Of the centre."""
+        return self._round
+
+    def places(self, what: int) -> list[int]:
+        """See `Course`."""
+        return list(range(len(self.centre)))
+
+    def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
+        """See `Course`."""
+        with self._lock:
+            self.centre[place] = np.array(value)
+        self._carry = None
+
+    def begin_anew(self, progress: Progress) -> Turn:
+        """See `Course`."""
+        if self._carry is None:
+            self._last = progress
+        self._settled = progress.step
+        left, self._first = self._first, None
+        self.ended = False
+        return Turn(max(1, left), 0) if left is not None else self._next(progress.step)
+
+    def _next(self, step: int) -> Turn:
+        return Turn(self._interval.steps(step, self._rate), 0)
+
+    # Rounds.
+
+    def take(
+        self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
+    ) -> tuple[Turn, list[np.ndarray]]:
+        """See `Course`."""
+        self._rate = learning_rate
+        changes = self._changes(values)
+        left = self._meet(progress, changes, ends=False)
+        if left is None:
+            return self._next(progress.step), self._own(values)
+        self._carry = None  # it is in what this process goes on with
+        if self.is_over:
+            return Turn(max(1, left), 0), [np.array(one) for one in self.centre]
+        return Turn(max(1, left), 0), [one + change for one, change in zip(self.centre, changes, strict=True)]
+
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+        """See `Course`."""
+        if progress.step == self._settled:
+            return Settled(progress.step, list(values), False)
+        changes = self._changes(values)
+        if self._members.is_behind:  # the others are in the middle of their epoch
+            newest = self._newest()
+            left: int | None = self._live.left() if newest is None else newest[0].left
+        else:
+            left = self._meet(progress, changes, ends=True)
+        if left is not None:
+            self._carry = changes if self._keeps_late and not self.is_over else None
+            self._first = left
+            self._settled = progress.step
+        return Settled(progress.step, [np.array(one) for one in self.centre], True)
+
+    def _changes(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        changes = [np.asarray(value - one) for value, one in zip(values, self.centre, strict=True)]
+        if self._carry is not None:
+            changes = [one + kept for one, kept in zip(changes, self._carry, strict=True)]
+        return changes
+
+    def _own(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.asarray(one) for one in self._rule.own(values, self._before, list(self.centre))]
+
+    def _meet(self, progress: Progress, changes: list[np.ndarray], ends: bool) -> int | None:
+        """Meets others until a round counts that this process has taken part in, or one that it has not.
+
+        Args:
+            progress: of this process.
+            changes: that it brings.
+            ends: whether its epoch has ended.
+
+        Returns:
+            None if a round with its changes counts. Otherwise, the steps until those are ready that it was made by.
+        """
+        members, name, number = self._members, self._trained.name, self._round + 1
+        samples = progress.samples - self._last.samples
+        contribution = None
+        while True:
+            meeting = members.ready(name, number, samples, ends)
+            if not meeting.partners:
+                if contribution is not None:
+                    self._contributions.take_back()
+                self.is_over |= meeting.over
+                newest = self._newest()
+                if newest is not None:
+                    return newest[0].left
+                if meeting.over:
+                    return 1
+                contribution = None
+                number = self._round + 1  # who had a newer state is lost
+                continue
+            if contribution is None:
+                contribution = self._contributions.encode(changes, number)
+            try:
+                mean = self._contributions.mean(contribution, Exchange(members, name, meeting))
+            except AbortedError:
+                continue
+            outcome = members.have(name, meeting.attempt)
+            if outcome.counts:
+                break
+        with self._lock:
+            self._before = list(self.centre)
+            for place, value in enumerate(self._rule.centre(self._before, mean)):
+                self.centre[place] = np.asarray(value)
+            self._round = number
+        self._staleness[self._missed] += 1
+        self._missed = 0
+        self._last, self._settled = progress, progress.step
+        self._carry = None
+        self.ended = outcome.ends and not ends
+        return None
+
+    # States.
+
+    def state(self, request: int) -> tuple[State, list[np.ndarray]]:
+        """See `tfdist.quorum.links.Source`."""
+        live = self._live
+        with self._lock:
+            centre, rule, number = list(self.centre), self._rule.state(), self._round
+        own = live.state()
+        counts = len(centre), len(rule), len(own)
+        step = live.step() if number else self._last.step  # of the first round, all take all steps
+        return State(request, number, live.left(), step, counts), [*centre, *rule, *own]
+
+    def _newest(self) -> tuple[State, list[np.ndarray]] | None:
+        """Takes the newest state over from another process.
+
+        Returns:
+            What it says, and the state of the optimizer there; None if this process has the newest one.
+
+        Raises:
+            RendezvousError: nobody had one in time.
+            MismatchError: it is of another model.
+        """
+        members, name = self._members, self._trained.name
+        while True:
+            found = members.enlist(name, self._round, self._settings)
+            if found.source is None:
+                return None
+            fetched = members.fetch(found.address, name)
+            if fetched is not None and fetched[0].round > self._round:
+                break
+            time.sleep(_AGAIN_SECONDS)  # it is lost, which the rendezvous is about to know, or only now begins
+        state, arrays = fetched
+        centre, rule, of_optimizer = _divided(arrays, state.parts)
+        self._check(centre, found.source)
+        with self._lock:
+            for place, value in enumerate(centre):
+                self.centre[place] = value
+            self._rule.restore(rule, centre)
+            self._missed += state.round - self._round if self._round >= 0 else 0
+            self._round = state.round
+        return state, of_optimizer
+
+    def _check(self, centre: Sequence[np.ndarray], source: int) -> None:
+        form = [(one.dtype.name, one.shape) for one in centre]
+        own = [(one.dtype.name, one.shape) for one in self.centre]
+        if form != own:
+            raise MismatchError(
+                f"task {source} has other variables in {self._trained.name}: {form[:3]}…; this one has {own[:3]}…. "
+                "Every task must build the same model."
+            )
+
+    def wake(self) -> None:
+        """Has others wait for this process again, after `rest`."""
+        self._members.enlist(self._trained.name, self._round, self._settings)
+
+    def rest(self) -> None:
+        """Has nobody wait for this process until it is ready for a round again."""
+        self._members.rest(self._trained.name)
+
+
+def _divided(arrays: Sequence[np.ndarray], counts: Sequence[int]) -> list[list[np.ndarray]]:
+    parts, begin = [], 0
+    for count in counts:
+        parts.append(list(arrays[begin : begin + count]))
+        begin += count
+    return parts
+
+
+class Quorums(Courses):
+    """Makes `Quorum`.
+
+    Args:
+        members: the processes.
+        interval: steps of a round.
+        rule: makes the rule of an optimizer's rounds.
+        compression: of differences; None for none.
+        described: as of `Courses`.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        interval: Interval,
+        rule: Callable[[], Rule],
+        compression: Policy | None,
+        described: str,
+    ) -> None:
+        self.members = members
+        self._interval, self._rule, self._compression = interval, rule, compression
+        self.described = described
+
+    def of(self, trained: Trained) -> Quorum:
+        """See `Courses`."""
+        return Quorum(self.members, self._interval, self._rule(), self._compression, trained, self.described)
+
+    def of_state(self, trained: Trained, rule: Rule) -> Quorum:
+        """The course of what layers keep, which is exchanged when an epoch ends.
+
+        Args:
+            trained: the values.
+            rule: of their rounds.
+        """
+        return Quorum(self.members, self._interval, rule, None, trained, self.described, keeps_late=False)

@@ -1,0 +1,175 @@
+"""The weighted mean of what the partners of a meeting bring, equal to the bit on all of them.
+
+Without compression each partner adds up a part of the vector, in the order of tasks, and sends the mean of that part to
+all others: as many bytes as in a ring, in two steps. With compression each sends its whole payload to all others, and
+each decodes all of them, in the order of tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tfdist.cluster.messages import Meeting
+from tfdist.quorum.members import Members
+from tfdist.quorum.messages import Piece
+
+PIECE_BYTES = 1 << 22
+"""Of a message at most, so that a slow line shows that something comes."""
+_LOOK_SECONDS = 0.2
+_OWN, _MEAN = "own ", "mean "
+
+Decode = Callable[[np.ndarray], np.ndarray]
+
+
+class AbortedError(Exception):
+    """The meeting will not come about."""
+
+
+class Exchange:
+    """What is exchanged in one meeting.
+
+    Args:
+        members: of which this process is one.
+        rounds: name of the rounds.
+        meeting: that this process takes part in.
+    """
+
+    def __init__(self, members: Members, rounds: str, meeting: Meeting) -> None:
+        self._members, self._rounds, self._attempt = members, rounds, meeting.attempt
+        self._task = members.task
+        self._partners = meeting.partners
+        self._tasks = [partner.task for partner in meeting.partners]
+        self._pieces: dict[tuple[str, int], list[np.ndarray]] = {}
+
+    def weights(self) -> list[float]:
+        """Each partner's part of all samples; equal ones if there are none."""
+        total = sum(partner.samples for partner in self._partners)
+        return [partner.samples / total if total else 1 / len(self._partners) for partner in self._partners]
+
+    def mean(self, name: str, vector: np.ndarray) -> np.ndarray:
+        """The weighted mean of vectors.
+
+        Args:
+            name: by which this one is told from others of the meeting.
+            vector: this process's, flat, of the same length on all; only read.
+
+        Returns:
+            The mean, in an array of its own.
+
+        Raises:
+            AbortedError: a partner is lost.
+        """
+        own = self._tasks.index(self._task)
+        bounds = [vector.size * place // len(self._tasks) for place in range(len(self._tasks) + 1)]
+        parts = [vector[begin:end] for begin, end in itertools.pairwise(bounds)]
+        self._send(f"{_OWN}{name}", parts)
+        total = np.zeros_like(parts[own])
+        for task, weight in zip(self._tasks, self.weights(), strict=True):
+            part = parts[own] if task == self._task else self._receive(f"{_OWN}{name}", task, parts[own])
+            if weight:  # what counts for nothing may hold NaN
+                total += part * vector.dtype.type(weight)
+        self._send(f"{_MEAN}{name}", [total] * len(self._tasks))
+        found = [
+            total if task == self._task else self._receive(f"{_MEAN}{name}", task, part)
+            for task, part in zip(self._tasks, parts, strict=True)
+        ]
+        return np.concatenate(found)
+
+    def mean_of_payloads(self, name: str, payload: np.ndarray, decode: Decode) -> np.ndarray:
+        """The weighted mean of vectors that travel in fewer bytes.
+
+        Args:
+            name: as of `mean`.
+            payload: this process's vector, encoded, as bytes.
+            decode: a payload, of any process.
+
+        Returns:
+            The mean, in an array of its own.
+
+        Raises:
+            AbortedError: a partner is lost.
+        """
+        self._send(f"{_OWN}{name}", [payload] * len(self._tasks))
+        total: np.ndarray | None = None
+        for task, weight in zip(self._tasks, self.weights(), strict=True):
+            other = decode(payload if task == self._task else self._receive(f"{_OWN}{name}", task, None))
+            total = np.zeros_like(other) if total is None else total
+            if weight:
+                total += other * other.dtype.type(weight)
+        assert total is not None
+        return total
+
+    # Pieces. The last one of an array is shorter than the others, and may be empty.
+
+    def _send(self, kind: str, arrays: Sequence[np.ndarray]) -> None:
+        """Sends an array to each partner; all of them get their first pieces first."""
+        cut = [
+            iter(()) if partner.task == self._task else _cut(array)
+            for partner, array in zip(self._partners, arrays, strict=True)
+        ]
+        place, is_left = 0, True
+        while is_left:
+            is_left = False
+            for partner, pieces in zip(self._partners, cut, strict=True):
+                if (piece := next(pieces, None)) is not None:
+                    message = Piece(self._rounds, self._attempt, self._task, kind, place)
+                    self._members.links.send(partner.address, message, piece)
+                    is_left = True
+            place += 1
+
+    def _receive(self, kind: str, task: int, like: np.ndarray | None) -> np.ndarray:
+        pieces = self._pieces.setdefault((kind, task), [])
+        heard = time.monotonic()
+        count = len(pieces)
+        while not (pieces and pieces[-1].nbytes < PIECE_BYTES):
+            self._take()
+            if len(pieces) > count:
+                count, heard = len(pieces), time.monotonic()
+            elif time.monotonic() - heard > (1 if kind.startswith(_OWN) else 2) * self._members.grace:
+                # Twice as long for means: who sends none may itself wait for a contribution.
+                self._members.lacks(
+                    self._rounds, self._attempt, self._silent(kind, task)
+                )  # who sends no mean may itself wait for another one
+                heard = time.monotonic()
+        found = np.concatenate(pieces)
+        if like is not None and (found.size != like.size or found.dtype != like.dtype):
+            raise ValueError(
+                f"task {task} has sent {found.dtype} {found.shape}; expected {like.dtype} {like.shape}. Every task "
+                "must build the same model."
+            )
+        return found
+
+    def _silent(self, kind: str, task: int) -> list[int]:
+        own = kind if kind.startswith(_OWN) else kind.replace(_MEAN, _OWN, 1)
+        return [one for one in self._tasks if one != self._task and not self._is_whole(own, one)] or [task]
+
+    def _is_whole(self, kind: str, task: int) -> bool:
+        pieces = self._pieces.get((kind, task), [])
+        return bool(pieces) and pieces[-1].nbytes < PIECE_BYTES
+
+    def _is_aborted(self) -> bool:
+        return self._members.is_aborted(self._rounds, self._attempt)
+
+    def _take(self) -> None:
+        """Waits a little for pieces."""
+        links = self._members.links
+        with links.arrived:
+            came = links.pieces(self._rounds, self._attempt)
+            if not came and not self._is_aborted():
+                links.arrived.wait(_LOOK_SECONDS)
+                came = links.pieces(self._rounds, self._attempt)
+        if self._is_aborted():
+            raise AbortedError
+        for piece, array in came:  # those of one sender come in order
+            self._pieces.setdefault((piece.kind, piece.sender), []).append(array)
+
+
+def _cut(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The pieces of a flat array, of which the last one is shorter than `PIECE_BYTES`."""
+    step = PIECE_BYTES // array.itemsize
+    for begin in range(0, array.size + 1, step):
+        yield array[begin : begin + step]

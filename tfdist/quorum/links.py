@@ -1,0 +1,233 @@
+"""Connections between the processes of a job, over ZeroMQ: states that are fetched, and pieces of what is exchanged.
+
+A process answers on one socket, which a thread of its own serves, so that a state can be had while steps are computed.
+It sends over one more for each process that it sends to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import zmq
+
+from tfdist.parameter_server import listening
+from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
+from tfdist.quorum.messages import CODEC, Fetch, Piece, State
+
+log = logging.getLogger("tfdist")
+
+_LOOK_SECONDS = 0.2
+"""Between two looks at whether there is any sense in waiting."""
+
+
+class Source(Protocol):
+    """Has a state that others fetch."""
+
+    def state(self, request: int) -> tuple[State, list[np.ndarray]]:
+        """The answer to a request; on the thread of `Links`.
+
+        Args:
+            request: the id of the answer.
+        """
+        ...
+
+
+class Links:
+    """This process's connections.
+
+    Args:
+        task: its number.
+        host: at which others reach it.
+        keys: of the job; None for no encryption.
+
+    Attributes:
+        address: ``host:port`` at which it answers.
+        arrived: notified when a piece has come, or something else has happened that a meeting waits for.
+        bytes_sent: of arrays.
+        messages_sent: to other processes.
+    """
+
+    def __init__(self, task: int, host: str, keys: Keys | None) -> None:
+        self.arrived = threading.Condition()
+        self.bytes_sent = self.messages_sent = 0
+        self._task = task
+        self._keys = keys
+        self._context = zmq.Context(1)
+        self._answering: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._open = [self._answering]
+        # Python's own order, in which the context ends before its sockets, would never end.
+        weakref.finalize(self, _close, self._context, self._open).atexit = False
+        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._answering.setsockopt(option, value)
+        if keys is not None:
+            keys.secure_server(self._answering)
+        self.address = listening.bind(self._answering, f"{host}:0", "this task")
+        self._to: dict[str, zmq.Socket[bytes]] = {}
+        self._sending = threading.Lock()
+        self._numbers = itertools.count()
+        self._sources: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._pieces: dict[str, dict[int, list[tuple[Piece, np.ndarray]]]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="tfdist-quorum", daemon=True)
+        self._thread.start()
+
+    def offer(self, rounds: str, source: Source) -> None:
+        """Answers those who fetch the state of rounds from now on.
+
+        Args:
+            rounds: their name.
+            source: which is kept by the caller.
+        """
+        self._sources[rounds] = source
+
+    # Sending.
+
+    def send(self, address: str, message: Message, array: np.ndarray) -> None:
+        """Sends a piece, and returns at once.
+
+        Args:
+            address: of the receiver.
+            message: a `Piece`.
+            array: that must not change any more.
+        """
+        with self._sending:
+            if address not in self._to:
+                self._to[address] = self._connect(address)
+            self._to[address].send_multipart(CODEC.encode(message, [array]), copy=False)
+        self.messages_sent += 1
+        self.bytes_sent += array.nbytes
+
+    def keep(self, addresses: Sequence[str]) -> None:
+        """Closes the connections to all other processes.
+
+        Args:
+            addresses: of those that are needed.
+        """
+        with self._sending:
+            for address in self._to.keys() - set(addresses):
+                self._end(self._to.pop(address))
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        made: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
+            made.setsockopt(option, value)
+        made.setsockopt(zmq.IPV6, int("[" in address))
+        if self._keys is not None:
+            self._keys.secure_client(made)
+        made.copy_threshold = COPIED_BYTES
+        made.connect(f"tcp://{address}")
+        self._open.append(made)
+        return made
+
+    def _end(self, connection: zmq.Socket[bytes]) -> None:
+        self._open.remove(connection)
+        connection.close()
+
+    def fetch(
+        self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
+    ) -> tuple[State, list[np.ndarray]] | None:
+        """Fetches a state.
+
+        Args:
+            address: of a process that has it.
+            rounds: whose state it is.
+            seconds: to wait for.
+            failure: yields the error for which nobody needs to wait any more.
+
+        Returns:
+            The state, and its arrays; None if none came in time.
+
+        Raises:
+            BaseException: that of ``failure``.
+        """
+        request = Fetch(next(self._numbers), rounds)
+        end = time.monotonic() + seconds
+        connection = self._connect(address)
+        try:
+            connection.send_multipart(CODEC.encode(request))
+            while time.monotonic() < end:
+                if (error := failure()) is not None:
+                    raise error
+                if connection.poll(int(1000 * _LOOK_SECONDS)):
+                    message, arrays = _decoded(connection.recv_multipart(copy=False))
+                    if isinstance(message, State) and message.id == request.id:
+                        return None if message.round < 0 else (message, [np.array(array) for array in arrays])
+        except InvalidMessageError as error:
+            log.warning("tfdist: %s sent what is no state: %s", address, error)
+        finally:
+            self._end(connection)
+        return None
+
+    # Receiving.
+
+    def pieces(self, rounds: str, attempt: int) -> list[tuple[Piece, np.ndarray]]:
+        """What has come for a meeting so far; what came for earlier ones is forgotten. While holding ``arrived``.
+
+        Args:
+            rounds: of the meeting.
+            attempt: of the meeting.
+
+        Returns:
+            Pieces, in the order in which they came; taken away from here.
+        """
+        kept = self._pieces.setdefault(rounds, {})
+        for earlier in [one for one in kept if one < attempt]:
+            del kept[earlier]
+        return kept.pop(attempt, [])
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if not self._answering.poll(int(1000 * _LOOK_SECONDS)):
+                    continue
+                identity, *frames = self._answering.recv_multipart(copy=False)
+            except zmq.ZMQError:
+                return  # it is closed
+            try:
+                message, arrays = _decoded(frames)
+            except InvalidMessageError as error:
+                log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
+                continue
+            if isinstance(message, Piece) and len(arrays) == 1:
+                with self.arrived:
+                    of_rounds = self._pieces.setdefault(message.rounds, {})
+                    of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
+                    self.arrived.notify_all()
+            elif isinstance(message, Fetch):
+                self._answer(identity, message)
+
+    def _answer(self, identity: Any, message: Fetch) -> None:
+        source = self._sources.get(message.rounds)
+        try:
+            state, arrays = (State(message.id, -1), []) if source is None else source.state(message.id)
+        except Exception as error:  # who asks, asks another process
+            log.warning("tfdist: task %d could not give its state of %s: %s", self._task, message.rounds, error)
+            state, arrays = State(message.id, -1), []
+        self._answering.send_multipart([identity, *CODEC.encode(state, arrays)], copy=False)
+        self.bytes_sent += sum(array.nbytes for array in arrays)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._closing.set()
+        self._thread.join(5.0)
+        with self._sending:
+            _close(self._context, self._open)
+            self._to.clear()
+
+
+def _decoded(frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
+    return CODEC.decode([frame.buffer for frame in frames])
+
+
+def _close(context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]]) -> None:
+    while sockets:
+        sockets.pop().close(linger=0)
+    context.term()

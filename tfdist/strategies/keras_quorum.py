@@ -1,0 +1,99 @@
+"""Keras under a strategy whose processes come and go: where `fit` begins, and when an epoch and a `fit` end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import ComesAndGoes
+from tfdist.strategies.keras_private import tf_trainer
+from tfdist.strategies.shares import batch_size
+
+_NEVER = 1 << 62
+"""An epoch that no `fit` comes to."""
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Installs the seams.
+
+    Args:
+        replace: replaces one function by another.
+    """
+    replace(tf_trainer.TensorFlowTrainer, "_make_function", _counting_samples)
+
+
+def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Steps know their number of samples, by which contributions are weighed. On several devices they are on shares."""
+
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        extended = at_work.of_model(self, ComesAndGoes)
+        if extended is None or extended.has_several_replicas:
+            return original(self, step_function)
+        self.jit_compile = False  # XLA compiles no calls of the host
+
+        def step(data: Any) -> Any:
+            with extended.counting(batch_size(data)):
+                return step_function(data)
+
+        return original(self, step)
+
+    return _make_function
+
+
+class Beginning(keras.callbacks.Callback):
+    """Has `fit` begin with the epoch that the others are in. Comes after the user's callbacks, which may load a backup.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: ComesAndGoes) -> None:
+        super().__init__()
+        self._extended = extended
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        epoch = self._extended.begin_fit(self.model)
+        self.model._initial_epoch = _NEVER if epoch < 0 else max(epoch, self.model._initial_epoch or 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self.model._initial_epoch = None
+        self._extended.end_fit(self.model)
+
+
+class Pace(keras.callbacks.Callback):
+    """Ends an epoch when the others have ended it, and `fit` when they have ended that.
+
+    Comes before the user's callbacks, which may end `fit` when an epoch has ended.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: ComesAndGoes) -> None:
+        super().__init__()
+        self._extended = extended
+        self._ends_epoch = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._extended.begin_epoch(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if self.model.stop_training:
+            return
+        if self._extended.fit_is_over(self.model):
+            self.model.stop_training = True
+        elif self._extended.epoch_has_ended(self.model):
+            self._ends_epoch = self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if self._ends_epoch:
+            self._ends_epoch = False
+            self.model.stop_training = self._extended.fit_is_over(self.model)
