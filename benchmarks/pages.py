@@ -13,6 +13,7 @@ from pathlib import Path
 
 import compression_accuracy
 import compression_time
+import local_sgd_best
 import servers_accuracy
 
 HERE = Path(__file__).parent
@@ -37,6 +38,8 @@ COMMANDS = {
     "compression_accuracy": [sys.executable, HERE / "compression_accuracy.py"],
     "compression_time": [sys.executable, HERE / "compression_time.py"],
     "local_sgd": [sys.executable, HERE / "local_sgd.py"],
+    "local_sgd_best": [sys.executable, HERE / "local_sgd_best.py"],
+    "goodput": [sys.executable, HERE / "goodput.py"],
     "large_batch": [sys.executable, HERE / "large_batch.py"],
     "servers_small": [sys.executable, HERE / "servers_small.py"],
     "servers_delays": [sys.executable, HERE / "servers_delays.py"],
@@ -372,6 +375,45 @@ def write_local_sgd(figures):
     return "\n".join(parts)
 
 
+def write_local_sgd_best(figures):
+    lines = json.loads((RESULTS / "local_sgd.json").read_text())
+    rows = []
+    for name, runs in figures.items():
+        bests = [local_sgd_best.best(run) for run in runs]
+        accuracy, spread = median_and_spread([100 * one[1] for one in bests], ".2f")
+        steps = statistics.median(one[0] for one in bests)
+        row = [name, accuracy, spread, f"{steps:.0f}"]
+        for of_rate in lines.values():
+            measured = of_rate.get(name)
+            seconds = measured and steps * statistics.median(run[-1][0] / run[-1][1] for run in measured)
+            row.append(f"{seconds:.0f}" if seconds else "—")
+        rows.append(row)
+    rates = [f"s at {rate[:-4]} {rate[-4:-3].upper()}bit/s" for rate in lines]
+    return table(["", "best accuracy, %", "from – to", "after steps", *rates], rows)
+
+
+def write_goodput(figures):
+    rows = []
+    for name, cases in figures["found"].items():
+        pairs = list(zip(cases["one is killed"], cases["nobody is killed"], strict=True))
+        shares = median_and_spread([one["samples/s"] / other["samples/s"] for one, other in pairs], ".0%")
+        row = [name, *shares]
+        for case in ("one is killed", "nobody is killed"):
+            row.append(f"{statistics.median(run['samples/s'] for run in cases[case]):.0f}")
+            row.append(f"{100 * statistics.median(run['accuracy'] for run in cases[case]):.2f}")
+        rows.append(row)
+    header = [
+        "",
+        "goodput",
+        "from – to",
+        "samples/s, one killed",
+        "accuracy, %",
+        "samples/s, nobody killed",
+        "accuracy, %",
+    ]
+    return table(header, rows)
+
+
 def write_large_batch(figures):
     rows = []
     for name, runs in figures["runs"].items():
@@ -403,6 +445,8 @@ def write_device_scopes(figures):
 
 WRITERS = {
     "local_sgd": write_local_sgd,
+    "local_sgd_best": write_local_sgd_best,
+    "goodput": write_goodput,
     "large_batch": write_large_batch,
     "epochs": write_epochs,
     "all_reduce_2": write_all_reduce,
