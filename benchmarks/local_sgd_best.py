@@ -60,7 +60,7 @@ def best(run):
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if sys.argv[1:2] == ["train"]:
-        made = local_sgd.strategies()[sys.argv[2]]
-        local_sgd.train(made, int(sys.argv[3]), 2.0, int(sys.argv[4]), epochs=EPOCHS)
+        name, seed, steps = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+        local_sgd.train(lambda: local_sgd.strategies()[name](), seed, 2.0, steps, epochs=EPOCHS)
     else:
         main()

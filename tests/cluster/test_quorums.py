@@ -120,7 +120,7 @@ def test_grace_begins_with_the_quorum_and_one_that_is_over_begins_no_other_round
     for task in range(3):
         job.have(task, 1)
     second = [job.ready(task, 2) for task in (0, 1)]
-    old, new = job.running
+    old, _, new = job.running
     old[1]()
     assert job.meets(0, second[0]) is None
     new[1]()
@@ -172,8 +172,50 @@ def test_partners_of_which_nothing_comes_are_left_out():
     job.quorums.heard(0, Lack("a", 1, (2,)))
     job.quorums.heard(1, Lack("a", 1, (2,)))
     assert [one for one in job.told[1] if isinstance(one, Aborted)] == [Aborted("a", 1)]
+    again = job.ready(2)
     requests = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, requests[0]) == [0, 1]
+    assert job.answer(2, again) is None, "it is not in another meeting for this round"
+    job.have(0, 2)
+    job.have(1, 2)
+    assert job.meets(2, again) == []
+
+
+def test_a_partner_that_does_not_have_everything_in_time_is_left_out():
+    job = Job().begun(0, 1, 2)
+    for task in range(3):
+        job.ready(task)
+    had = [job.have(task, 1) for task in (0, 1)]
+    job.expire()
+    assert [job.answer(task, had[task])["counts"] for task in (0, 1)] == [False, False]
+    requests = [job.ready(task) for task in (0, 1)]
+    assert job.meets(0, requests[0]) == [0, 1]
+    job.expire()
+    assert [one for one in job.told[0] if isinstance(one, Aborted)] == [Aborted("a", 1)], "the first time is over"
+    job.have(0, 2)
+    assert job.answer(1, job.have(1, 2))["counts"]
+
+
+def test_who_is_needed_for_a_quorum_is_not_left_out():
+    job = Job(quorum=2).begun(0, 1)
+    for task in (0, 1):
+        job.ready(task)
+    job.have(0, 1)
+    job.quorums.heard(0, Lack("a", 1, (1,)))
+    job.expire()
+    assert not [one for one in job.told[0] if isinstance(one, Aborted)]
+    assert job.answer(1, job.have(1, 1))["counts"]
+
+
+def test_who_was_left_out_is_needed_when_another_one_is_lost():
+    job = Job(quorum=2).begun(0, 1, 2)
+    for task in range(3):
+        job.ready(task)
+    job.quorums.heard(0, Lack("a", 1, (2,)))
+    late, first = job.ready(2), job.ready(0)
+    assert job.answer(2, late) is None
+    job.quorums.gone(1, lost=True)
+    assert job.meets(0, first) == job.meets(2, late) == [0, 2]
 
 
 def test_nobody_waits_for_one_that_rests_or_has_left():

@@ -103,7 +103,7 @@ class Member:
     """`tfdist.quorum.members.Members` of a test."""
 
     def __init__(self, job, task):
-        self.task, self.grace = task, job.grace
+        self.task, self.grace, self.patience = task, job.grace, SECONDS
         self.fit, self.epoch, self.others = None, 0, 0
         self.links = Links(task, "127.0.0.1", None)
         self._job = job

@@ -254,6 +254,18 @@ def test_other_settings_or_models_are_refused(job, arguments, error, match):
         first._check([np.zeros(3)], 0)
 
 
+def test_a_state_that_does_not_come_is_an_error_that_says_where(job):
+    made = job(2)
+    first = course(made.members[0])
+    made.members[1].patience = 0.0
+    made.members[1].fetch = lambda address, rounds: None
+    with pytest.raises(
+        RendezvousError, match=r"task 0 has a state of .*, of round 0, but did not give it at 127\.0\.0\.1:"
+    ):
+        course(made.members[1])
+    assert first.round == 0
+
+
 def test_a_process_alone_makes_rounds_by_itself():
     alone = Quorums(Alone(), Every(5), Averaging, None, "").of(Trained(NAME, ["a", "b"], list(START), 0.1, Training()))
     assert alone.joined is None

@@ -61,7 +61,7 @@ def test_members_enlist_meet_and_have():
 
 
 def test_a_meeting_of_which_something_is_lacking_is_aborted():
-    with together(2, quorum=2) as (one, other):
+    with together(2) as (one, other):
         one.enlist("a", -1, "alike")
         other.enlist("a", -1, "alike")
         other.enlist("a", 0, "alike")

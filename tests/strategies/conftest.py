@@ -1,1 +1,2 @@
 from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
+from tests.quorum.conftest import job  # noqa: F401

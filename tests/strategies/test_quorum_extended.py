@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.quorum.conftest import job  # noqa: F401  (a fixture)
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
@@ -47,7 +46,7 @@ def data(rank, rows=24):
     return x, x.sum(axis=1, keepdims=True)
 
 
-def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):  # noqa: F811
+def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):
     made = job(2, quorum=2)
     models = {task: built(made.members[task]) for task in range(2)}
 
@@ -68,7 +67,7 @@ def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):  
     assert not models[1][0].extended.should_checkpoint
 
 
-def test_a_process_that_comes_later_begins_where_the_others_are(job):  # noqa: F811
+def test_a_process_that_comes_later_begins_where_the_others_are(job):
     made = job(2)
     (_, first), (strategy, second) = (built(made.members[task]) for task in range(2))
     seen = {}
@@ -94,7 +93,7 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):  # noqa: F
     assert strategy.extended.begin_fit(second) == 0, "of the next call of fit"
 
 
-def test_who_comes_when_fit_has_ended_trains_no_more(job):  # noqa: F811
+def test_who_comes_when_fit_has_ended_trains_no_more(job):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
     first.fit(*data(0), batch_size=8, epochs=2, verbose=0)
@@ -105,7 +104,7 @@ def test_who_comes_when_fit_has_ended_trains_no_more(job):  # noqa: F811
     assert second.fit(*data(1), batch_size=8, epochs=1, verbose=0).epoch == [0]
 
 
-def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):  # noqa: F811
+def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):
     """Rounds are known by these numbers, and a process that comes later takes no step in the fits before."""
     made = job(2, quorum=1)
     for task in range(2):
@@ -118,7 +117,7 @@ def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):  # noqa: 
         assert [strategy.extended._number(one.optimizer) for one in (model, other)] == [0, 1]
 
 
-def test_who_comes_when_all_have_left_is_told(job, caplog):  # noqa: F811
+def test_who_comes_when_all_have_left_is_told(job, caplog):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
     first.fit(*data(0), batch_size=8, epochs=1, verbose=0)
@@ -130,7 +129,7 @@ def test_who_comes_when_all_have_left_is_told(job, caplog):  # noqa: F811
 
 
 @pytest.mark.parametrize(("others", "own", "expected"), [(3, 3, False), (4, 3, True)])
-def test_epochs_end_when_others_are_further(job, others, own, expected):  # noqa: F811
+def test_epochs_end_when_others_are_further(job, others, own, expected):
     made = job(1)
     strategy, model = built(made.members[0])
     strategy.extended.begin_epoch(own)

@@ -5,7 +5,10 @@ that are ready then *meet*: they exchange what they have learned, and each says 
 when all have said so; if one of them is lost before, it counts for nobody, and the others meet again without it. As
 this server alone decides, no two parts of the job can go on with different states.
 
-A task that a round began without is not awaited again before it has shown up. It takes the newest state from a task
+A partner of which nothing comes, or that does not say that it has everything, is left out after the time of grace: the
+others make the round without it, and it is not in another meeting for that round, unless the quorum needs it.
+
+A task that a round was made without is not awaited again before it has shown up. It takes the newest state from a task
 that has it; so does one that comes anew. If nobody has a state, the chief begins with its own.
 """
 
@@ -64,6 +67,8 @@ class _Rounds:
         awaited: tasks that the next round waits for.
         waiting: requests of tasks that have no state, while nobody has one.
         ready: what tasks have said that are ready for the next round.
+        left_out: tasks that the next round is to be made without.
+        late: what they have said when they were ready for it.
         meeting: that is under way.
         attempts: how many meetings there were.
         patience: numbers the times of grace; one that is not the last is over.
@@ -75,6 +80,8 @@ class _Rounds:
     awaited: set[int] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
     ready: dict[int, Ready] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+    late: dict[int, Ready] = field(default_factory=dict)
     meeting: _Meeting | None = None
     attempts: int = 0
     patience: int = 0
@@ -153,9 +160,10 @@ class Quorums:
         """
         self._chief_is_there &= task != _CHIEF
         for rounds in self._rounds.values():
-            for kept in (rounds.has, rounds.addresses, rounds.waiting, rounds.ready):
+            for kept in (rounds.has, rounds.addresses, rounds.waiting, rounds.ready, rounds.late):
                 kept.pop(task, None)
             rounds.awaited.discard(task)
+            rounds.left_out.discard(task)
             meeting = rounds.meeting
             if meeting is not None and task in meeting.ready and task not in meeting.have:
                 self._abort(rounds)
@@ -221,16 +229,26 @@ class Quorums:
         if message.fit is not None and message.fit < self._furthest[0]:
             self._answer(task, message.id, Meeting(over=True))
             return
-        rounds.awaited.add(task)
         if message.round <= rounds.newest:
+            rounds.awaited.add(task)
             self._answer(task, message.id, Meeting(epoch=self._epoch_of(message.fit)))
+            return
+        if task in rounds.left_out:
+            rounds.late[task] = message
         else:
+            rounds.awaited.add(task)
             rounds.ready[task] = message
-            self._look(rounds)
+        self._look(rounds)
 
     def _look(self, rounds: _Rounds) -> None:
         """Begins the next round if it is time."""
-        if rounds.meeting is not None or len(rounds.ready) < rounds.first.quorum:
+        if rounds.meeting is not None:
+            return
+        if rounds.late and len(rounds.ready) < rounds.first.quorum and not rounds.awaited - rounds.ready.keys():
+            rounds.ready.update(rounds.late)  # there are too few without them
+            rounds.awaited |= rounds.late.keys()
+            rounds.late, rounds.left_out = {}, set()
+        if len(rounds.ready) < rounds.first.quorum:
             return
         if rounds.awaited <= rounds.ready.keys():
             self._meet(rounds)
@@ -265,6 +283,10 @@ class Quorums:
             self._answer(task, message.id, Outcome(False))
             return
         meeting.have[task] = message.id
+        if len(meeting.have) == 1:
+            self._later(
+                rounds.first.grace, lambda: self._leave_out(rounds, meeting, meeting.ready.keys() - meeting.have)
+            )
         if meeting.have.keys() == meeting.ready.keys():
             rounds.meeting = None
             ends = any(one.ends for one in meeting.ready.values())
@@ -272,13 +294,21 @@ class Quorums:
                 if one in rounds.addresses:
                     rounds.has[one] = meeting.ready[one].round
                 self._answer(one, request, Outcome(True, ends))
-            late, rounds.ready = rounds.ready, {}
+            late = rounds.ready | rounds.late
+            rounds.ready, rounds.late, rounds.left_out = {}, {}, set()
             for one, ready in late.items():
                 self._is_ready(one, rounds, ready)
 
     def _lacks(self, rounds: _Rounds, message: Lack) -> None:
         if rounds.meeting is not None and rounds.meeting.attempt == message.attempt:
-            rounds.awaited -= set(message.tasks)
+            self._leave_out(rounds, rounds.meeting, set(message.tasks))
+
+    def _leave_out(self, rounds: _Rounds, meeting: _Meeting, tasks: set[int]) -> None:
+        """Has the other partners make a round without some of them, if they are enough."""
+        tasks &= meeting.ready.keys()
+        if rounds.meeting is meeting and tasks and len(meeting.ready) - len(tasks) >= rounds.first.quorum:
+            rounds.left_out |= tasks
+            rounds.awaited -= tasks
             self._abort(rounds)
 
     def _abort(self, rounds: _Rounds) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfdist.compression.policy import Policy
-from tfdist.errors import MismatchError
+from tfdist.errors import MismatchError, RendezvousError
 from tfdist.local_sgd.course import Course, Courses, Joined, Progress, Settled, Trained, Turn
 from tfdist.local_sgd.intervals import Interval
 from tfdist.local_sgd.rules import Rule
@@ -237,6 +237,7 @@ class Quorum(Course):
             MismatchError: it is of another model.
         """
         members, name = self._members, self._trained.name
+        end = time.monotonic() + members.patience
         while True:
             found = members.enlist(name, self._round, self._settings)
             if found.source is None:
@@ -244,6 +245,12 @@ class Quorum(Course):
             fetched = members.fetch(found.address, name)
             if fetched is not None and fetched[0].round > self._round:
                 break
+            if time.monotonic() > end:
+                raise RendezvousError(
+                    f"task {found.source} has a state of {name}, of round {found.round}, but did not give it at "
+                    f"{found.address} within {members.patience:g} s. Tasks reach each other on ports that the system "
+                    "chooses: see that no firewall is between them."
+                )
             time.sleep(_AGAIN_SECONDS)  # it is lost, which the rendezvous is about to know, or only now begins
         state, arrays = fetched
         centre, rule, of_optimizer = _divided(arrays, state.parts)

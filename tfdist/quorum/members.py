@@ -36,6 +36,7 @@ class Members(Protocol):
         epoch: that this process is in.
         others: the last epoch of this `fit` that others are known to have come to.
         grace: seconds.
+        patience: seconds in which something has to come that another process has.
     """
 
     task: int
@@ -43,6 +44,7 @@ class Members(Protocol):
     epoch: int
     others: int
     grace: float
+    patience: float
 
     @property
     def links(self) -> Links:
@@ -116,7 +118,7 @@ class Together(Members):
         self._links = links
         self.fit = None
         self.epoch = self.others = 0
-        self.grace = grace
+        self.grace, self.patience = grace, timeouts.start
         self._control, self._quorum, self._timeouts = control, quorum, timeouts
         self._aborted: dict[str, int] = {}
         self._error: TfdistError | None = None
@@ -217,7 +219,7 @@ class Alone(Members):
     task = 0
     fit = None
     epoch = others = 0
-    grace = 0.0
+    grace = patience = 0.0
 
     @property
     def links(self) -> Links:
