@@ -227,3 +227,28 @@ def test_processes_that_fail_are_started_again_so_many_times(tmp_path, failures,
     assert (tmp_path / "1").read_text() == "3"
     assert (tmp_path / "0").read_text() == "1"
     assert "[rank 1] rank 1 for the 2 th time" in ended.stdout
+
+
+ENDED = """
+import os, sys, time
+from tfdist.cluster import launcher
+rank = os.environ["TF_CONFIG"].split('"index": ')[1][0]
+mark = sys.argv[1] + "/again"
+if rank == "1":
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        sys.exit(3)
+    open(sys.argv[1] + "/waits", "w").close()
+    time.sleep(300)  # for a job that is over
+while not os.path.exists(sys.argv[1] + "/waits"):
+    time.sleep(0.01)
+launcher.tell(launcher.ENTERED)
+"""
+
+
+def test_what_is_started_again_when_the_others_have_ended_is_ended(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ENDED)
+    ended = harness.tfdist("run", "-n", "3", "--restarts", "2", str(program), str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "rank 1 was to be started again, but the training has ended." in ended.stderr

@@ -29,6 +29,7 @@ class Blame:
         """Reads what a process reports of its failure; False when it reported nothing."""
         said = process.said()
         process.is_victim = process.is_victim or launcher.VICTIM in said
+        process.has_entered = process.has_entered or launcher.ENTERED in said
         if launcher.CAUSE in said and process.trains and process not in self.causes:
             self.causes.append(process)
         return bool(said)

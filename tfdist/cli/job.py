@@ -207,6 +207,7 @@ class Job:
                     if self._is_to_start_again(process):
                         blame.forget(process)
                         again = self._processes[place] = self._start(place)
+                        again.is_restart = True
                         running.append(again)
                         selector.register(again.report, selectors.EVENT_READ, again)
                         deadline = deadline if blame.is_known else None
@@ -220,6 +221,11 @@ class Job:
                 if blame.is_known and not is_ending and not self._keep_going:
                     latest = time.monotonic() + (GRACE_SECONDS if blame.failed else END_SECONDS)
                     deadline = latest if deadline is None else min(deadline, latest)
+            if self._has_nobody_to_train_with(running):
+                for process in running:
+                    _say(f"tfdist run: {process.name} was to be started again, but the training has ended.")
+                self._end(running)
+                break
             if running and not is_over and not any(process.trains for process in running):
                 is_over = True
                 deadline = time.monotonic() + GRACE_SECONDS  # for servers, which may have no end of their own
@@ -227,6 +233,15 @@ class Job:
                     _say(f"tfdist run: the training has ended; waiting for {', '.join(evaluators)} (Ctrl-C ends it).")
         selector.close()
         return blame.processes()
+
+    def _has_nobody_to_train_with(self, running: list[Process]) -> bool:
+        """Whether all others have ended well, before those that were started again have entered the job."""
+        others = [process for process in self._processes if process not in running]
+        return (
+            bool(running and others)
+            and all(process.is_restart and not process.has_entered for process in running)
+            and all(process.has_entered and process.popen.returncode == 0 for process in others)
+        )
 
     def _is_to_start_again(self, process: Process) -> bool:
         if not process.trains or process.popen.returncode == 0 or process.ended_by_us or self._is_asked_to_end:

@@ -18,6 +18,8 @@ class Process:
         trains: whether it has a rank.
         is_victim: whether it reported that another one's failure was the cause.
         ended_by_us: whether the launcher had to end it.
+        is_restart: whether it was started in place of one that failed.
+        has_entered: whether it has reported that it is in the job.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Process:
     trains: bool = True
     is_victim: bool = False
     ended_by_us: bool = False
+    is_restart: bool = False
+    has_entered: bool = False
 
     def said(self) -> set[str]:
         """What it has reported since the last time."""

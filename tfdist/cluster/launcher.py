@@ -16,17 +16,18 @@ def size() -> int:
 
 
 REPORT = "TFDIST_REPORT_FD"
-"""Where `tfdist run` listens for what a process has to say about its own failure."""
+"""Where `tfdist run` listens for what a process has to say about its job, and its own failure."""
 
-CAUSE, VICTIM = "the cause", "a victim"
+CAUSE, VICTIM, ENTERED = "the cause", "a victim", "entered"
 
 
 def tell(what: str) -> None:
-    """Tells `tfdist run`, if it started this process, how the process came to fail.
+    """Tells `tfdist run`, if it started this process, how the process came to fail, or that it is in the job.
 
     Args:
-        what: `VICTIM` when another task's failure is the cause: then that one is to be named. `CAUSE` when the script
-            has failed by an error of its own; told before the process ends, which may take long.
+        what: `ENTERED` when the process has entered the job. `VICTIM` when another task's failure is the cause: then
+            that one is to be named. `CAUSE` when the script has failed by an error of its own; told before the process
+            ends, which may take long.
     """
     fd = os.environ.get(REPORT, "")
     if fd.isdigit():

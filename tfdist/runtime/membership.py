@@ -119,6 +119,7 @@ def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
     except BaseException:
         membership.close()
         raise
+    launcher.tell(launcher.ENTERED)
     return membership
 
 
