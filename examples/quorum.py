@@ -31,5 +31,5 @@ with strategy.scope():
 
 # Each process trains on a part of the data; all validate the same weights.
 own = slice(strategy.rank, None, strategy.size)
-model.fit(train_x[own], train_y[own], batch_size=16, epochs=20, validation_data=(test_x, test_y))
+model.fit(train_x[own], train_y[own], batch_size=16, epochs=40, validation_data=(test_x, test_y))
 print(f"worker {strategy.rank} has taken part in {strategy.communication()['rounds']} rounds.")

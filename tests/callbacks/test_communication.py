@@ -41,3 +41,17 @@ def test_a_plain_model_is_reported_too():
     reports = tfdist.callbacks.Communication()
     model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[reports])
     assert reports.history["mib_sent"] == [0.0]
+
+
+def test_rounds_of_a_quorum_are_reported(caplog):
+    caplog.set_level("INFO", logger="tfdist")
+    strategy = tfdist.QuorumStrategy(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    report = tfdist.callbacks.Communication()
+    model.fit(np.ones((12, 2)), np.ones(12), batch_size=2, epochs=2, verbose=0, callbacks=[report])
+    assert report.history["rounds"] == [3.0, 3.0]
+    assert report.history["mib_sent"] == [0.0, 0.0]
+    assert min(report.history["seconds_in_rounds"]) > 0
+    assert "this process took part in 3 rounds" in caplog.text

@@ -73,4 +73,6 @@ def test_a_process_alone_moves_its_outer_weights():
     assert (half.rank, half.size) == (0, 1)
     assert trained(half, 2) == pytest.approx(1 + (whole - 1) / 2)
     assert trained(half, 4) == pytest.approx((1 + (whole - 1) / 2) ** 2)
-    assert half.communication() == {"rounds": 3, "messages": 0, "bytes": 0}
+    found = half.communication()
+    assert found.pop("seconds") > 0
+    assert found == {"rounds": 3, "messages": 0, "bytes": 0}

@@ -62,7 +62,7 @@ def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):
         assert value.tobytes() == its.tobytes()
     assert steps == 6
     extended = models[0][0].extended
-    assert extended.rounds_made == 4, "a whole round and a rest in each epoch"
+    assert extended.totals.rounds == 4, "a whole round and a rest in each epoch"
     assert extended.is_writer
     assert not models[1][0].extended.should_checkpoint
 

@@ -14,7 +14,7 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work, server_figures
-from tfdist.strategies.abilities import TrainsInRounds, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import ComesAndGoes, TrainsInRounds, UpdatesOnServers, WritesOnce
 
 _NOTICEABLE = 0.05
 """The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""
@@ -31,6 +31,9 @@ class Communication(keras.callbacks.Callback):
     With `tfdist.GossipStrategy` it also contains how far apart the processes' weights were before the end of the epoch:
     the root of the mean squared distance from their mean, relative to the mean.
 
+    With `tfdist.QuorumStrategy` the report is of the process: the rounds that it has taken part in, the MiB that it
+    sent, and the seconds that it spent in rounds.
+
     On parameter servers the report is of the servers: their updates, the staleness of gradients (in TensorBoard as a
     histogram), what they received and sent, and the worker whose answers waited longest for others.
 
@@ -46,6 +49,7 @@ class Communication(keras.callbacks.Callback):
         self._summaries = Summaries(log_dir)
         self._begun: np.ndarray | None = None
         self._on_servers: server_figures.Reading | None = None
+        self._in_rounds: dict[str, float] = {}
         self._traffic: dict[str, dict[str, int]] = {}
         self.history: dict[str, list[float]] = {}
 
@@ -59,6 +63,9 @@ class Communication(keras.callbacks.Callback):
             if self._on_servers is None:  # others may have begun the next epoch before this worker
                 self._on_servers = server_figures.read(extended, self.model)
             return
+        if at_work.of_model(self.model, ComesAndGoes) is not None:
+            self._in_rounds = self.model.distribute_strategy.communication()
+            return
         self._begun = _reading(processes_of(self.model))
         self._traffic = self._compressed()
 
@@ -66,6 +73,9 @@ class Communication(keras.callbacks.Callback):
         """Computes the figures over all ranks, and reports them."""
         if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
             self._report_servers(extended, epoch)
+            return
+        if (alone := at_work.of_model(self.model, ComesAndGoes)) is not None:
+            self._report_rounds(alone, epoch)
             return
         assert self._begun is not None
         group = processes_of(self.model)
@@ -116,6 +126,23 @@ class Communication(keras.callbacks.Callback):
             {f"servers/{name}": figure for name, figure in figures.items()},
             {"servers/staleness of each": staleness},
         )
+
+    def _report_rounds(self, extended: ComesAndGoes, epoch: int) -> None:
+        now = self.model.distribute_strategy.communication()
+        spent = {name: value - self._in_rounds.get(name, 0) for name, value in now.items()}
+        figures = {
+            "rounds": float(spent["rounds"]),
+            "mib_sent": spent["bytes"] / 2**20,
+            "seconds_in_rounds": spent["seconds"],
+        }
+        for name, figure in figures.items():
+            self.history.setdefault(name, []).append(figure)
+        if isinstance(extended, WritesOnce) and extended.is_writer:
+            notice(
+                "tfdist: epoch %d: this process took part in %d rounds, sent %.1f MiB, and spent %.2f s in them.",
+                *(epoch + 1, *figures.values()),
+            )
+            self._summaries.write(epoch, {f"communication/{name}": figure for name, figure in figures.items()}, {})
 
     def _compressed(self) -> dict[str, dict[str, int]]:
         strategy: Any = getattr(self.model, "distribute_strategy", None)

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +27,19 @@ log = logging.getLogger("tfdist")
 _AGAIN_SECONDS = 0.1
 
 
+@dataclass
+class Totals:
+    """What rounds have taken.
+
+    Attributes:
+        rounds: in which this process has taken part.
+        seconds: spent in rounds, waiting for others too.
+    """
+
+    rounds: int = 0
+    seconds: float = 0.0
+
+
 class Quorum(Course):
     """The rounds of some values.
 
@@ -42,9 +56,11 @@ class Quorum(Course):
         settings: that all processes must have alike, in words.
         keeps_late: whether changes that come too late for a round are brought to the next one. They are changes of
             another centre: weights can be moved by them, but statistics cannot.
+        totals: as below; of this course alone by default.
 
     Attributes:
         ended: whether an epoch of another process ended with the last round, and none of this one's.
+        totals: of this process, which the course adds to.
         is_over: whether the others have ended the `fit` that this process is in. Its values are the centre then.
 
     Raises:
@@ -62,10 +78,12 @@ class Quorum(Course):
         trained: Trained,
         settings: str,
         keeps_late: bool = True,
+        totals: Totals | None = None,
     ) -> None:
         assert trained.live is not None
         self.centre = trained.centre
         self.ended = self.is_over = False
+        self.totals = Totals() if totals is None else totals
         self._members, self._interval, self._rule, self._trained = members, interval, rule, trained
         self._live = trained.live
         shapes = [value.shape for value in trained.centre]
@@ -132,7 +150,7 @@ class Quorum(Course):
         """See `Course`."""
         self._rate = learning_rate
         changes = self._changes(values)
-        left = self._meet(progress, changes, ends=False)
+        left = self._timed(progress, changes, ends=False)
         if left is None:
             return self._next(progress.step), self._own(values)
         self._carry = None  # it is in what this process goes on with
@@ -149,7 +167,7 @@ class Quorum(Course):
             newest = self._newest()
             left: int | None = self._live.left() if newest is None else newest[0].left
         else:
-            left = self._meet(progress, changes, ends=True)
+            left = self._timed(progress, changes, ends=True)
         if left is not None:
             self._carry = changes if self._keeps_late and not self.is_over else None
             self._first = left
@@ -164,6 +182,13 @@ class Quorum(Course):
 
     def _own(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.asarray(one) for one in self._rule.own(values, self._before, list(self.centre))]
+
+    def _timed(self, progress: Progress, changes: list[np.ndarray], ends: bool) -> int | None:
+        begin = time.monotonic()
+        try:
+            return self._meet(progress, changes, ends)
+        finally:
+            self.totals.seconds += time.monotonic() - begin
 
     def _meet(self, progress: Progress, changes: list[np.ndarray], ends: bool) -> int | None:
         """Meets others until a round counts that this process has taken part in, or one that it has not.
@@ -208,6 +233,7 @@ class Quorum(Course):
                 self.centre[place] = np.asarray(value)
             self._round = number
         self._staleness[self._missed] += 1
+        self.totals.rounds += 1
         self._missed = 0
         self._last, self._settled = progress, progress.step
         self._carry = None
@@ -298,6 +324,9 @@ class Quorums(Courses):
         rule: makes the rule of an optimizer's rounds.
         compression: of differences; None for none.
         described: as of `Courses`.
+
+    Attributes:
+        totals: of the rounds of all optimizers.
     """
 
     def __init__(
@@ -309,12 +338,14 @@ class Quorums(Courses):
         described: str,
     ) -> None:
         self.members = members
+        self.totals = Totals()
         self._interval, self._rule, self._compression = interval, rule, compression
         self.described = described
 
     def of(self, trained: Trained) -> Quorum:
         """See `Courses`."""
-        return Quorum(self.members, self._interval, self._rule(), self._compression, trained, self.described)
+        of_all = self.members, self._interval, self._rule(), self._compression, trained, self.described
+        return Quorum(*of_all, totals=self.totals)
 
     def of_state(self, trained: Trained, rule: Rule) -> Quorum:
         """The course of what layers keep, which is exchanged when an epoch ends.

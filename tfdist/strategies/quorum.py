@@ -133,17 +133,19 @@ class QuorumStrategy(tf.distribute.Strategy):
         """The resolver that the strategy was made with, or one made from TF_CONFIG."""
         return self._cluster_resolver
 
-    def communication(self) -> dict[str, int]:
+    def communication(self) -> dict[str, float]:
         """The communication of this process since it started.
 
         Returns:
-            The number of ``rounds`` that it has taken part in, and of ``messages`` and ``bytes`` sent.
+            The number of ``rounds`` that it has taken part in, and of ``messages`` and ``bytes`` sent; and the
+            ``seconds`` spent in rounds, waiting for others too.
         """
         links = self._members.links if isinstance(self._members, Together) else None
         return {
-            "rounds": self.extended.rounds_made,
+            "rounds": self.extended.totals.rounds,
             "messages": 0 if links is None else links.messages_sent,
             "bytes": 0 if links is None else links.bytes_sent,
+            "seconds": self.extended.totals.seconds,
         }
 
     def settle(self, model: keras.Model) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.engine.group import Group
 from tfdist.local_sgd.course import Live, Progress, Trained
 from tfdist.local_sgd.rules import Averaging
-from tfdist.quorum.course import Quorum, Quorums
+from tfdist.quorum.course import Quorum, Quorums, Totals
 from tfdist.strategies import keras_variables
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ComesAndGoes
@@ -71,13 +71,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         return self._quorums.members.failure
 
     @property
-    def rounds_made(self) -> int:
-        """In how many rounds this process has taken part."""
-        return sum(sum(course.staleness.values()) for course in self._courses_of_optimizers())
+    def totals(self) -> Totals:
+        """What the rounds of all optimizers have taken."""
+        return self._quorums.totals
 
-    def _courses_of_optimizers(self, model: Any = None) -> list[Quorum]:
-        steps = list(self._steps.values()) if model is None else self._of(model)
-        return [one.course for one in steps if isinstance(one.course, Quorum)]
+    def _courses_of_optimizers(self, model: Any) -> list[Quorum]:
+        return [one.course for one in self._of(model) if isinstance(one.course, Quorum)]
 
     def _courses_of(self, model: Any) -> list[Quorum]:
         found = self._courses_of_optimizers(model)
