@@ -39,6 +39,7 @@ COMMANDS = {
     "compression_time": [sys.executable, HERE / "compression_time.py"],
     "local_sgd": [sys.executable, HERE / "local_sgd.py"],
     "local_sgd_best": [sys.executable, HERE / "local_sgd_best.py"],
+    "gossip": [sys.executable, HERE / "gossip.py"],
     "goodput": [sys.executable, HERE / "goodput.py"],
     "large_batch": [sys.executable, HERE / "large_batch.py"],
     "servers_small": [sys.executable, HERE / "servers_small.py"],
@@ -375,6 +376,16 @@ def write_local_sgd(figures):
     return "\n".join(parts)
 
 
+def write_gossip(figures):
+    base, rows = statistics.median(run[-1][0] for run in figures["all-reduce"]), []
+    for name, runs in figures.items():
+        seconds = [run[-1][0] for run in runs]
+        rates = [run[-1][1] / run[-1][0] for run in runs]
+        row = [f"{base / statistics.median(seconds):.1f}", f"{statistics.median(run[-1][1] for run in runs):.0f}"]
+        rows.append([name, *median_and_spread(seconds, ".1f"), *row, f"{statistics.median(rates):.1f}"])
+    return table(["", "s", "from – to", "× as fast", "steps", "steps/s"], rows)
+
+
 def write_local_sgd_best(figures):
     lines = json.loads((RESULTS / "local_sgd.json").read_text())
     rows = []
@@ -446,6 +457,7 @@ def write_device_scopes(figures):
 WRITERS = {
     "local_sgd": write_local_sgd,
     "local_sgd_best": write_local_sgd_best,
+    "gossip": write_gossip,
     "goodput": write_goodput,
     "large_batch": write_large_batch,
     "epochs": write_epochs,
