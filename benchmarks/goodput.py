@@ -75,7 +75,9 @@ def train(name, folder, seed):
             if is_quorum or strategy.rank == 0:
                 partial = folder / f"{strategy.rank}.partial.npz"  # Keras's own files are the chief's
                 np.savez(partial, *self.model.get_weights())
-                partial.replace(folder / f"{strategy.rank}.last.npz")
+                partial.replace(folder / f"epoch.{epoch:06d}.{strategy.rank}.npz")
+                for earlier in sorted(folder.glob(f"epoch.*.{strategy.rank}.npz"))[:-1]:
+                    earlier.unlink()
             if (folder / "enough").exists():
                 self.model.stop_training = True
 
@@ -180,7 +182,8 @@ def measure(name, size, seconds, every, seed):
             useful = job.useful(begin, begin + seconds)
         finally:
             job.stop()
-        newest = max(Path(folder).glob("*.last.npz"), key=lambda path: path.stat().st_mtime)
+        # Not the last one that was written: a chief that comes back when the others have ended begins anew.
+        newest = max(Path(folder).glob("epoch.*.npz"))
         command = [sys.executable, __file__, "evaluate", str(newest)]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return {"samples/s": useful / seconds, "accuracy": float(output.split()[-1]), "kills": kills}
