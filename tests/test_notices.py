@@ -34,6 +34,24 @@ def test_is_info_where_logging_is_set_up(caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
+UNBUFFERED = """
+import os, sys
+from tfdist import notices
+
+written = []
+sys.stderr.buffer.write = lambda piece: written.append(bytes(piece)) or len(piece)
+notices.notice("tfdist: %d processes", 3)
+print(list(filter(None, written)))
+"""
+
+
+def test_written_in_one_piece_where_streams_are_unbuffered():
+    said = subprocess.run(
+        [sys.executable, "-u", "-c", UNBUFFERED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout == "[b'tfdist: 3 processes\\n']\n"
+
+
 SAYS = """
 import logging, tensorflow as tf
 logging.basicConfig(level=logging.INFO)

@@ -23,7 +23,15 @@ def notice(text: str, *arguments: object) -> None:
     if log.hasHandlers() or log.level > logging.INFO:
         log.info(text, *arguments)
     else:
-        print(text % arguments, file=sys.stderr, flush=True)
+        say(text % arguments)
+
+
+def say(line: str) -> None:
+    """Writes a line to stderr in one piece, as other threads may be writing, too.
+
+    `print` writes the end of the line by itself where streams are unbuffered, such as under `tfdist run`.
+    """
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

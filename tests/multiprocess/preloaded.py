@@ -60,6 +60,8 @@ def become(environment, output, folder):
         os.dup2(opened, target)
         os.close(opened)
     os.dup2(1, 2)
+    # Whole lines: an unbuffered `print` of several values writes each by itself, and notices of threads get between.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     np.random.seed()  # NumPy's own generator would be the same in all forks; Python's is seeded anew by itself
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tfdist import notices
 from tfdist.cluster import launcher
 from tfdist.cluster.control import Control
 from tfdist.comm import mpi_library
@@ -138,7 +139,7 @@ def _die_at_the_end(why: str) -> None:
 
 
 def _say_at_the_end(why: str) -> None:
-    print(f"tfdist: the job failed after this rank's script had ended: {why}", file=sys.stderr, flush=True)
+    notices.say(f"tfdist: the job failed after this rank's script had ended: {why}")
 
 
 def _write_timeline(engine: Engine) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from tfdist import notices
 from tfdist.cluster import hosts, launcher, rendezvous
 from tfdist.cluster.control import Control
 from tfdist.cluster.messages import Claims
@@ -209,5 +209,5 @@ def _die_in_initialization(control: Control | None, error: TfdistError) -> None:
     """Ends the process from outside `MPI_Init`."""
     if control:
         segments.unlink_of(control.job)
-    print(f"tfdist: lost during MPI's initialization: {error}", file=sys.stderr, flush=True)
+    notices.say(f"tfdist: lost during MPI's initialization: {error}")
     os._exit(1)
