@@ -18,7 +18,8 @@ import msgspec
 from tfdist._version import __version__
 from tfdist.cluster import messages, proof, rendezvous
 from tfdist.cluster.control import Control
-from tfdist.cluster.messages import Claims, Message
+from tfdist.cluster.message import Message
+from tfdist.cluster.messages import Claims
 from tfdist.cluster.server import Job, Server
 from tfdist.cluster.settings import Timeouts
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.cluster.serving import claims_of
-from tfdist.cluster import messages
+from tfdist.cluster import messages, quorum_messages
 from tfdist.cluster.messages import Call, StandIn
 
 CALL = Call("sum #0", 3, 17, (0, 2), "kernel, bias")
@@ -21,13 +21,13 @@ FROM_TASK = [
     messages.State((CALL,), {3: 18}),
     messages.Join({3: 18}),
     messages.Invite((1, 2), CALL, STAND_IN),
-    messages.Enlist(4, "optimizer 0", "host0:1", -1, 2, 10.0, "settings"),
-    messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0),
-    messages.Have(6, "optimizer 0", 3),
-    messages.Lack("optimizer 0", 3, (2,)),
-    messages.Rest("optimizer 0"),
-    messages.Where(7, 0),
-    messages.Epoch(0, 3),
+    quorum_messages.Enlist(4, "optimizer 0", "host0:1", -1, 2, 10.0, "settings"),
+    quorum_messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0),
+    quorum_messages.Have(6, "optimizer 0", 3),
+    quorum_messages.Lack("optimizer 0", 3, (2,)),
+    quorum_messages.Rest("optimizer 0"),
+    quorum_messages.Where(7, 0),
+    quorum_messages.Epoch(0, 3),
 ]
 FROM_SERVER = [
     messages.Ping(),
@@ -44,7 +44,7 @@ FROM_SERVER = [
     messages.Joined(1, {0: 1}),
     messages.AllJoined(2),
     messages.Invited(CALL, STAND_IN),
-    messages.Aborted("optimizer 0", 3),
+    quorum_messages.Aborted("optimizer 0", 3),
 ]
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfdist.cluster.messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Reply, Rest, Where
+from tfdist.cluster.messages import Reply
+from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Rest, Where
 from tfdist.cluster.quorums import Quorums
 
 GRACE = 5.0

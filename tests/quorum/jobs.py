@@ -6,7 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tfdist.cluster.messages import Aborted, Enlist, Enlisted, Epoch, Have, Lack, Meeting, Outcome, Ready, Rest, Where
+from tfdist.cluster.quorum_messages import (
+    Aborted,
+    Enlist,
+    Enlisted,
+    Epoch,
+    Have,
+    Lack,
+    Meeting,
+    Outcome,
+    Ready,
+    Rest,
+    Where,
+)
 from tfdist.cluster.quorums import Quorums
 from tfdist.errors import RendezvousError
 from tfdist.quorum.links import Links

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfdist.cluster.messages import Lack, Meeting, Partner
+from tfdist.cluster.quorum_messages import Lack, Meeting, Partner
 from tfdist.quorum import exchange
 from tfdist.quorum.exchange import AbortedError, Exchange
 

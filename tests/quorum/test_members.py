@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.cluster.serving import control, serving
-from tfdist.cluster.messages import Enlisted, Outcome, Partner
+from tfdist.cluster.quorum_messages import Enlisted, Outcome, Partner
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
 from tfdist.quorum.links import Links

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdist.cluster import messages
 from tfdist.cluster.interrupts import InterruptWatch
-from tfdist.cluster.messages import Message
+from tfdist.cluster.message import Message
 from tfdist.errors import PeerLostError, RendezvousError, TfdistError
 
 _LATE_SECONDS = 1.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tfdist.cluster import messages
 from tfdist.cluster.channel import Channel
 from tfdist.cluster.connection import connect
-from tfdist.cluster.messages import Claims, Message
+from tfdist.cluster.message import Message
+from tfdist.cluster.messages import Claims
+from tfdist.cluster.quorum_messages import Aborted
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, PeerLostError, RendezvousError, TfdistError
 
@@ -105,7 +108,7 @@ class Control:
         self._listener: Listener | None = None
         self._watchers: list[Watcher] = []
         self._on_failure: Callable[[TfdistError], None] | None = None
-        self._on_abort: list[Callable[[messages.Aborted], None]] = []
+        self._on_abort: list[weakref.WeakMethod[Callable[[Aborted], None]]] = []
         self._all_ended = False
         self._has_left = False
         self._is_over = False
@@ -270,9 +273,13 @@ class Control:
         """Registers the listener for the server's messages about collectives."""
         self._listener = listener
 
-    def when_aborted(self, callback: Callable[[messages.Aborted], None]) -> None:
-        """Calls back from now on, on the listening thread, when a meeting of this task will not come about."""
-        self._on_abort.append(callback)
+    def when_aborted(self, callback: Callable[[Aborted], None]) -> None:
+        """Calls back from now on, on the listening thread, when a meeting of this task will not come about.
+
+        Args:
+            callback: a method of an object, as long as that is needed elsewhere.
+        """
+        self._on_abort.append(weakref.WeakMethod(callback))
 
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
         """Calls back, on the listening thread, when this process cannot go on; at once if it is known. None ends it."""
@@ -330,9 +337,10 @@ class Control:
                 self._is_over = True
                 for watcher in self._watchers:
                     watcher.over()
-            case messages.Aborted():
-                for callback in self._on_abort:
-                    callback(message)
+            case Aborted():
+                for method in self._on_abort:
+                    if (callback := method()) is not None:
+                        callback(message)
             case messages.Stall(why):
                 log.warning("tfdist: %s", why)
             case _:

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from tfdist.cluster import quorum_messages as quorums
+from tfdist.cluster.message import Message
+
 PROTOCOL = 6
 """Raised whenever the messages change, so that different versions part with a clear error."""
 
@@ -21,10 +24,6 @@ MAX_HANDSHAKE_LINE = 1 << 13
 
 HEARTBEAT_SECONDS = 1.0
 """How often each side sends a `Ping`."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=str.lower, tag_field="type"):
-    """Base of all messages."""
 
 
 # The handshake.
@@ -248,156 +247,7 @@ class Invite(Message, frozen=True):
     stand_in: StandIn
 
 
-# Rounds that a quorum of the training tasks is enough for; see `tfdist.cluster.quorums`.
-
-
-class OfRounds(Message, frozen=True):
-    """Base of the messages about such rounds."""
-
-
-class Enlist(OfRounds, frozen=True):
-    """The task takes part in rounds from now on; the reply is an `Enlisted`, once there is a state to begin with.
-
-    Attributes:
-        rounds: their name.
-        address: ``host:port`` at which this task answers others.
-        round: of the state that this task has; -1 for none.
-        quorum: how many tasks a round needs.
-        grace: seconds for which it waits for more.
-        settings: that all tasks must have alike, in words.
-    """
-
-    id: int
-    rounds: str
-    address: str
-    round: int
-    quorum: int
-    grace: float
-    settings: str
-
-
-class Enlisted(msgspec.Struct, frozen=True):
-    """Where a task finds the newest state.
-
-    Attributes:
-        round: of that state.
-        source: the task that has it; None if that is the one which asked.
-        address: of the source.
-    """
-
-    round: int
-    source: int | None
-    address: str
-
-
-class Ready(OfRounds, frozen=True):
-    """The task is ready for a round; the reply is a `Meeting`, when it begins.
-
-    Attributes:
-        rounds: their name.
-        round: number of the round, one more than that of the task's state.
-        samples: that the task's contribution stands for.
-        ends: whether an epoch of the task has ended.
-        fit: how many calls of `fit` came before this one; None outside of `fit`.
-    """
-
-    id: int
-    rounds: str
-    round: int
-    samples: int
-    ends: bool
-    fit: int | None
-
-
-class Partner(msgspec.Struct, frozen=True):
-    """A task that takes part in a meeting."""
-
-    task: int
-    samples: int
-    address: str
-
-
-class Meeting(msgspec.Struct, frozen=True):
-    """An attempt to make a round.
-
-    Attributes:
-        attempt: its number.
-        partners: who takes part, by task; nobody if it has been made without the task that is ready.
-        over: whether the others have ended the `fit` that the task is in.
-        epoch: the last one that a task has come to in this `fit`.
-    """
-
-    attempt: int = 0
-    partners: tuple[Partner, ...] = ()
-    over: bool = False
-    epoch: int = 0
-
-
-class Have(OfRounds, frozen=True):
-    """The task has what it needs of a meeting; the reply is an `Outcome`, when all have, or one is lost."""
-
-    id: int
-    rounds: str
-    attempt: int
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What has become of a meeting: all who met use it, or nobody does.
-
-    Attributes:
-        counts: whether it is used.
-        ends: whether an epoch of a partner has ended.
-    """
-
-    counts: bool
-    ends: bool = False
-
-
-class Lack(OfRounds, frozen=True):
-    """Nothing has come from some partners of a meeting for the time of grace."""
-
-    rounds: str
-    attempt: int
-    tasks: tuple[int, ...]
-
-
-class Rest(OfRounds, frozen=True):
-    """The task has no steps to take for now; rounds do not wait for it."""
-
-    rounds: str
-
-
-class Where(OfRounds, frozen=True):
-    """Asks at which epoch a call of `fit` begins; the reply is its number, or -1 if others have ended this call.
-
-    Attributes:
-        fit: how many calls came before.
-    """
-
-    id: int
-    fit: int
-
-
-class Epoch(OfRounds, frozen=True):
-    """The task has come to an epoch.
-
-    Attributes:
-        fit: how many calls of `fit` came before this one.
-        epoch: its number.
-    """
-
-    fit: int
-    epoch: int
-
-
 # From the server.
-
-
-class Aborted(Message, frozen=True):
-    """A meeting will not come about: a partner is lost."""
-
-    rounds: str
-    attempt: int
 
 
 class Reply(Message, frozen=True):
@@ -509,13 +359,13 @@ FromTask = (
     | State
     | Join
     | Invite
-    | Enlist
-    | Ready
-    | Have
-    | Lack
-    | Rest
-    | Where
-    | Epoch
+    | quorums.Enlist
+    | quorums.Ready
+    | quorums.Have
+    | quorums.Lack
+    | quorums.Rest
+    | quorums.Where
+    | quorums.Epoch
 )
 FromServer = (
     Ping
@@ -532,7 +382,7 @@ FromServer = (
     | Joined
     | AllJoined
     | Invited
-    | Aborted
+    | quorums.Aborted
 )
 Answer = Welcome | Refused
 

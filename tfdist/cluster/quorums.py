@@ -20,7 +20,9 @@ from typing import Any
 
 import msgspec
 
-from tfdist.cluster.messages import (
+from tfdist.cluster.message import Message
+from tfdist.cluster.messages import Reply
+from tfdist.cluster.quorum_messages import (
     Aborted,
     Enlist,
     Enlisted,
@@ -28,12 +30,10 @@ from tfdist.cluster.messages import (
     Have,
     Lack,
     Meeting,
-    Message,
     OfRounds,
     Outcome,
     Partner,
     Ready,
-    Reply,
     Rest,
     Where,
 )

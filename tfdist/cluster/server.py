@@ -26,7 +26,9 @@ from tfdist.cluster import messages, proof
 from tfdist.cluster.admission import Admission
 from tfdist.cluster.coordination import Coordination
 from tfdist.cluster.meetings import Meetings
-from tfdist.cluster.messages import Claims, FromTask, Message
+from tfdist.cluster.message import Message
+from tfdist.cluster.messages import Claims, FromTask
+from tfdist.cluster.quorum_messages import OfRounds
 from tfdist.cluster.quorums import Quorums
 from tfdist.comm import segments
 
@@ -412,7 +414,7 @@ class Server:
                 member.ended = True
                 if all(task in self.members and self.members[task].ended for task in self.bound):
                     self._tell_all(messages.AllEnded())
-            case messages.OfRounds():
+            case OfRounds():
                 self._quorums.heard(member.task, message)
             case messages.Fails(why, mismatch=True):
                 self._mismatch(why, message.members)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tfdist.cluster.messages import Meeting
+from tfdist.cluster.quorum_messages import Meeting
 from tfdist.quorum.members import Members
 from tfdist.quorum.messages import Piece
 

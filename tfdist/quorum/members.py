@@ -9,10 +9,11 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from tfdist.cluster import messages
+from tfdist.cluster import quorum_messages as messages
 from tfdist.cluster.channel import RefusedError, RequestTimeoutError
 from tfdist.cluster.control import Control
-from tfdist.cluster.messages import Enlisted, Meeting, Outcome, Partner
+from tfdist.cluster.message import Message
+from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
 from tfdist.quorum.links import Links, Source
@@ -70,19 +71,19 @@ class Members(Protocol):
         ...
 
     def enlist(self, rounds: str, round: int, settings: str) -> Enlisted:
-        """Takes part from now on; see `tfdist.cluster.messages.Enlist`."""
+        """Takes part from now on; see `tfdist.cluster.quorum_messages.Enlist`."""
         ...
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool) -> Meeting:
-        """Waits for a round to begin; see `tfdist.cluster.messages.Ready`."""
+        """Waits for a round to begin; see `tfdist.cluster.quorum_messages.Ready`."""
         ...
 
     def have(self, rounds: str, attempt: int) -> Outcome:
-        """Waits for a meeting to end; see `tfdist.cluster.messages.Have`."""
+        """Waits for a meeting to end; see `tfdist.cluster.quorum_messages.Have`."""
         ...
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """Reports partners of which nothing comes; see `tfdist.cluster.messages.Lack`."""
+        """Reports partners of which nothing comes; see `tfdist.cluster.quorum_messages.Lack`."""
         ...
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
@@ -90,15 +91,15 @@ class Members(Protocol):
         ...
 
     def rest(self, rounds: str) -> None:
-        """Has nobody wait for this process; see `tfdist.cluster.messages.Rest`."""
+        """Has nobody wait for this process; see `tfdist.cluster.quorum_messages.Rest`."""
         ...
 
     def epoch_of(self, fit: int) -> int:
-        """The epoch at which a call of `fit` begins; see `tfdist.cluster.messages.Where`."""
+        """The epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.Where`."""
         ...
 
     def reach(self, fit: int, epoch: int) -> None:
-        """Reports that this process has come to an epoch; see `tfdist.cluster.messages.Epoch`."""
+        """Reports that this process has come to an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
         ...
 
 
@@ -190,7 +191,7 @@ class Together(Members):
         """See `Members`."""
         self._control.send(messages.Epoch(fit, epoch))
 
-    def _ask(self, make: Callable[[int], messages.Message], kind: type[T], what: str) -> T:
+    def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
         told = 0.0
 
         def late(seconds: float) -> None:

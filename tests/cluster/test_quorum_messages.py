@@ -1,0 +1,21 @@
+import msgspec
+import pytest
+
+from tfdist.cluster.messages import Reply, encode, from_server
+from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Enlisted(3, None, ""),
+        Enlisted(3, 1, "host1:5000"),
+        Meeting(2, (Partner(0, 640, "host0:1"), Partner(2, 64, "host2:1")), epoch=4),
+        Meeting(over=True),
+        Outcome(True, ends=True),
+        Outcome(False),
+    ],
+)
+def test_what_a_reply_says_is_read_again(value):
+    reply = from_server(encode(Reply(1, msgspec.to_builtins(value))))
+    assert msgspec.convert(reply.value, type(value)) == value
