@@ -121,3 +121,13 @@ def test_connections_that_are_not_needed_are_closed(links):
     assert list(other._to) == [one.address]
     other.send(third.address, Piece("a", 1, 1, "own 0", 1), np.zeros(1))
     assert len(pieces(third, "a", 1, 1)) == 1, "and made again"
+
+
+def test_links_that_nobody_keeps_are_closed():
+    one = Links(0, "127.0.0.1", None)
+    thread, address = one._thread, one.address
+    del one
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.bind(f"tcp://{address}")

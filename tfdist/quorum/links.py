@@ -26,6 +26,7 @@ log = logging.getLogger("tfdist")
 
 _LOOK_SECONDS = 0.2
 """Between two looks at whether there is any sense in waiting."""
+_CLOSE_SECONDS = 5.0
 
 
 class Source(Protocol):
@@ -59,25 +60,18 @@ class Links:
         self.arrived = threading.Condition()
         self.bytes_sent = self.messages_sent = 0
         self._task = task
-        self._keys = keys
-        self._context = zmq.Context(1)
-        self._answering: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._open = [self._answering]
-        # Python's own order, in which the context ends before its sockets, would never end.
-        weakref.finalize(self, _close, self._context, self._open).atexit = False
-        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
-            self._answering.setsockopt(option, value)
-        if keys is not None:
-            keys.secure_server(self._answering)
-        self.address = listening.bind(self._answering, f"{host}:0", "this task")
+        self._sockets = _Sockets(keys)
+        self.address = listening.bind(self._sockets.answering, f"{host}:0", "this task")
         self._to: dict[str, zmq.Socket[bytes]] = {}
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._sources: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._pieces: dict[str, dict[int, list[tuple[Piece, np.ndarray]]]] = {}
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="tfdist-quorum", daemon=True)
+        arguments = weakref.ref(self), self._sockets, self._closing
+        self._thread = threading.Thread(target=_serve, args=arguments, name="tfdist-quorum", daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._closing.set).atexit = False
 
     def offer(self, rounds: str, source: Source) -> None:
         """Answers those who fetch the state of rounds from now on.
@@ -100,7 +94,7 @@ class Links:
         """
         with self._sending:
             if address not in self._to:
-                self._to[address] = self._connect(address)
+                self._to[address] = self._sockets.connect(address)
             self._to[address].send_multipart(CODEC.encode(message, [array]), copy=False)
         self.messages_sent += 1
         self.bytes_sent += array.nbytes
@@ -113,23 +107,7 @@ class Links:
         """
         with self._sending:
             for address in self._to.keys() - set(addresses):
-                self._end(self._to.pop(address))
-
-    def _connect(self, address: str) -> zmq.Socket[bytes]:
-        made: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
-            made.setsockopt(option, value)
-        made.setsockopt(zmq.IPV6, int("[" in address))
-        if self._keys is not None:
-            self._keys.secure_client(made)
-        made.copy_threshold = COPIED_BYTES
-        made.connect(f"tcp://{address}")
-        self._open.append(made)
-        return made
-
-    def _end(self, connection: zmq.Socket[bytes]) -> None:
-        self._open.remove(connection)
-        connection.close()
+                self._sockets.end(self._to.pop(address))
 
     def fetch(
         self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
@@ -150,7 +128,7 @@ class Links:
         """
         request = Fetch(next(self._numbers), rounds)
         end = time.monotonic() + seconds
-        connection = self._connect(address)
+        connection = self._sockets.connect(address)
         try:
             connection.send_multipart(CODEC.encode(request))
             while time.monotonic() < end:
@@ -163,7 +141,7 @@ class Links:
         except InvalidMessageError as error:
             log.warning("tfdist: %s sent what is no state: %s", address, error)
         finally:
-            self._end(connection)
+            self._sockets.end(connection)
         return None
 
     # Receiving.
@@ -183,26 +161,25 @@ class Links:
             del kept[earlier]
         return kept.pop(attempt, [])
 
-    def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                if not self._answering.poll(int(1000 * _LOOK_SECONDS)):
-                    continue
-                identity, *frames = self._answering.recv_multipart(copy=False)
-            except zmq.ZMQError:
-                return  # it is closed
-            try:
-                message, arrays = _decoded(frames)
-            except InvalidMessageError as error:
-                log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
-                continue
-            if isinstance(message, Piece) and len(arrays) == 1:
-                with self.arrived:
-                    of_rounds = self._pieces.setdefault(message.rounds, {})
-                    of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
-                    self.arrived.notify_all()
-            elif isinstance(message, Fetch):
-                self._answer(identity, message)
+    def take(self, identity: Any, frames: Sequence[Any]) -> None:
+        """Takes what another process has sent; on the thread that serves.
+
+        Args:
+            identity: of its connection.
+            frames: of the message.
+        """
+        try:
+            message, arrays = _decoded(frames)
+        except InvalidMessageError as error:
+            log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
+            return
+        if isinstance(message, Piece) and len(arrays) == 1:
+            with self.arrived:
+                of_rounds = self._pieces.setdefault(message.rounds, {})
+                of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
+                self.arrived.notify_all()
+        elif isinstance(message, Fetch):
+            self._answer(identity, message)
 
     def _answer(self, identity: Any, message: Fetch) -> None:
         source = self._sources.get(message.rounds)
@@ -211,23 +188,75 @@ class Links:
         except Exception as error:  # who asks, asks another process
             log.warning("tfdist: task %d could not give its state of %s: %s", self._task, message.rounds, error)
             state, arrays = State(message.id, -1), []
-        self._answering.send_multipart([identity, *CODEC.encode(state, arrays)], copy=False)
+        self._sockets.answering.send_multipart([identity, *CODEC.encode(state, arrays)], copy=False)
         self.bytes_sent += sum(array.nbytes for array in arrays)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; so does the garbage collector."""
         self._closing.set()
-        self._thread.join(5.0)
-        with self._sending:
-            _close(self._context, self._open)
-            self._to.clear()
+        self._thread.join(_CLOSE_SECONDS)
+
+
+class _Sockets:
+    """Those of `Links`, and what they have in common.
+
+    Args:
+        keys: of the job; None for no encryption.
+
+    Attributes:
+        answering: the one on which others are answered.
+    """
+
+    def __init__(self, keys: Keys | None) -> None:
+        self._keys = keys
+        self._context = zmq.Context(1)
+        self._open: list[zmq.Socket[bytes]] = []
+        self.answering = self._made(zmq.ROUTER, (zmq.RCVHWM, 0))
+        if keys is not None:
+            keys.secure_server(self.answering)
+
+    def _made(self, kind: int, *options: tuple[int, int]) -> zmq.Socket[bytes]:
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), *options):
+            made.setsockopt(option, value)
+        self._open.append(made)
+        return made
+
+    def connect(self, address: str) -> zmq.Socket[bytes]:
+        """Makes a connection.
+
+        Args:
+            address: of another process.
+        """
+        made = self._made(zmq.DEALER, (zmq.RECONNECT_IVL, 50), (zmq.IPV6, int("[" in address)))
+        if self._keys is not None:
+            self._keys.secure_client(made)
+        made.copy_threshold = COPIED_BYTES
+        made.connect(f"tcp://{address}")
+        return made
+
+    def end(self, connection: zmq.Socket[bytes]) -> None:
+        """Closes a connection."""
+        self._open.remove(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Closes all; in the order in which Python may do it when the process ends, it would never end."""
+        while self._open:
+            self._open.pop().close(linger=0)
+        self._context.term()
+
+
+def _serve(reference: weakref.ref[Links], sockets: _Sockets, is_closing: threading.Event) -> None:
+    """Answers others until nobody needs the links any more."""
+    while not is_closing.is_set():
+        if sockets.answering.poll(int(1000 * _LOOK_SECONDS)):
+            identity, *frames = sockets.answering.recv_multipart(copy=False)
+            if (links := reference()) is not None:
+                links.take(identity, frames)
+            del links
+    sockets.close()
 
 
 def _decoded(frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
     return CODEC.decode([frame.buffer for frame in frames])
-
-
-def _close(context: zmq.Context[Any], sockets: list[zmq.Socket[bytes]]) -> None:
-    while sockets:
-        sockets.pop().close(linger=0)
-    context.term()
