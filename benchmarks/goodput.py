@@ -104,16 +104,7 @@ class Supervised:
 
     def start(self, rank):
         task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": rank}}
-        environment = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(task),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_NUM_INTEROP_THREADS": "2",
-            "OMP_NUM_THREADS": "1",
-            "TFDIST_SECRET": "benchmark",
-        }
+        environment = {**side_by_side.of_one_core(), "TF_CONFIG": json.dumps(task)}
         command = [sys.executable, __file__, "train", self.name, str(self.folder), str(self.seed)]
         log = (self.folder / f"{rank}.output").open("ab")
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

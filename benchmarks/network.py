@@ -30,13 +30,7 @@ def on_hosts(names, where, command, settings):
     for rank, host in enumerate(where):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
         environment = {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_NUM_INTEROP_THREADS": "2",
-            "OMP_NUM_THREADS": "1",
-            "TFDIST_SECRET": "benchmark",
+            **side_by_side.of_one_core(),
             "TF_CONFIG": config,
             "UCX_NET_DEVICES": names[host],
             **settings,

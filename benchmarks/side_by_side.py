@@ -26,6 +26,19 @@ def installed(module):
     return importlib.util.find_spec(module) is not None
 
 
+def of_one_core():
+    """The environment of a process that computes on one core, in a job of a secret that is none."""
+    return {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
+        "TFDIST_SECRET": "benchmark",
+    }
+
+
 def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=(), python=sys.executable):
     """Runs a command, with one core per process, and returns its last report.
 

@@ -166,16 +166,6 @@ class PipelineExtended(AllReduceExtended, HasStages):
         """Whether this process writes for all."""
         return self.mesh.everyone.is_writer
 
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return self.is_writer
-
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return self.is_writer
-
     def of_model(self, model: Any) -> PipelinedModel:
         """A model in stages, whose variables are where they belong.
 

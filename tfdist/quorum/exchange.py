@@ -130,10 +130,8 @@ class Exchange:
             if len(pieces) > count:
                 count, heard = len(pieces), time.monotonic()
             elif time.monotonic() - heard > (1 if kind.startswith(_OWN) else 2) * self._members.grace:
-                # Twice as long for means: who sends none may itself wait for a contribution.
-                self._members.lacks(
-                    self._rounds, self._attempt, self._silent(kind, task)
-                )  # who sends no mean may itself wait for another one
+                # Means are waited for twice as long: who sends none may itself wait for a contribution.
+                self._members.lacks(self._rounds, self._attempt, self._silent(kind, task))
                 heard = time.monotonic()
         found = np.concatenate(pieces)
         if like is not None and (found.size != like.size or found.dtype != like.dtype):
@@ -144,6 +142,7 @@ class Exchange:
         return found
 
     def _silent(self, kind: str, task: int) -> list[int]:
+        """Those whose contributions are not whole; if all are, the task whose mean does not come."""
         own = kind if kind.startswith(_OWN) else kind.replace(_MEAN, _OWN, 1)
         return [one for one in self._tasks if one != self._task and not self._is_whole(own, one)] or [task]
 

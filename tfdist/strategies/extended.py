@@ -334,12 +334,12 @@ class AllReduceExtended(
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints."""
-        return self.group.is_writer
+        return self.is_writer
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries."""
-        return self.group.is_writer
+        return self.is_writer
 
 
 def _reduce_locally(reduce_op: Any, value: Any) -> Any:

@@ -48,22 +48,10 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         self._states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    # The writer is the chief of the job.
-
     @property
     def is_writer(self) -> bool:
-        """The chief writes."""
+        """The chief of the job writes."""
         return self._rank == 0
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """The chief writes."""
-        return self.is_writer
-
-    @property
-    def should_save_summary(self) -> bool:
-        """The chief writes."""
-        return self.is_writer
 
     @property
     def failure(self) -> BaseException | None:
