@@ -22,10 +22,11 @@ FROM_TASK = [
     messages.Join({3: 18}),
     messages.Invite((1, 2), CALL, STAND_IN),
     quorum_messages.Enlist(4, "optimizer 0", "host0:1", -1, 2, 10.0, "settings"),
-    quorum_messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0),
+    quorum_messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0, checksum=12),
     quorum_messages.Have(6, "optimizer 0", 3),
     quorum_messages.Lack("optimizer 0", 3, (2,)),
     quorum_messages.Rest("optimizer 0"),
+    quorum_messages.Replace(8, "optimizer 0"),
     quorum_messages.Where(7, 0),
     quorum_messages.Epoch(0, 3),
 ]

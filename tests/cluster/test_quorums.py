@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.cluster.messages import Reply
-from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Rest, Where
+from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Replace, Rest, Where
 from tfdist.cluster.quorums import Quorums
 
 GRACE = 5.0
@@ -32,8 +32,8 @@ class Job:
     def enlist(self, task, round=-1, settings="alike"):
         return self.hear(task, Enlist, "a", f"host{task}:1", round, self.quorum, GRACE, settings)
 
-    def ready(self, task, round=1, samples=10, ends=False, fit=None):
-        return self.hear(task, Ready, "a", round, samples, ends, fit)
+    def ready(self, task, round=1, samples=10, ends=False, fit=None, checksum=1):
+        return self.hear(task, Ready, "a", round, samples, ends, fit, checksum)
 
     def have(self, task, attempt):
         return self.hear(task, Have, "a", attempt)
@@ -92,7 +92,13 @@ def test_a_round_begins_when_all_that_are_awaited_are_ready():
     last = job.ready(1, samples=1)
     expected = [{"task": task, "samples": task, "address": f"host{task}:1"} for task in range(3)]
     for task, request in ((2, requests[0]), (0, requests[1]), (1, last)):
-        assert job.answer(task, request) == {"attempt": 1, "partners": tuple(expected), "over": False, "epoch": 0}
+        assert job.answer(task, request) == {
+            "attempt": 1,
+            "partners": tuple(expected),
+            "over": False,
+            "epoch": 0,
+            "astray": False,
+        }
 
 
 def test_after_the_grace_a_quorum_begins_and_who_is_late_takes_the_new_state():
@@ -269,6 +275,44 @@ def test_older_states_are_used_when_the_newer_ones_are_lost():
     job.quorums.gone(0, lost=True)
     assert job.answer(1, job.enlist(1, 0)) == {"round": 0, "source": None, "address": ""}
     assert job.meets(1, job.ready(1)) == [1]
+
+
+def test_who_has_gone_astray_takes_the_state_of_the_one_that_came_first():
+    job = Job().begun(1, 2, 0)
+    requests = {task: job.ready(task, checksum=int(task == 0)) for task in range(3)}
+    assert job.answer(0, requests[0]) == {"attempt": 0, "partners": (), "over": False, "epoch": 0, "astray": True}
+    assert job.meets(1, requests[1]) is None, "the round waits for it"
+    assert job.answer(0, job.enlist(0)) == {"round": 0, "source": 1, "address": "host1:1"}
+    assert job.meets(0, job.ready(0, checksum=0)) == job.meets(1, requests[1]) == [0, 1, 2]
+
+
+def test_nobody_waits_for_one_astray_longer_than_for_others():
+    job = Job(quorum=1).begun(0, 1)
+    own = job.ready(0)
+    job.ready(1, checksum=2)
+    assert job.meets(0, own) is None
+    job.expire()
+    assert job.meets(0, own) == [0]
+
+
+def test_a_state_that_is_given_to_all_is_the_newest():
+    job = Job().begun(0, 1, 2)
+    waiting = job.ready(1)
+    assert job.answer(0, job.hear(0, Replace, "a")) == 1
+    assert job.meets(1, waiting) == []
+    assert job.answer(1, job.enlist(1, 0)) == {"round": 1, "source": 0, "address": "host0:1"}
+
+
+def test_a_state_that_is_given_to_all_ends_the_meeting_under_way():
+    job = Job().begun(0, 1, 2)
+    requests = [job.ready(task) for task in (0, 1)]
+    job.expire()
+    assert job.meets(0, requests[0]) == [0, 1]
+    has, waiting = job.have(0, 1), job.ready(2)
+    job.hear(2, Replace, "a")
+    assert job.answer(0, has) == {"counts": False, "ends": False}
+    assert Aborted("a", 1) in job.told[1]
+    assert job.meets(2, waiting) == job.meets(1, job.ready(1)) == []
 
 
 def test_different_settings_are_refused():

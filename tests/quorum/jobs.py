@@ -16,6 +16,7 @@ from tfdist.cluster.quorum_messages import (
     Meeting,
     Outcome,
     Ready,
+    Replace,
     Rest,
     Where,
 )
@@ -136,8 +137,12 @@ class Member:
         of = rounds, self.links.address, round, self._job.quorum, self.grace, settings
         return msgspec.convert(self._job.ask(self.task, Enlist, *of), Enlisted)
 
-    def ready(self, rounds, round, samples, ends):
-        return msgspec.convert(self._job.ask(self.task, Ready, rounds, round, samples, ends, self.fit), Meeting)
+    def ready(self, rounds, round, samples, ends, checksum):
+        of = rounds, round, samples, ends, self.fit, checksum
+        return msgspec.convert(self._job.ask(self.task, Ready, *of), Meeting)
+
+    def replace(self, rounds):
+        return self._job.ask(self.task, Replace, rounds)
 
     def have(self, rounds, attempt):
         return msgspec.convert(self._job.ask(self.task, Have, rounds, attempt), Outcome)

@@ -48,7 +48,7 @@ def joined(job, tasks, **arguments):
     others = [course(job.members[task], [one + 1 for one in START], **arguments) for task in tasks[1:]]
     courses = dict(zip(tasks, [first, *others], strict=True))
     for task in tasks[1:]:
-        courses[task].wake()
+        courses[task].refresh()
     for one in courses.values():
         one.begin_anew(Progress(0, 0))
     return courses
@@ -168,7 +168,9 @@ def test_a_round_in_which_one_is_lost_is_made_again_by_the_others(job, compressi
     # Task 2 says that it is ready, and nothing more.
     made.side_by_side(
         lambda task: (
-            take(courses, task, 1, 10) if task < 2 else (made.members[2].ready(NAME, 1, 10, False), made.lose(2))
+            take(courses, task, 1, 10)
+            if task < 2
+            else (made.members[2].ready(NAME, 1, 10, False, courses[2]._checksum()), made.lose(2))
         ),
         range(3),
     )
@@ -191,7 +193,7 @@ def test_one_that_comes_later_takes_weights_slots_steps_and_the_outer_optimizer(
     np.testing.assert_array_equal(courses[1].joined.state, [np.full(2, 7.0)])
     assert courses[1].begin_anew(Progress(0, 35)).left == 2
     assert_alike(courses)
-    courses[1].wake()
+    courses[1].refresh()
     made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
     assert_alike(courses)
     for one, other in zip(rules[0].state(), rules[1].state(), strict=True):
@@ -227,6 +229,45 @@ def test_a_fit_that_others_have_ended_is_over(job):
     assert courses[1].is_over
     assert_values(new, courses[0].centre)
     assert_values(courses[1].settle(Progress(20, 10), trained(courses[1], 1, 2)).values, courses[0].centre)
+
+
+def test_one_that_has_other_values_takes_those_of_the_others(job, caplog):
+    """The others wait for it, and get what it has learned."""
+    made = job(3)
+    courses = joined(made, [0, 1, 2])
+    courses[1].assigned(0, START[0] + 5, Progress(0, 0))
+
+    def one_round(task):
+        if task == 1:
+            turn, own = take(courses, task, 0, 4)
+            assert turn.left == 3
+            assert_values(own, [w + d for w, d in zip(START, change(1, 0), strict=True)])
+        return take(courses, task, 1, 10)
+
+    made.side_by_side(one_round, range(3))
+    assert_alike(courses)
+    assert "task 1 has other values of optimizer 0" in caplog.text
+    assert [courses[task].round for task in range(3)] == [1, 1, 1]
+    means = [np.mean(changes, axis=0) for changes in zip(*(change(task, 1) for task in range(3)), strict=True)]
+    assert_values(courses[0].centre, [w + mean for w, mean in zip(START, means, strict=True)])
+
+
+def test_one_gives_its_values_to_all(job):
+    made = job(2)
+    courses = joined(made, [0, 1])
+    assert not courses[1].follow(0.0)
+    courses[0].assigned(0, START[0] + 5, Progress(0, 0))
+    courses[0].replace()
+    assert courses[1].follow(30.0)
+    assert_values(courses[1].centre, [START[0] + 5, START[1]])
+    assert_alike(courses)
+    assert courses[0].round == courses[1].round == 1
+    np.testing.assert_array_equal(courses[1].joined.state, [np.full(2, 7.0)])
+    for one in courses.values():
+        one.begin_anew(Progress(0, 0))
+    made.side_by_side(lambda task: take(courses, task, 1, 10), range(2))
+    assert_alike(courses)
+    assert courses[0].round == 2
 
 
 def test_what_the_program_assigns_is_common(job):

@@ -41,7 +41,7 @@ def test_members_enlist_meet_and_have():
         found = {}
 
         def work(member):
-            meeting = member.ready("a", 1, 5 + member.task, ends=False)
+            meeting = member.ready("a", 1, 5 + member.task, ends=False, checksum=0)
             found[member.task] = meeting, member.have("a", meeting.attempt)
 
         threads = [threading.Thread(target=work, args=(member,)) for member in (one, other)]
@@ -56,7 +56,7 @@ def test_members_enlist_meet_and_have():
         assert other.others == 4
         assert not one.is_aborted("a", 1)
         other.rest("a")
-        meeting = one.ready("a", 2, 1, ends=False)
+        meeting = one.ready("a", 2, 1, ends=False, checksum=0)
         assert [partner.task for partner in meeting.partners] == [0], "nobody waits for one that rests"
 
 
@@ -65,9 +65,9 @@ def test_a_meeting_of_which_something_is_lacking_is_aborted():
         one.enlist("a", -1, "alike")
         other.enlist("a", -1, "alike")
         other.enlist("a", 0, "alike")
-        thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False))
+        thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False, checksum=0))
         thread.start()
-        meeting = one.ready("a", 1, 1, ends=False)
+        meeting = one.ready("a", 1, 1, ends=False, checksum=0)
         thread.join(10)
         one.lacks("a", meeting.attempt, [1])
         with one.links.arrived:
@@ -81,7 +81,7 @@ def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
         with pytest.raises(
             RendezvousError, match=r"task 0 has waited for a quorum of 2 task\(s\) for round 1 of a for 0.5 s"
         ):
-            one.ready("a", 1, 1, ends=False)
+            one.ready("a", 1, 1, ends=False, checksum=0)
 
 
 def test_other_settings_are_an_error():
@@ -102,7 +102,7 @@ def test_who_waits_is_told_what_has_ended_the_job():
 def test_a_process_alone_meets_itself():
     alone = Alone()
     assert alone.enlist("a", -1, "") == Enlisted(0, None, "")
-    meeting = alone.ready("a", 3, 7, ends=True)
+    meeting = alone.ready("a", 3, 7, ends=True, checksum=0)
     assert meeting.partners == (Partner(0, 7, ""),)
     assert alone.have("a", meeting.attempt).counts
     assert alone.epoch_of(0) == 0

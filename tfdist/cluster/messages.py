@@ -13,7 +13,7 @@ import msgspec
 from tfdist.cluster import quorum_messages as quorums
 from tfdist.cluster.message import Message
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever the messages change, so that different versions part with a clear error."""
 
 MAX_LINE = 1 << 24
@@ -364,6 +364,7 @@ FromTask = (
     | quorums.Have
     | quorums.Lack
     | quorums.Rest
+    | quorums.Replace
     | quorums.Where
     | quorums.Epoch
 )

@@ -57,6 +57,7 @@ class Ready(OfRounds, frozen=True):
         samples: that the task's contribution stands for.
         ends: whether an epoch of the task has ended.
         fit: how many calls of `fit` came before this one; None outside of `fit`.
+        checksum: of the task's state.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Ready(OfRounds, frozen=True):
     samples: int
     ends: bool
     fit: int | None
+    checksum: int
 
 
 class Partner(msgspec.Struct, frozen=True):
@@ -83,12 +85,14 @@ class Meeting(msgspec.Struct, frozen=True):
         partners: who takes part, by task; nobody if it has been made without the task that is ready.
         over: whether the others have ended the `fit` that the task is in.
         epoch: the last one that a task has come to in this `fit`.
+        astray: whether the task has another state than the others, of the same round.
     """
 
     attempt: int = 0
     partners: tuple[Partner, ...] = ()
     over: bool = False
     epoch: int = 0
+    astray: bool = False
 
 
 class Have(OfRounds, frozen=True):
@@ -122,6 +126,17 @@ class Lack(OfRounds, frozen=True):
 class Rest(OfRounds, frozen=True):
     """The task has no steps to take for now; rounds do not wait for it."""
 
+    rounds: str
+
+
+class Replace(OfRounds, frozen=True):
+    """The task has given its state other values, which are to be those of all; the reply is the round that it is of.
+
+    Attributes:
+        rounds: their name.
+    """
+
+    id: int
     rounds: str
 
 

@@ -8,6 +8,10 @@ this server alone decides, no two parts of the job can go on with different stat
 A partner of which nothing comes, or that does not say that it has everything, is left out after the time of grace: the
 others make the round without it, and it is not in another meeting for that round, unless the quorum needs it.
 
+All who meet have the same state, which checksums show. If one has another state of the same round, since its program
+has given variables other values than the others' have, it takes that of the task which has been there longest. A task
+may also give its own state to all: it counts as that of a round of its own.
+
 A task that a round was made without is not awaited again before it has shown up. It takes the newest state from a task
 that has it; so does one that comes anew. If nobody has a state, the chief begins with its own.
 """
@@ -34,6 +38,7 @@ from tfdist.cluster.quorum_messages import (
     Outcome,
     Partner,
     Ready,
+    Replace,
     Rest,
     Where,
 )
@@ -129,13 +134,13 @@ class Quorums:
             case Epoch(fit, epoch):
                 self._furthest = max(self._furthest, (fit, epoch))
                 self._look_for_ended_fits()
-            case Ready() | Have() | Lack() | Rest() if task in self._of(message.rounds).addresses:
+            case Ready() | Have() | Lack() | Rest() | Replace() if task in self._of(message.rounds).addresses:
                 self._of_a_round(task, self._rounds[message.rounds], message)
 
     def _of(self, rounds: str) -> _Rounds:
         return self._rounds.get(rounds, _NONE)
 
-    def _of_a_round(self, task: int, rounds: _Rounds, message: Ready | Have | Lack | Rest) -> None:
+    def _of_a_round(self, task: int, rounds: _Rounds, message: Ready | Have | Lack | Rest | Replace) -> None:
         match message:
             case Ready():
                 self._is_ready(task, rounds, message)
@@ -146,6 +151,8 @@ class Quorums:
             case Rest():
                 rounds.awaited.discard(task)
                 self._look(rounds)
+            case Replace():
+                self._replace(task, rounds, message)
 
     def came(self, task: int) -> None:
         """A task is there, perhaps again."""
@@ -186,6 +193,7 @@ class Quorums:
             self._tell(task, Reply(message.id, error=error))
             return
         rounds.addresses[task] = message.address
+        rounds.has.pop(task, None)
         if message.round >= 0:
             rounds.has[task] = message.round
         if rounds.newest < 1 or message.round == rounds.newest:
@@ -206,6 +214,14 @@ class Quorums:
         source = None if task in sources else sources[0]
         address = "" if source is None else rounds.addresses[source]
         self._answer(task, request, Enlisted(newest, source, address))
+
+    def _replace(self, task: int, rounds: _Rounds, message: Replace) -> None:
+        """A task's own state becomes the newest one."""
+        rounds.has[task] = rounds.newest + 1
+        self._answer(task, message.id, rounds.has[task])
+        self._begin_again(rounds)
+        if rounds.meeting is not None:
+            self._abort(rounds)
 
     def _begin_with(self, task: int, rounds: _Rounds) -> None:
         """A task's own state becomes that of all."""
@@ -265,8 +281,22 @@ class Quorums:
 
             self._later(rounds.first.grace, end)
 
+    def _send_back(self, rounds: _Rounds) -> bool:
+        """Has those take the others' state that have gone astray; whether there are some."""
+        oldest = next(task for task in rounds.addresses if task in rounds.ready)  # they came in this order
+        agreed = rounds.ready[oldest].checksum
+        astray = {task: one for task, one in rounds.ready.items() if one.checksum != agreed}
+        for task, one in astray.items():
+            del rounds.ready[task]
+            rounds.has.pop(task, None)
+            self._answer(task, one.id, Meeting(astray=True, epoch=self._epoch_of(one.fit)))
+        return bool(astray)
+
     def _meet(self, rounds: _Rounds) -> None:
         rounds.is_patient = False
+        if self._send_back(rounds):
+            self._look(rounds)
+            return
         rounds.attempts += 1
         rounds.awaited &= rounds.ready.keys()
         meeting = rounds.meeting = _Meeting(rounds.attempts, rounds.ready)
@@ -294,10 +324,14 @@ class Quorums:
                 if one in rounds.addresses:
                     rounds.has[one] = meeting.ready[one].round
                 self._answer(one, request, Outcome(True, ends))
-            late = rounds.ready | rounds.late
-            rounds.ready, rounds.late, rounds.left_out = {}, {}, set()
-            for one, ready in late.items():
-                self._is_ready(one, rounds, ready)
+            self._begin_again(rounds)
+
+    def _begin_again(self, rounds: _Rounds) -> None:
+        """Looks anew at those who are ready, for a round that may have been made without them."""
+        waiting = rounds.ready | rounds.late
+        rounds.ready, rounds.late, rounds.left_out = {}, {}, set()
+        for task, ready in waiting.items():
+            self._is_ready(task, rounds, ready)
 
     def _lacks(self, rounds: _Rounds, message: Lack) -> None:
         if rounds.meeting is not None and rounds.meeting.attempt == message.attempt:

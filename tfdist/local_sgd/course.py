@@ -110,13 +110,29 @@ class Course(abc.ABC):
         turns: how many things there are to do, which have the numbers below this one.
         distance: at the end of the last round, of the processes' variables from their mean: the root of the mean of
             their squares, divided by the length of the mean. None if it is not measured.
-        joined: at the beginning, if this process has come later than others; the centre is theirs then.
+        joined: if this process has come later than others, and the centre is theirs.
     """
 
     centre: MutableSequence[np.ndarray]
     turns: int
     distance: float | None = None
     joined: Joined | None = None
+
+    def refresh(self) -> bool:
+        """Takes a newer state of another process over, if there is one, as the beginning does.
+
+        Returns:
+            Whether there was one; then `joined` says what the optimizer goes on with.
+        """
+        return False
+
+    def follow(self, seconds: float) -> bool:
+        """As `refresh`, when another process has given all another state, or is about to; drops what is not exchanged.
+
+        Args:
+            seconds: to wait for it.
+        """
+        return False
 
     @property
     def staleness(self) -> Counter[int]:

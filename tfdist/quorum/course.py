@@ -102,13 +102,7 @@ class Quorum(Course):
         self._round = -1
         self._first: int | None = None
         members.offer(trained.name, self)
-        found = self._newest()
-        if found is None:
-            self._round = 0
-        else:
-            state, of_optimizer = found
-            self.joined = Joined(state.step, of_optimizer)
-            self._first = state.left if state.round else None  # at the job's beginning all take a whole round
+        self.refresh()
 
     @property
     def staleness(self) -> Counter[int]:
@@ -205,11 +199,13 @@ class Quorum(Course):
         samples = progress.samples - self._last.samples
         contribution = None
         while True:
-            meeting = members.ready(name, number, samples, ends)
+            meeting = members.ready(name, number, samples, ends, self._checksum())
             if not meeting.partners:
                 if contribution is not None:
                     self._contributions.take_back()
                 self.is_over |= meeting.over
+                if meeting.astray:
+                    self._forget()
                 newest = self._newest()
                 if newest is not None:
                     return newest[0].left
@@ -267,6 +263,7 @@ class Quorum(Course):
         while True:
             found = members.enlist(name, self._round, self._settings)
             if found.source is None:
+                self._round = found.round
                 return None
             fetched = members.fetch(found.address, name)
             if fetched is not None and fetched[0].round > self._round:
@@ -298,9 +295,55 @@ class Quorum(Course):
                 "Every task must build the same model."
             )
 
-    def wake(self) -> None:
-        """Has others wait for this process again, after `rest`."""
-        self._members.enlist(self._trained.name, self._round, self._settings)
+    def refresh(self) -> bool:
+        """Has others wait for this process, also after `rest`; takes the newest state over if another one has it.
+
+        Returns:
+            Whether it has; then `joined` says what the optimizer begins with.
+        """
+        found = self._newest()
+        self.joined = None
+        if found is not None:
+            state, of_optimizer = found
+            self.joined = Joined(state.step, of_optimizer)
+            self._first = state.left if state.round else None  # at the job's beginning all take a whole round
+        return found is not None
+
+    def replace(self) -> None:
+        """Makes this process's state, to which its program has given other values, that of all."""
+        self._round = self._members.replace(self._trained.name)
+
+    def follow(self, seconds: float) -> bool:
+        """Takes over what another process has made the state of all by `replace`; drops what is late for a round.
+
+        Args:
+            seconds: to wait for it.
+
+        Returns:
+            As `refresh`.
+        """
+        self._carry = None
+        end = time.monotonic() + seconds
+        while not self.refresh():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_AGAIN_SECONDS)
+        return True
+
+    def _checksum(self) -> int:
+        found = 0
+        for value in self.centre:
+            found = zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, found)
+        return found
+
+    def _forget(self) -> None:
+        log.warning(
+            "tfdist: task %d has other values of %s than the other tasks, and takes theirs. A program must give "
+            "variables the same values on all tasks.",
+            *(self._members.task, self._trained.name),
+        )
+        with self._lock:
+            self._round = -1
 
     def rest(self) -> None:
         """Has nobody wait for this process until it is ready for a round again."""

@@ -74,8 +74,12 @@ class Members(Protocol):
         """Takes part from now on; see `tfdist.cluster.quorum_messages.Enlist`."""
         ...
 
-    def ready(self, rounds: str, round: int, samples: int, ends: bool) -> Meeting:
+    def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
         """Waits for a round to begin; see `tfdist.cluster.quorum_messages.Ready`."""
+        ...
+
+    def replace(self, rounds: str) -> int:
+        """Makes this process's state that of all; see `tfdist.cluster.quorum_messages.Replace`."""
         ...
 
     def have(self, rounds: str, attempt: int) -> Outcome:
@@ -154,14 +158,18 @@ class Together(Members):
         what = f"a task that has a state of {rounds}"
         return self._ask(lambda request: messages.Enlist(request, *of), Enlisted, what)
 
-    def ready(self, rounds: str, round: int, samples: int, ends: bool) -> Meeting:
+    def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
         """See `Members`."""
-        of = rounds, round, samples, ends, self.fit
+        of = rounds, round, samples, ends, self.fit, checksum
         what = f"a quorum of {self._quorum} task(s) for round {round} of {rounds}"
         meeting = self._ask(lambda request: messages.Ready(request, *of), Meeting, what)
         self.others = meeting.epoch
         self.links.keep([partner.address for partner in meeting.partners])
         return meeting
+
+    def replace(self, rounds: str) -> int:
+        """See `Members`."""
+        return int(self._control.request(lambda request: messages.Replace(request, rounds)))
 
     def have(self, rounds: str, attempt: int) -> Outcome:
         """See `Members`."""
@@ -243,9 +251,13 @@ class Alone(Members):
         """See `Members`."""
         return Enlisted(max(round, 0), None, "")
 
-    def ready(self, rounds: str, round: int, samples: int, ends: bool) -> Meeting:
+    def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
         """See `Members`."""
         return Meeting(round, (Partner(0, samples, ""),))
+
+    def replace(self, rounds: str) -> int:
+        """See `Members`."""
+        return 0
 
     def have(self, rounds: str, attempt: int) -> Outcome:
         """See `Members`."""

@@ -399,6 +399,14 @@ class ComesAndGoes(TrainsInRounds):
         """
 
     @abc.abstractmethod
+    def share_loaded(self, model: Any) -> None:
+        """Gives all processes, which call it, the weights and optimizers that the writer has loaded.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
     def begin_epoch(self, epoch: int) -> None:
         """Tells those that come which epoch has begun.
 

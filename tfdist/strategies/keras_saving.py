@@ -18,7 +18,14 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import Ability, LoadsForAll, ReducesGradients, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import (
+    Ability,
+    ComesAndGoes,
+    LoadsForAll,
+    ReducesGradients,
+    UpdatesOnServers,
+    WritesOnce,
+)
 from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 
@@ -135,7 +142,10 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"the chief could not load the weights from {filepath}; see the error of rank "
                 f"{extended.everyone.members[0]} for the cause"
             )
-        broadcast_state(self, extended)
+        if isinstance(extended, ComesAndGoes):
+            extended.share_loaded(self)
+        else:
+            broadcast_state(self, extended)
         restore_compression(extended, filepath)
         return None
 

@@ -47,6 +47,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         self._task_id = self.reader = rank
         self._states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._is_catching_up = False  # whether the others are beyond the call of `fit` that this process made last
 
     @property
     def is_writer(self) -> bool:
@@ -124,8 +125,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         self._model_number(model)
         for one in keras_variables.optimizers(model):  # also of a call of `fit` in which they make no step here
             self._number(innermost(one))
-        for course in self._courses_of(model):
-            course.wake()
+        self._refresh(model)
         if model.built and optimizer is not None:
             if not optimizer.built:
                 self.build(optimizer, model.trainable_variables)
@@ -138,7 +138,31 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 "tfdist: the other processes have ended this call of fit, and none is left that has its weights: "
                 "those of this process are as they were."
             )
+        self._is_catching_up = epoch < 0
         return epoch
+
+    def share_loaded(self, model: Any) -> None:
+        """See `ComesAndGoes`."""
+        courses = self._courses_of(model)
+        if self._is_catching_up or not courses:
+            return  # the others' weights come at the beginning of `fit`
+        if self.is_writer:
+            for course in courses:
+                course.replace()
+            self.begin_rounds(model, anew=False)
+        elif not self._refresh(model, self._quorums.members.grace):
+            log.warning(
+                "tfdist: the chief has loaded no weights within %g s after this process should have got them; it gets "
+                "them in its next round, if they come.",
+                self._quorums.members.grace,
+            )
+
+    def _refresh(self, model: Any, patience: float | None = None) -> bool:
+        """As `StepsInRounds.refresh`, of all rounds of a model."""
+        found = [steps.refresh(patience) for steps in self._of(model)]
+        if model in self._states:
+            found.append(self._states[model].refresh(patience))
+        return any(found)
 
     def begin_epoch(self, epoch: int) -> None:
         """See `ComesAndGoes`."""
@@ -202,6 +226,14 @@ class _State:
         if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
             self._take_centre()
             self.course.begin_anew(progress)
+
+    def refresh(self, patience: float | None) -> bool:
+        """As `StepsInRounds.refresh`."""
+        found = self.course.refresh() if patience is None else self.course.follow(patience)
+        if found:
+            self._take_centre()
+            self.course.begin_anew(self._progress)
+        return found
 
     def _take_centre(self) -> None:
         assign(self._variables, [tf.constant(one) for one in self.course.centre])

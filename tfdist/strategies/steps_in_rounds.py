@@ -55,6 +55,22 @@ class StepsInRounds:
             assign(self.optimizer.variables, [tf.constant(one) for one in joined.state])
             self._step.assign(joined.step)
 
+    def refresh(self, patience: float | None) -> bool:
+        """Takes a newer state of another process over.
+
+        Args:
+            patience: seconds to wait for the state that another process gives all; None to look once for any.
+
+        Returns:
+            Whether there was one.
+        """
+        with self._lock:
+            found = self._course.refresh() if patience is None else self._course.follow(patience)
+        if found:
+            self._take_over()
+            self.begin()
+        return found
+
     @property
     def optimizer(self) -> Any:
         """As given."""

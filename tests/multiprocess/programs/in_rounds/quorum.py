@@ -187,6 +187,26 @@ def again():
     note("again", model)
 
 
+def loading():
+    """What the chief loads is for all; one that is given other values takes those of the others."""
+    model = linear(strategy(outer=keras.optimizers.SGD(0.75, momentum=0.5)), lambda: keras.optimizers.Adam(0.02))
+    path = os.path.join(FOLDER, "kept.weights.h5")
+    fit(model, epochs=1)
+    model.save_weights(path)
+    kept = model.get_weights()
+    fit(model, epochs=1)
+    model.load_weights(path)
+    for one, other in zip(kept, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(model.optimizer.iterations) == STEPS
+    fit(model, epochs=1)
+    note("loading", model)
+    if rank == size - 1:
+        model.set_weights(START)
+    fit(model, epochs=2)
+    note("loading", model)
+
+
 def uneven():
     """An epoch ends for all when it ends for one."""
     made = strategy(grace=1.0)
