@@ -13,11 +13,12 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "quorum.py")
 FAULTS = str(harness.PROGRAMS / "in_rounds" / "quorum_faults.py")
-CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading"]
+CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted"]
 
 
 @pytest.mark.parametrize(
-    ("size", "checks"), [(1, ["golden"]), (2, [*CHECKS, "uneven"]), (3, ["golden", "layers", "again", "loading"])]
+    ("size", "checks"),
+    [(1, ["golden", "restarted"]), (2, [*CHECKS, "uneven"]), (3, ["golden", "layers", "again", "loading"])],
 )
 def test_rounds(size, checks, tmp_path):
     settings = {"TEST_CASES": ",".join(checks)}

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, on_ranks
+from tfdist.compression import TopK
 from tfdist.strategies import keras_backup
 
 X, Y = np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)
@@ -240,3 +241,14 @@ def test_a_backup_in_the_first_epoch_is_restored_on_all_ranks(ranks, tmp_path):
     epochs, (_, iterations, *_) = first
     assert epochs == [0, 1, 2]
     assert iterations == 2 + 6
+
+
+def test_a_backup_has_one_file_of_residuals_for_each_rank(ranks, tmp_path):
+    strategy = Ranked(ranks(1).groups[0], TopK(0.5))
+    backed_up(strategy, tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest.weights.h5",
+        "previous.weights.h5",
+        "residuals.compression-0-of-1.npz",
+        "training_metadata.json",
+    ]

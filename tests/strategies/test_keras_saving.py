@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, on_ranks
 from tfdist import compression as c
-from tfdist.strategies import keras_saving
+from tfdist.strategies import atomic_files, keras_saving
 
 
 def model_in(strategy, value=None):
@@ -59,7 +59,7 @@ def test_a_file_appears_whole_or_not_at_all(strategy, tmp_path, monkeypatch, nam
 def test_what_a_killed_process_has_left_is_removed_by_the_next(strategy, tmp_path):
     """Of this file, and of no other."""
     path, other = tmp_path / "model[1].keras", tmp_path / "model1.keras"
-    left, kept = keras_saving.partial_name(path), keras_saving.partial_name(other)
+    left, kept = atomic_files.partial_name(path), atomic_files.partial_name(other)
     for file in (left, kept):
         file.write_text("half")
     model_in(strategy).save(path)

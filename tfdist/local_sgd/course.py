@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 from collections import Counter
 from collections.abc import MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from tfdist.compression.compressor import Compressor
+from tfdist.local_sgd.rules import Rule, States
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Trained:
         centre: what its variables have in common: at first their values.
         learning_rate: of the optimizer, now.
         live: what it is doing, for those who come to it while it trains; None if nobody does.
+        rules: the states of the rules of its rounds that a file has, which they begin with.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Trained:
     centre: MutableSequence[np.ndarray]
     learning_rate: float
     live: Live | None = None
+    rules: States = field(default_factory=list)
 
 
 class Live(abc.ABC):
@@ -133,6 +136,11 @@ class Course(abc.ABC):
             seconds: to wait for it.
         """
         return False
+
+    @property
+    def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
+        """The rules of the rounds that may have a state, each with the values in the centre that it is for."""
+        return []
 
     @property
     def staleness(self) -> Counter[int]:

@@ -21,7 +21,7 @@ from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained,
 from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges, Sum
 from tfdist.local_sgd.fragments import strided
 from tfdist.local_sgd.intervals import Interval
-from tfdist.local_sgd.rules import Rule
+from tfdist.local_sgd.rules import Rule, restore
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,11 @@ class Rounds(Course):
         self._learning_rate = learning_rate
         self._next = 0
         self._under_way: tuple[_Fragment, Sum | None] | None = None
+
+    @property
+    def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
+        """See `Course`."""
+        return [(one.rule, [self.centre[place] for place in one.places]) for one in self._fragments]
 
     def places(self, what: int) -> list[int]:
         """See `Course`."""
@@ -338,4 +343,6 @@ class LocalSGD(Courses):
             shapes = {f"{name} {place}": (paths[place], value.shape) for place, value in enumerate(centre)}
             self.compressor.register(shapes)
         slots = len(paths) - len(centre)
-        return Rounds(exchanges, plain, self._group.size, centre, slots, self._settings, trained.learning_rate)
+        rounds = Rounds(exchanges, plain, self._group.size, centre, slots, self._settings, trained.learning_rate)
+        restore(rounds.rules, trained.rules)
+        return rounds

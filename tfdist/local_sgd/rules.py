@@ -7,13 +7,18 @@ all processes of x − c. A rule says what the centre is then, and what a proces
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
 
+log = logging.getLogger("tfdist")
+
 Arrays = Sequence[np.ndarray]
+States = list[list[np.ndarray]]
+"""Of several rules."""
 
 
 class Rule(abc.ABC):
@@ -43,13 +48,17 @@ class Rule(abc.ABC):
         return []
 
     def restore(self, state: Arrays, like: Arrays) -> None:
-        """Takes over the state of another process.
+        """Takes over the state of another process, or of a file.
 
         Args:
             state: as `state` returned it there.
             like: values of the variables; only read.
+
+        Raises:
+            ValueError: it is the state of another rule, or of other variables.
         """
-        assert not state, f"{type(self).__name__} has no state"
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state; got one of {len(state)} arrays")
 
 
 class Averaging(Rule):
@@ -118,13 +127,20 @@ class Outer(Averaging):
         """See `Rule`."""
 
         def restore() -> None:
-            copy = self._copy or self._begin(like)
-            for variable, value in zip(copy.variables, state, strict=True):
-                variable.assign(value)
+            variables = (self._copy or self._begin(like)).variables
+            own = [np.array(variable.value) for variable in variables]
+            expected, found = [one.shape for one in own], [one.shape for one in state]
+            if found != expected:
+                raise ValueError(f"the outer optimizer has variables of the shapes {expected}; got {found}")
+            for variable, value, one in zip(variables, state, own, strict=True):
+                # Files keep the bytes of numbers that NumPy does not know, such as bfloat16.
+                variable.assign(value.view(one.dtype) if value.dtype.kind == "V" else value)
 
         if state:
             with ThreadPoolExecutor(1) as thread:  # as in `centre`
                 thread.submit(restore).result()
+        else:
+            self._copy = None
 
 
 class Elastic(Rule):
@@ -172,3 +188,23 @@ def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:
 
 def _times(array: np.ndarray, factor: float) -> np.ndarray:
     return array * array.dtype.type(factor)
+
+
+def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
+    """Gives rules the states that a file has, if it has some; states of other rules are left, with a warning.
+
+    Args:
+        rules: each with the values that it is for.
+        states: of each.
+    """
+    if not states:
+        return
+    try:
+        for (rule, like), state in zip(rules, states, strict=True):
+            rule.restore(state, like)
+    except ValueError as error:
+        log.warning(
+            "tfdist: the states of outer optimizers that were saved are not those of this model and strategy (%s); "
+            "training goes on without them.",
+            error,
+        )

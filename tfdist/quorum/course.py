@@ -16,7 +16,7 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import MismatchError, RendezvousError
 from tfdist.local_sgd.course import Course, Courses, Joined, Progress, Settled, Trained, Turn
 from tfdist.local_sgd.intervals import Interval
-from tfdist.local_sgd.rules import Rule
+from tfdist.local_sgd.rules import Rule, restore
 from tfdist.quorum.contributions import Contributions
 from tfdist.quorum.exchange import AbortedError, Exchange
 from tfdist.quorum.members import Members
@@ -108,6 +108,11 @@ class Quorum(Course):
     def staleness(self) -> Counter[int]:
         """See `Course`: by how many rounds what this process has brought was late."""
         return Counter(self._staleness)
+
+    @property
+    def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
+        """See `Course`."""
+        return [(self._rule, list(self.centre))]
 
     @property
     def round(self) -> int:
@@ -387,7 +392,9 @@ class Quorums(Courses):
 
     def of(self, trained: Trained) -> Quorum:
         """See `Courses`."""
-        of_all = self.members, self._interval, self._rule(), self._compression, trained, self.described
+        rule = self._rule()
+        restore([(rule, trained.centre)], trained.rules)
+        of_all = self.members, self._interval, rule, self._compression, trained, self.described
         return Quorum(*of_all, totals=self.totals)
 
     def of_state(self, trained: Trained, rule: Rule) -> Quorum:

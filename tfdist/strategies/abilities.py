@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
+    from tfdist.local_sgd.rules import States
     from tfdist.parameter_server.dealing.bringing import Stream
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
     from tfdist.parameter_server.dealing.plan import Plan
@@ -330,6 +331,23 @@ class TrainsInRounds(HasCollectives, abc.ABC):
 
         Args:
             model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def outer_states(self, model: Any) -> list[States]:
+        """The states of outer optimizers, for each optimizer of a model and each rule of its rounds; may be empty.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
+    def restore_outer(self, model: Any, states: Sequence[States]) -> None:
+        """Gives outer optimizers, also those that are yet to be made, the states of a file.
+
+        Args:
+            model: a Keras model.
+            states: as `outer_states` returned them.
         """
 
     @abc.abstractmethod

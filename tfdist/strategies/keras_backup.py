@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from tfdist.strategies import keras_saving
+from tfdist.strategies import atomic_files, keras_saving
 from tfdist.strategies.abilities import LoadsForAll
 from tfdist.strategies.keras_variables import broadcast_state
 
@@ -50,7 +50,7 @@ class _Shared:
         callback.on_train_end = self.end
 
     @property
-    def _residuals(self) -> Path:
+    def _beside(self) -> Path:
         return Path(self._callback.backup_dir) / "residuals"
 
     def load(self) -> None:
@@ -83,21 +83,19 @@ class _Shared:
         model._initial_epoch = int(status[1])
         broadcast_state(model, extended)
         if status[1]:
-            keras_saving.restore_compression(extended, self._residuals)
+            keras_saving.restore_beside(model, extended, self._beside)
 
     def save(self) -> None:
-        """Writes a backup: the chief writes the model, every rank its residuals."""
-        compressor = keras_saving.compressor_of(self._extended)
-        if compressor is not None:
-            self._residuals.parent.mkdir(parents=True, exist_ok=True)
-            compressor.save(self._residuals)
+        """Writes a backup: the chief writes the model, every rank what else it has to save."""
+        self._beside.parent.mkdir(parents=True, exist_ok=True)
+        keras_saving.save_beside(self._callback.model, self._extended, self._beside)
         self._extended.by_the_writer(self._callback.model, self._files.save)
 
     def end(self, logs: Any = None) -> None:
         """Removes the backup, unless it is to be kept."""
         compressor = keras_saving.compressor_of(self._extended)
         if compressor is not None and self._callback.delete_checkpoint:
-            compressor.file(self._residuals).unlink(missing_ok=True)
+            compressor.file(self._beside).unlink(missing_ok=True)
             self._extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
         if self._extended.is_writer:
             self._end(logs)
@@ -128,18 +126,16 @@ class Files:
             return
         self._latest.parent.mkdir(parents=True, exist_ok=True)
         metadata = json.dumps({"epoch": self._callback._current_epoch, "batch": self._callback._last_batch_seen})
-        partial = keras_saving.partial_name(self._latest)
-        self._callback.model.save_weights(partial)
-        with h5py.File(partial, "a") as file:
-            file.attrs[_METADATA] = metadata
-        _flush(partial)
-        if self._latest.exists():
-            os.replace(self._latest, self._previous)
-        os.replace(partial, self._latest)
-        # Keras's own metadata file, for restoring without tfdist.
-        partial = keras_saving.partial_name(self._metadata)
-        partial.write_text(metadata)
-        os.replace(partial, self._metadata)
+        with atomic_files.written(self._latest) as partial:
+            with keras_saving.without_others():
+                self._callback.model.save_weights(partial)
+            with h5py.File(partial, "a") as file:
+                file.attrs[_METADATA] = metadata
+            _flush(partial)
+            if self._latest.exists():
+                os.replace(self._latest, self._previous)
+        with atomic_files.written(self._metadata) as partial:  # Keras's own, for restoring without tfdist
+            partial.write_text(metadata)
 
     def load(self) -> None:
         """Restores the latest backup, or the previous one if the latest is damaged or missing.
@@ -151,7 +147,7 @@ class Files:
             self._keras_load()
             return
         for file in (self._latest, self._metadata):
-            keras_saving.remove_partial(file)
+            atomic_files.remove_partial(file)
         failure: Exception | None = None
         for file in (self._latest, self._previous):
             if not file.exists():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import glob
 import logging
 import os
-import uuid
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
-from tfdist.strategies import at_work
+from tfdist.strategies import at_work, atomic_files, keras_outer
 from tfdist.strategies.abilities import (
     Ability,
     ComesAndGoes,
@@ -30,6 +30,25 @@ from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 
 log = logging.getLogger("tfdist")
+
+
+class _Saving(threading.local):
+    """Whether this thread saves files without what `save_beside` saves."""
+
+    alone = False
+
+
+_saving = _Saving()
+
+
+@contextlib.contextmanager
+def without_others() -> Iterator[None]:
+    """Context in which a model is saved without what `save_beside` saves, as the caller has done that."""
+    _saving.alone = True
+    try:
+        yield
+    finally:
+        _saving.alone = False
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -64,9 +83,8 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
         extended = at_work.of_model(self, WritesOnce)
         if extended is None:
             return original(self, filepath, *args, **kwargs)
-        compressor = compressor_of(extended)
-        if whole and compressor is not None:
-            compressor.save(filepath)
+        if whole and not _saving.alone:
+            save_beside(self, extended, filepath)
         if not extended.is_writer and isinstance(extended, UpdatesOnServers):
             _say_that_the_chief_writes(extended, original.__name__)
 
@@ -74,14 +92,9 @@ def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., An
             if not whole or not _is_one_new_file(filepath, args, kwargs):
                 return original(self, filepath, *args, **kwargs)
             path = Path(filepath)
-            remove_partial(path)
-            partial = partial_name(path)
-            try:
-                result = original(self, str(partial), *args, **kwargs)
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-            return result
+            atomic_files.remove_partial(path)
+            with atomic_files.written(path) as partial:
+                return original(self, str(partial), *args, **kwargs)
 
         return extended.by_the_writer(self, write)
 
@@ -97,17 +110,6 @@ def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
             "the chief, or on all workers to no effect on the others.",
             name,
         )
-
-
-def partial_name(path: Path) -> Path:
-    """The temporary name of a file until it is complete."""
-    return path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
-
-
-def remove_partial(path: Path) -> None:
-    """Removes partial files left by a process that was killed while it wrote this file."""
-    for left in path.parent.glob(f".????????.{glob.escape(path.name)}"):
-        left.unlink(missing_ok=True)
 
 
 def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -142,6 +144,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"the chief could not load the weights from {filepath}; see the error of rank "
                 f"{extended.everyone.members[0]} for the cause"
             )
+        keras_outer.restore(self, extended, filepath)
         if isinstance(extended, ComesAndGoes):
             extended.share_loaded(self)
         else:
@@ -162,10 +165,39 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         extended.everyone.barrier()
         model = original(filepath, *args, **kwargs)
         extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
-        restore_compression(extended, filepath)
+        restore_beside(model, extended, filepath)
         return model
 
     return load_model
+
+
+def save_beside(model: Any, extended: Ability, path: Any) -> None:
+    """Saves what belongs to training and is not in a model's file: residuals, and the states of outer optimizers.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        path: of the model's file.
+    """
+    compressor = compressor_of(extended)
+    if compressor is not None:
+        compressor.save(path)
+    keras_outer.save(model, extended, path)
+
+
+def restore_beside(model: Any, extended: Ability, path: Any) -> None:
+    """Restores what `save_beside` has saved, on all processes.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        path: of the model's file.
+
+    Raises:
+        OSError: as `restore_compression`.
+    """
+    keras_outer.restore(model, extended, path)
+    restore_compression(extended, path)
 
 
 def compressor_of(extended: Ability) -> Compressor | None:

@@ -122,6 +122,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `ComesAndGoes`."""
         members, optimizer = self._quorums.members, model.optimizer
         members.fit = self.group.number("fit in rounds")
+        members.reach(members.fit, model._initial_epoch or 0)  # of a backup, before others take weights from here
         self._model_number(model)
         for one in keras_variables.optimizers(model):  # also of a call of `fit` in which they make no step here
             self._number(innermost(one))

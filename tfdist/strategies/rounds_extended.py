@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import Group
+from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
+from tfdist.local_sgd.rules import States
 from tfdist.strategies import keras_variables
 from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
@@ -49,6 +52,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self._courses = courses
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
         alone = Group(group.engine, (group.members[group.rank],))
         self._within = Bridge(alone)
         local: Any = self._cross_device_ops._local
@@ -87,7 +91,8 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def _steps_of(self, optimizer: Any) -> StepsInRounds:
         if optimizer not in self._steps:
-            self._steps[optimizer] = StepsInRounds(optimizer, self._number(optimizer), self._courses)
+            restored = self._restored.pop(optimizer, [])
+            self._steps[optimizer] = StepsInRounds(optimizer, self._number(optimizer), self._courses, restored)
         return self._steps[optimizer]
 
     def _number(self, optimizer: Any) -> int:
@@ -109,6 +114,21 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
         for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
             steps.take_centre()
+
+    def outer_states(self, model: Any) -> list[States]:
+        """See `TrainsInRounds`."""
+        steps = [self._steps.get(optimizer) for optimizer in _saved_optimizers(model)]
+        return [[] if one is None else [rule.state() for rule, _ in one.course.rules] for one in steps]
+
+    def restore_outer(self, model: Any, states: Sequence[States]) -> None:
+        """See `TrainsInRounds`."""
+        for optimizer, of_rules in zip(_saved_optimizers(model), states, strict=False):
+            if not optimizer.built:
+                continue  # what it has learned is not restored either
+            if optimizer in self._steps:
+                rules.restore(self._steps[optimizer].course.rules, of_rules)
+            else:
+                self._restored[optimizer] = of_rules
 
     def distance(self, model: Any) -> float | None:
         """See `TrainsInRounds`."""
@@ -146,3 +166,9 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         optimizers = self._optimizers_of(model)
         kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
         return [variable for variables in kept for variable in variables if variable is not None]
+
+
+def _saved_optimizers(model: Any) -> list[Any]:
+    """Those that Keras saves with a model, in its order, without those around them."""
+    inner = [innermost(optimizer) for optimizer in keras_variables.optimizers(model)]
+    return list({id(optimizer): optimizer for optimizer in inner}.values())

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.course import Course, Courses, Live, Progress, Trained
+from tfdist.local_sgd.rules import States
 from tfdist.strategies import tensorflow_private as private
 from tfdist.tensors import to_array
 
@@ -27,12 +28,13 @@ class StepsInRounds:
         optimizer: a Keras optimizer, which is built, under a strategy.
         number: of the optimizer among those of the strategy.
         courses: makes the course of the rounds.
+        rules: as of `Trained`.
 
     Attributes:
         variables: that the optimizer updates.
     """
 
-    def __init__(self, optimizer: Any, number: int, courses: Courses) -> None:
+    def __init__(self, optimizer: Any, number: int, courses: Courses, rules: States) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.variables = list(optimizer._trainable_variables)
         self._slots = slots_of(optimizer) if courses.with_slots else []
@@ -41,7 +43,8 @@ class StepsInRounds:
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
             live = _Training(self._left, self._step, list(optimizer.variables))
-            trained = Trained(f"optimizer {number}", paths, Centre(self.variables), float(_rate(optimizer)), live)
+            centre, rate = Centre(self.variables), float(_rate(optimizer))
+            trained = Trained(f"optimizer {number}", paths, centre, rate, live, rules)
             self._course = courses.of(trained)
         self._lock = threading.Lock()
         with tf.init_scope():

@@ -281,10 +281,18 @@ def compressed():
 
 def restarted():
     """`BackupAndRestore` goes on with the epoch that was under way, `ModelCheckpoint` writes what all have."""
-    place = os.path.join(FOLDER, f"backup-{size}")
-    path = os.path.join(FOLDER, f"model-{size}.keras")
+    for number, arguments in enumerate(
+        (
+            {"sync_every": 3, "start_after": 16},
+            {"sync_every": 3, "outer": keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True), "fragments": 2},
+        )
+    ):
+        restarted_with(arguments, number)
 
-    arguments = {"sync_every": 3, "start_after": 16}
+
+def restarted_with(arguments, number):
+    place = os.path.join(FOLDER, f"backup-{size}-{number}")
+    path = os.path.join(FOLDER, f"model-{size}-{number}.keras")
     expected = linear(tfdist.LocalSGDStrategy(**arguments))
     fit(expected, epochs=4)
     with pytest.raises(KeyError, match="interrupted"):

@@ -187,6 +187,18 @@ def again():
     note("again", model)
 
 
+def restarted():
+    """All go on with the chief's backup, as if they had not ended; the outer optimizer too."""
+    place = os.path.join(FOLDER, f"backup-{size}")
+    outer = keras.optimizers.SGD(0.75, momentum=0.875, nesterov=True)
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(linear(strategy(outer=outer)), callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)])
+    again = linear(strategy(outer=outer))
+    assert len(fit(again, callbacks=[keras.callbacks.BackupAndRestore(place)])["loss"]) == 1
+    assert_close(again, reference(outer))
+    note("restarted", again)
+
+
 def loading():
     """What the chief loads is for all; one that is given other values takes those of the others."""
     model = linear(strategy(outer=keras.optimizers.SGD(0.75, momentum=0.5)), lambda: keras.optimizers.Adam(0.02))

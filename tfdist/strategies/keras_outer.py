@@ -1,0 +1,90 @@
+"""The states of outer optimizers, such as their momentum: the writer saves them beside a model's file, for all."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.local_sgd.rules import States
+from tfdist.strategies.abilities import Ability, LoadsForAll, TrainsInRounds, WritesOnce
+from tfdist.strategies.atomic_files import written
+
+log = logging.getLogger("tfdist")
+
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+
+
+def save(model: Any, extended: Ability, prefix: Any) -> None:
+    """Writes the states of a model's outer optimizers, on the writer, if they have any.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        prefix: the path of the model's file.
+    """
+    if not isinstance(extended, TrainsInRounds) or not isinstance(extended, WritesOnce) or not extended.is_writer:
+        return
+    if "://" in os.fspath(prefix):
+        return  # residuals are not saved there either
+    arrays = {
+        f"{number}/{rule}/{place}": array
+        for number, rules in enumerate(extended.outer_states(model))
+        for rule, state in enumerate(rules)
+        for place, array in enumerate(state)
+    }
+    path = _file(prefix)
+    if arrays:
+        with written(path) as partial, open(partial, "wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    else:
+        path.unlink(missing_ok=True)  # of a model that was saved there before
+
+
+def restore(model: Any, extended: Ability, prefix: Any) -> None:
+    """Takes over what `save` has written, on all processes, which call it. Without a file nothing changes.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        prefix: the path of the model's file, which the first process alone reads.
+    """
+    if not isinstance(extended, TrainsInRounds) or not isinstance(extended, LoadsForAll):
+        return
+    everyone, path = extended.everyone, _file(prefix)
+    own = path.read_bytes() if extended.is_writer and "://" not in os.fspath(prefix) and path.exists() else b""
+    length = tf.constant([len(own)], tf.int64)
+    size = int(everyone.broadcast_once(length, "the size of outer optimizers' states", "int64 (1,)")[0])
+    if not size:
+        return
+    given = tf.constant(np.frombuffer(own, np.uint8) if own else np.zeros(size, np.uint8))
+    found = everyone.broadcast_once(given, "outer optimizers' states", f"uint8 ({size},)").numpy()
+    try:
+        states = _states(found.tobytes())
+    except _DAMAGED as error:
+        log.warning("tfdist: %s does not hold states of outer optimizers (%s); training goes on without.", path, error)
+        return
+    extended.restore_outer(model, states)
+
+
+def _file(prefix: Any) -> Path:
+    return Path(f"{os.fspath(prefix)}.outer.npz")
+
+
+def _states(data: bytes) -> list[States]:
+    """By number of the optimizer, its rule, and the variable."""
+    found: dict[int, dict[int, dict[int, np.ndarray]]] = {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        for key in arrays.files:
+            number, rule, place = map(int, key.split("/"))
+            found.setdefault(number, {}).setdefault(rule, {})[place] = arrays[key]
+    return [
+        [[state[place] for place in sorted(state)] for _, state in sorted(found.get(number, {}).items())]
+        for number in range(max(found, default=-1) + 1)
+    ]
