@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from tests.runtime.jobs import TIMEOUTS, cluster_of
@@ -17,6 +19,13 @@ def test_a_process_enters_one_job():
     job.enter(cluster_of("worker", worker=2), TIMEOUTS)
     with pytest.raises(ClusterSpecError, match=r"has entered a job already .* and can enter one only; got"):
         job.enter(cluster_of("worker", worker=2), TIMEOUTS)
+
+
+def test_processes_that_come_and_go_are_no_job_with_those_that_stay():
+    cluster = cluster_of("worker", worker=2)
+    job.enter(cluster, TIMEOUTS)
+    with pytest.raises(ClusterSpecError, match=r"cannot be in one job with QuorumStrategy.* Leave out tfdist\.init"):
+        job.enter(dataclasses.replace(cluster, comes_and_goes=True), TIMEOUTS)
 
 
 def test_a_process_that_has_left_may_enter_again():
