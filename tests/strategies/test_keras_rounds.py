@@ -19,8 +19,8 @@ class Own(keras.Sequential):
     def train_step(self, data):
         logs = super().train_step(data)
         context = tf.distribute.get_replica_context()
-        rank = 0 if context is None else context.replica_id_in_sync_group
-        return {"rank": tf.cast(rank, tf.float32), **logs, "text": tf.constant("a")}
+        rank = tf.cast(0 if context is None else context.replica_id_in_sync_group, tf.float32)
+        return {"rank": rank, **logs, "text": tf.constant("a"), "deeper": {"inner": rank}}
 
 
 def built(kind=keras.Sequential, optimizer=keras.optimizers.SGD, **compiling):
@@ -61,7 +61,8 @@ def test_logs_of_ones_own_are_averaged(ranks):
 
     one, other = on_ranks(ranks, work)
     assert one["rank"] == other["rank"] == [0.5]
-    assert sorted(one) == ["loss", "mae", "rank", "text"]
+    assert one["inner"] == other["inner"] == [0.5], "Keras flattens them"
+    assert sorted(one) == ["inner", "loss", "mae", "rank", "text"]
     assert one["loss"] == other["loss"]
     assert one["mae"] == other["mae"]
 
@@ -223,3 +224,38 @@ def test_state_of_layers_and_moving_averages_are_averaged(ranks):
         return float(model.layers[0].moving_mean.numpy()[0]), float(average.numpy()[0])
 
     assert on_ranks(ranks, work) == [(0.5, 0.5)] * 2
+
+
+class Followed(keras.Model):
+    """A layer, and another one that follows it, which the step updates by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.follower = keras.layers.Dense(1), keras.layers.Dense(1)
+        for layer in (self.one, self.follower):
+            layer.build((None, 4))
+        self.built = True
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.one(x) - y) ** 2)
+        variables = self.one.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        for variable, follower in zip(variables, self.follower.trainable_variables, strict=True):
+            follower.assign(0.5 * follower + 0.5 * variable)
+        return {"loss": loss}
+
+
+def test_weights_that_no_optimizer_updates_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = Followed()
+            model.compile(keras.optimizers.SGD(0.05))
+            model.optimizer.build(model.one.trainable_variables)
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+        return model.follower.get_weights()
+
+    one, other = on_ranks(ranks, work)
+    for value, its in zip(one, other, strict=True):
+        np.testing.assert_array_equal(value, its)

@@ -387,7 +387,9 @@ class TrainsInRounds(HasCollectives, abc.ABC):
 
     @abc.abstractmethod
     def moving_averages(self, model: Any) -> list[Any]:
-        """The moving averages that a model's optimizer keeps of weights.
+        """The moving averages that a model's optimizer keeps of weights, or that steps keep in weights of their own.
+
+        The latter are trainable variables that no optimizer has updated, as those of a network that follows another.
 
         Args:
             model: a Keras model.

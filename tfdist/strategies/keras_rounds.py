@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work, keras_steps, keras_variables
 from tfdist.strategies.abilities import AveragesState, TrainsInRounds
-from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer
+from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer, tree
 
 
 class _Applying(threading.local):
@@ -122,10 +122,13 @@ def _of_settled_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
     """Logs of steps that a user wrote, as means over processes as far as they are floating-point numbers."""
-    tensors = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
-    numbers = {name: tf.cast(one, tf.float64) for name, one in tensors.items() if one.dtype.is_floating}
-    means = extended.bridge.all_reduce(list(numbers.values()), mean=True)
-    return {**logs, **dict(zip(numbers, means, strict=True))}
+    values = tree.flatten(logs)
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+    means = extended.bridge.all_reduce([tf.cast(tensors[place], tf.float64) for place in floating], mean=True)
+    for place, mean in zip(floating, means, strict=True):
+        values[place] = mean
+    return tree.pack_sequence_as(logs, values)
 
 
 def _of_equal_weights(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -163,9 +163,14 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def moving_averages(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
-        optimizers = self._optimizers_of(model)
+        optimizers, steps = self._optimizers_of(model), self._of(model)
         kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
-        return [variable for variables in kept for variable in variables if variable is not None]
+        averages = [variable for variables in kept for variable in variables if variable is not None]
+        if not steps:
+            return averages
+        updated = {id(variable) for one in steps for variable in one.variables}
+        followers = [variable for variable in model.trainable_variables if id(variable) not in updated]
+        return averages + [one for one in followers if one.dtype.startswith(("float", "bfloat"))]
 
 
 def _saved_optimizers(model: Any) -> list[Any]:
