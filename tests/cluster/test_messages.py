@@ -25,7 +25,6 @@ FROM_TASK = [
     quorum_messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0, checksum=12),
     quorum_messages.Have(6, "optimizer 0", 3),
     quorum_messages.Lack("optimizer 0", 3, (2,)),
-    quorum_messages.Rest("optimizer 0"),
     quorum_messages.Replace(8, "optimizer 0"),
     quorum_messages.Where(7, 0),
     quorum_messages.Epoch(0, 3),

@@ -17,7 +17,6 @@ from tfdist.cluster.quorum_messages import (
     Outcome,
     Ready,
     Replace,
-    Rest,
     Where,
 )
 from tfdist.cluster.quorums import Quorums
@@ -152,9 +151,6 @@ class Member:
 
     def is_aborted(self, rounds, attempt):
         return self._job.aborted.get((self.task, rounds), 0) >= attempt
-
-    def rest(self, rounds):
-        self._job.tell(self.task, Rest(rounds))
 
     def epoch_of(self, fit):
         return self._job.ask(self.task, Where, fit)

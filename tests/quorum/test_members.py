@@ -55,9 +55,6 @@ def test_members_enlist_meet_and_have():
             assert outcome == Outcome(True)
         assert other.others == 4
         assert not one.is_aborted("a", 1)
-        other.rest("a")
-        meeting = one.ready("a", 2, 1, ends=False, checksum=0)
-        assert [partner.task for partner in meeting.partners] == [0], "nobody waits for one that rests"
 
 
 def test_a_meeting_of_which_something_is_lacking_is_aborted():

@@ -363,7 +363,6 @@ FromTask = (
     | quorums.Ready
     | quorums.Have
     | quorums.Lack
-    | quorums.Rest
     | quorums.Replace
     | quorums.Where
     | quorums.Epoch

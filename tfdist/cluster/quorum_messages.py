@@ -123,12 +123,6 @@ class Lack(OfRounds, frozen=True):
     tasks: tuple[int, ...]
 
 
-class Rest(OfRounds, frozen=True):
-    """The task has no steps to take for now; rounds do not wait for it."""
-
-    rounds: str
-
-
 class Replace(OfRounds, frozen=True):
     """The task has given its state other values, which are to be those of all; the reply is the round that it is of.
 

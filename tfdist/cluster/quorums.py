@@ -39,7 +39,6 @@ from tfdist.cluster.quorum_messages import (
     Partner,
     Ready,
     Replace,
-    Rest,
     Where,
 )
 
@@ -134,13 +133,13 @@ class Quorums:
             case Epoch(fit, epoch):
                 self._furthest = max(self._furthest, (fit, epoch))
                 self._look_for_ended_fits()
-            case Ready() | Have() | Lack() | Rest() | Replace() if task in self._of(message.rounds).addresses:
+            case Ready() | Have() | Lack() | Replace() if task in self._of(message.rounds).addresses:
                 self._of_a_round(task, self._rounds[message.rounds], message)
 
     def _of(self, rounds: str) -> _Rounds:
         return self._rounds.get(rounds, _NONE)
 
-    def _of_a_round(self, task: int, rounds: _Rounds, message: Ready | Have | Lack | Rest | Replace) -> None:
+    def _of_a_round(self, task: int, rounds: _Rounds, message: Ready | Have | Lack | Replace) -> None:
         match message:
             case Ready():
                 self._is_ready(task, rounds, message)
@@ -148,9 +147,6 @@ class Quorums:
                 self._has(task, rounds, message)
             case Lack():
                 self._lacks(rounds, message)
-            case Rest():
-                rounds.awaited.discard(task)
-                self._look(rounds)
             case Replace():
                 self._replace(task, rounds, message)
 

@@ -301,7 +301,7 @@ class Quorum(Course):
             )
 
     def refresh(self) -> bool:
-        """Has others wait for this process, also after `rest`; takes the newest state over if another one has it.
+        """Has others wait for this process; takes the newest state over if another one has it.
 
         Returns:
             Whether it has; then `joined` says what the optimizer begins with.
@@ -349,10 +349,6 @@ class Quorum(Course):
         )
         with self._lock:
             self._round = -1
-
-    def rest(self) -> None:
-        """Has nobody wait for this process until it is ready for a round again."""
-        self._members.rest(self._trained.name)
 
 
 def _divided(arrays: Sequence[np.ndarray], counts: Sequence[int]) -> list[list[np.ndarray]]:

@@ -94,10 +94,6 @@ class Members(Protocol):
         """Whether a meeting will not come about; raises what has ended the job."""
         ...
 
-    def rest(self, rounds: str) -> None:
-        """Has nobody wait for this process; see `tfdist.cluster.quorum_messages.Rest`."""
-        ...
-
     def epoch_of(self, fit: int) -> int:
         """The epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.Where`."""
         ...
@@ -187,10 +183,6 @@ class Together(Members):
             raise self._control.failure
         return self._aborted.get(rounds, 0) >= attempt
 
-    def rest(self, rounds: str) -> None:
-        """See `Members`."""
-        self._control.send(messages.Rest(rounds))
-
     def epoch_of(self, fit: int) -> int:
         """See `Members`."""
         return int(self._control.request(lambda request: messages.Where(request, fit)))
@@ -269,9 +261,6 @@ class Alone(Members):
     def is_aborted(self, rounds: str, attempt: int) -> bool:
         """See `Members`."""
         return False
-
-    def rest(self, rounds: str) -> None:
-        """See `Members`; nobody waits."""
 
     def epoch_of(self, fit: int) -> int:
         """See `Members`."""

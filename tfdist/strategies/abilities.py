@@ -427,6 +427,14 @@ class ComesAndGoes(TrainsInRounds):
         """
 
     @abc.abstractmethod
+    def await_file(self, path: Any) -> None:
+        """Waits a little for a file that the writer may be about to write.
+
+        Args:
+            path: of the file.
+        """
+
+    @abc.abstractmethod
     def begin_epoch(self, epoch: int) -> None:
         """Tells those that come which epoch has begun.
 

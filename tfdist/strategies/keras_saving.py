@@ -163,6 +163,8 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             return original(filepath, *args, **kwargs)
         extended.everyone.barrier()
+        if isinstance(extended, ComesAndGoes) and not extended.is_writer:
+            extended.await_file(filepath)
         model = original(filepath, *args, **kwargs)
         extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
         restore_beside(model, extended, filepath)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ from tfdist.strategies.rounds_extended import RoundsExtended
 from tfdist.strategies.steps_in_rounds import assign, read
 
 log = logging.getLogger("tfdist")
+
+_LOOK_SECONDS = 0.1
 
 
 class QuorumExtended(RoundsExtended, ComesAndGoes):
@@ -158,6 +162,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 self._quorums.members.grace,
             )
 
+    def await_file(self, path: Any) -> None:
+        """See `ComesAndGoes`: at most the time of grace."""
+        end = time.monotonic() + self._quorums.members.grace
+        while "://" not in os.fspath(path) and not os.path.exists(path) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
     def _refresh(self, model: Any, patience: float | None = None) -> bool:
         """As `StepsInRounds.refresh`, of all rounds of a model."""
         found = [steps.refresh(patience) for steps in self._of(model)]
@@ -188,7 +198,6 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         members.fit, members.epoch, members.others = None, 0, 0
         for course in self._courses_of(model):
             course.is_over = False
-            course.rest()
 
 
 class _State:

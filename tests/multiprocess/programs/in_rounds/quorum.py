@@ -210,7 +210,9 @@ def loading():
     model.load_weights(path)
     for one, other in zip(kept, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert int(model.optimizer.iterations) == STEPS
+    assert rank or int(model.optimizer.iterations) == STEPS, (
+        "others may get it from steps that the chief has taken since"
+    )
     fit(model, epochs=1)
     note("loading", model)
     if rank == size - 1:
