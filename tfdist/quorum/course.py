@@ -202,9 +202,9 @@ class Quorum(Course):
         """
         members, name, number = self._members, self._trained.name, self._round + 1
         samples = progress.samples - self._last.samples
-        contribution = None
+        contribution, checksum = None, self._checksum()
         while True:
-            meeting = members.ready(name, number, samples, ends, self._checksum())
+            meeting = members.ready(name, number, samples, ends, checksum)
             if not meeting.partners:
                 if contribution is not None:
                     self._contributions.take_back()

@@ -152,6 +152,8 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         if self._is_catching_up or not courses:
             return  # the others' weights come at the beginning of `fit`
         if self.is_writer:
+            if model in self._states:
+                self._states[model].recentre()
             for course in courses:
                 course.replace()
             self.begin_rounds(model, anew=False)
@@ -236,6 +238,11 @@ class _State:
         if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
             self._take_centre()
             self.course.begin_anew(progress)
+
+    def recentre(self) -> None:
+        """As `StepsInRounds.recentre`."""
+        for place, value in enumerate(read(self._variables)):
+            self.course.assigned(place, value.numpy(), self._progress)
 
     def refresh(self, patience: float | None) -> bool:
         """As `StepsInRounds.refresh`."""
