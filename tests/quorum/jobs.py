@@ -132,8 +132,8 @@ class Member:
     def fetch(self, address, rounds):
         return self.links.fetch(address, rounds, SECONDS, lambda: None)
 
-    def enlist(self, rounds, round, settings):
-        of = rounds, self.links.address, round, self._job.quorum, self.grace, settings
+    def enlist(self, rounds, round, settings, needs_quorum):
+        of = rounds, self.links.address, round, self._job.quorum if needs_quorum else 1, self.grace, settings
         return msgspec.convert(self._job.ask(self.task, Enlist, *of), Enlisted)
 
     def ready(self, rounds, round, samples, ends, checksum):

@@ -30,10 +30,10 @@ class Training(Live):
         return self._step
 
 
-def course(members, start=START, rule=None, compression=None, settings="alike", live=None, keeps_late=True):
+def course(members, start=START, rule=None, compression=None, settings="alike", live=None, are_weights=True):
     trained = Trained(NAME, ["a", "b", "slot"], [one.copy() for one in start], 0.1, live or Training())
     chosen = None if compression is None else policy.as_policy(compression)
-    return Quorum(members, Every(5), rule or Averaging(), chosen, trained, settings, keeps_late)
+    return Quorum(members, Every(5), rule or Averaging(), chosen, trained, settings, are_weights)
 
 
 def change(task, number):
@@ -143,7 +143,7 @@ def test_one_that_is_late_goes_on_from_the_new_centre_and_brings_its_change_late
 @pytest.mark.parametrize("keeps_late", [True, False])
 def test_what_is_late_at_an_epochs_end_is_brought_later_or_dropped(job, keeps_late):
     made = job(2, quorum=1)
-    courses = joined(made, [0, 1], keeps_late=keeps_late)
+    courses = joined(made, [0, 1], are_weights=keeps_late)
     made.side_by_side(
         lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 1, 10),
         range(2),
@@ -250,6 +250,15 @@ def test_one_that_has_other_values_takes_those_of_the_others(job, caplog):
     assert [courses[task].round for task in range(3)] == [1, 1, 1]
     means = [np.mean(changes, axis=0) for changes in zip(*(change(task, 1) for task in range(3)), strict=True)]
     assert_values(courses[0].centre, [w + mean for w, mean in zip(START, means, strict=True)])
+
+
+def test_what_are_no_weights_waits_for_no_quorum(job):
+    """Some may have come to the end of an epoch before others, which wait for them in another round."""
+    made = job(2, quorum=2)
+    courses = joined(made, [0, 1], are_weights=False)
+    made.running_at_once = True
+    assert courses[0].settle(Progress(10, 5), trained(courses[0], 0, 1)).changes
+    assert courses[0].round == 1
 
 
 def test_one_gives_its_values_to_all(job):

@@ -32,9 +32,9 @@ def together(size, quorum=1, start=10.0):
 
 def test_members_enlist_meet_and_have():
     with together(2) as (one, other):
-        assert one.enlist("a", -1, "alike") == Enlisted(0, None, "")
-        assert other.enlist("a", -1, "alike") == Enlisted(0, 0, one.links.address)
-        assert other.enlist("a", 0, "alike").source is None
+        assert one.enlist("a", -1, "alike", True) == Enlisted(0, None, "")
+        assert other.enlist("a", -1, "alike", True) == Enlisted(0, 0, one.links.address)
+        assert other.enlist("a", 0, "alike", True).source is None
         one.reach(0, 4)
         one.fit = other.fit = 0
         assert other.epoch_of(0) == 4
@@ -59,9 +59,9 @@ def test_members_enlist_meet_and_have():
 
 def test_a_meeting_of_which_something_is_lacking_is_aborted():
     with together(2) as (one, other):
-        one.enlist("a", -1, "alike")
-        other.enlist("a", -1, "alike")
-        other.enlist("a", 0, "alike")
+        one.enlist("a", -1, "alike", True)
+        other.enlist("a", -1, "alike", True)
+        other.enlist("a", 0, "alike", True)
         thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False, checksum=0))
         thread.start()
         meeting = one.ready("a", 1, 1, ends=False, checksum=0)
@@ -74,7 +74,7 @@ def test_a_meeting_of_which_something_is_lacking_is_aborted():
 
 def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
     with together(1, quorum=2, start=0.5) as (one,):
-        one.enlist("a", -1, "alike")
+        one.enlist("a", -1, "alike", True)
         with pytest.raises(
             RendezvousError, match=r"task 0 has waited for a quorum of 2 task\(s\) for round 1 of a for 0.5 s"
         ):
@@ -83,9 +83,9 @@ def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
 
 def test_other_settings_are_an_error():
     with together(2) as (one, other):
-        one.enlist("a", -1, "alike")
+        one.enlist("a", -1, "alike", True)
         with pytest.raises(MismatchError, match=r"task 1 has .* others; the others have .* alike"):
-            other.enlist("a", -1, "others")
+            other.enlist("a", -1, "others", True)
 
 
 def test_who_waits_is_told_what_has_ended_the_job():
@@ -98,7 +98,7 @@ def test_who_waits_is_told_what_has_ended_the_job():
 
 def test_a_process_alone_meets_itself():
     alone = Alone()
-    assert alone.enlist("a", -1, "") == Enlisted(0, None, "")
+    assert alone.enlist("a", -1, "", True) == Enlisted(0, None, "")
     meeting = alone.ready("a", 3, 7, ends=True, checksum=0)
     assert meeting.partners == (Partner(0, 7, ""),)
     assert alone.have("a", meeting.attempt).counts

@@ -54,8 +54,9 @@ class Quorum(Course):
         compression: of differences; None for none.
         trained: what is trained.
         settings: that all processes must have alike, in words.
-        keeps_late: whether changes that come too late for a round are brought to the next one. They are changes of
-            another centre: weights can be moved by them, but statistics cannot.
+        are_weights: whether rounds need a quorum, and changes that come too late for one are brought to the next. They
+            are changes of another centre, which statistics cannot be moved by; and as statistics are exchanged at an
+            epoch's end, which some may have come to a step before others, they must not wait for a quorum.
         totals: as below; of this course alone by default.
 
     Attributes:
@@ -77,7 +78,7 @@ class Quorum(Course):
         compression: Policy | None,
         trained: Trained,
         settings: str,
-        keeps_late: bool = True,
+        are_weights: bool = True,
         totals: Totals | None = None,
     ) -> None:
         assert trained.live is not None
@@ -90,7 +91,7 @@ class Quorum(Course):
         self._contributions = Contributions(trained.paths[: len(shapes)], shapes, compression, members.task)
         form = [(value.dtype.name, value.shape) for value in trained.centre]
         self._settings = f"{settings}, {len(form)} variables (form {zlib.crc32(repr(form).encode()):08x})"
-        self._keeps_late = keeps_late
+        self._are_weights = are_weights
         self._rate = trained.learning_rate
         self._last = Progress(0, 0)
         self._settled = 0  # steps taken when there was nothing left to bring, or it was left for later
@@ -168,7 +169,7 @@ class Quorum(Course):
         else:
             left = self._timed(progress, changes, ends=True)
         if left is not None:
-            self._carry = changes if self._keeps_late and not self.is_over else None
+            self._carry = changes if self._are_weights and not self.is_over else None
             self._first = left
             self._settled = progress.step
         return Settled(progress.step, [np.array(one) for one in self.centre], True)
@@ -266,7 +267,7 @@ class Quorum(Course):
         members, name = self._members, self._trained.name
         end = time.monotonic() + members.patience
         while True:
-            found = members.enlist(name, self._round, self._settings)
+            found = members.enlist(name, self._round, self._settings, self._are_weights)
             if found.source is None:
                 self._round = found.round
                 return None
@@ -400,4 +401,4 @@ class Quorums(Courses):
             trained: the values.
             rule: of their rounds.
         """
-        return Quorum(self.members, self._interval, rule, None, trained, self.described, keeps_late=False)
+        return Quorum(self.members, self._interval, rule, None, trained, self.described, are_weights=False)

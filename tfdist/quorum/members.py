@@ -70,8 +70,8 @@ class Members(Protocol):
         """Fetches the state of rounds; see `tfdist.quorum.links.Links.fetch`."""
         ...
 
-    def enlist(self, rounds: str, round: int, settings: str) -> Enlisted:
-        """Takes part from now on; see `tfdist.cluster.quorum_messages.Enlist`."""
+    def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
+        """Takes part from now on; see `tfdist.cluster.quorum_messages.Enlist`. Without a quorum, one is enough."""
         ...
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
@@ -148,9 +148,9 @@ class Together(Members):
         with self.links.arrived:
             self.links.arrived.notify_all()
 
-    def enlist(self, rounds: str, round: int, settings: str) -> Enlisted:
+    def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
         """See `Members`."""
-        of = rounds, self.links.address, round, self._quorum, self.grace, settings
+        of = rounds, self.links.address, round, self._quorum if needs_quorum else 1, self.grace, settings
         what = f"a task that has a state of {rounds}"
         return self._ask(lambda request: messages.Enlist(request, *of), Enlisted, what)
 
@@ -239,7 +239,7 @@ class Alone(Members):
         """See `Members`; there are no others."""
         return None
 
-    def enlist(self, rounds: str, round: int, settings: str) -> Enlisted:
+    def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
         """See `Members`."""
         return Enlisted(max(round, 0), None, "")
 

@@ -103,9 +103,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
     def settle(self, model: Any) -> None:
         """See `TrainsInRounds`; what layers keep is averaged too, if this process has trained."""
         super().settle(model)
-        progress = max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
+        progress = self._progress_of(model)
         if progress.step:
             self._state_of(model).settle(progress)
+
+    def _progress_of(self, model: Any) -> Progress:
+        return max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
 
     def _state_of(self, model: Any) -> _State:
         if model not in self._states:
@@ -157,6 +160,8 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             for course in courses:
                 course.replace()
             self.begin_rounds(model, anew=False)
+            if model in self._states:
+                self._states[model].begin(self._progress_of(model))
         elif not self._refresh(model, self._quorums.members.grace):
             log.warning(
                 "tfdist: the chief has loaded no weights within %g s after this process should have got them; it gets "
@@ -175,6 +180,8 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         found = [steps.refresh(patience) for steps in self._of(model)]
         if model in self._states:
             found.append(self._states[model].refresh(patience))
+            if any(found):  # steps count from another process's on
+                self._states[model].begin(self._progress_of(model))
         return any(found)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -237,7 +244,7 @@ class _State:
         self._progress = progress
         if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
             self._take_centre()
-            self.course.begin_anew(progress)
+            self.begin(progress)
 
     def recentre(self) -> None:
         """As `StepsInRounds.recentre`."""
@@ -249,8 +256,16 @@ class _State:
         found = self.course.refresh() if patience is None else self.course.follow(patience)
         if found:
             self._take_centre()
-            self.course.begin_anew(self._progress)
         return found
+
+    def begin(self, progress: Progress) -> None:
+        """Begins where nothing is left to be exchanged.
+
+        Args:
+            progress: of this process.
+        """
+        self._progress = progress
+        self.course.begin_anew(progress)
 
     def _take_centre(self) -> None:
         assign(self._variables, [tf.constant(one) for one in self.course.centre])
