@@ -31,7 +31,7 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
             optimizer = keras.optimizers.SGD(0.1)
             optimizer.build([weights])
         settings = Settings(Every(3), Averaging, delay=delay)
-        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""))
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""), [])
 
         def step():
             weights.value.assign_add(tf.fill([2], tf.constant(1 + 2 * group.rank, weights.dtype)))
@@ -64,7 +64,7 @@ def test_values_that_are_assigned_are_the_new_beginning(ranks):
             optimizer = keras.optimizers.SGD(0.1)
             optimizer.build([weights])
         settings = Settings(Every(2), Averaging, start_after=10)
-        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""))
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""), [])
         weights.assign(np.full(2, 8.0))
         steps.assigned(weights)
         optimizer.iterations.assign(20)
