@@ -50,8 +50,8 @@ class _Shared:
         callback.on_train_end = self.end
 
     @property
-    def _beside(self) -> Path:
-        return Path(self._callback.backup_dir) / "residuals"
+    def _beside(self) -> str:
+        return os.path.join(self._callback.backup_dir, "residuals")
 
     def load(self) -> None:
         """Restores the chief's backup on all ranks, if there is one."""
@@ -87,7 +87,9 @@ class _Shared:
 
     def save(self) -> None:
         """Writes a backup: the chief writes the model, every rank what else it has to save."""
-        self._beside.parent.mkdir(parents=True, exist_ok=True)
+        saves = self._extended.is_writer or keras_saving.compressor_of(self._extended) is not None
+        if saves and "://" not in self._beside:
+            Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
         keras_saving.save_beside(self._callback.model, self._extended, self._beside)
         self._extended.by_the_writer(self._callback.model, self._files.save)
 
