@@ -191,7 +191,7 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
-    """Gives rules the states that a file has, if it has some; states of other rules are left, with a warning.
+    """Gives rules the states that a file has, if it has some; for states of other rules all begin anew, with a warning.
 
     Args:
         rules: each with the values that it is for.
@@ -203,6 +203,8 @@ def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
         for (rule, like), state in zip(rules, states, strict=True):
             rule.restore(state, like)
     except ValueError as error:
+        for rule, like in rules:  # the first ones may have taken theirs
+            rule.restore([], like)
         log.warning(
             "tfdist: the states of outer optimizers that were saved are not those of this model and strategy (%s); "
             "training goes on without them.",

@@ -85,6 +85,10 @@ def _states(data: bytes) -> list[States]:
             number, rule, place = map(int, key.split("/"))
             found.setdefault(number, {}).setdefault(rule, {})[place] = arrays[key]
     return [
-        [[state[place] for place in sorted(state)] for _, state in sorted(found.get(number, {}).items())]
-        for number in range(max(found, default=-1) + 1)
+        [_in_order(rules.get(rule, {})) for rule in range(max(rules, default=-1) + 1)]
+        for rules in (found.get(number, {}) for number in range(max(found, default=-1) + 1))
     ]
+
+
+def _in_order(state: dict[int, np.ndarray]) -> list[np.ndarray]:
+    return [state[place] for place in sorted(state)]
