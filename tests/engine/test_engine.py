@@ -356,6 +356,22 @@ def test_only_the_groups_of_a_lost_rank_fail(one_of_three):
     assert Group(one_of_three, (0, 1)).failure is None
 
 
+def test_who_polls_learns_of_failures(one_of_three):
+    """Nobody waits, who would learn of them from the control connection."""
+    posted(one_of_three, 0, 1)
+    assert one_of_three.survives(2, DIED)
+    Group(one_of_three, (0, 1)).check()
+    with pytest.raises(PeerLostError, match="rank 2 died"):
+        Group(one_of_three, (0, 2)).check()
+    assert one_of_three.unnoticed is None
+    one_of_three.check()
+    one_of_three.control.failure = PeerLostError("rank 1 died")
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match="rank 1 died"):
+            Group(one_of_three, (0, 2)).check()
+    assert one_of_three.failure is one_of_three.control.failure
+
+
 def test_where_no_transfer_outlives_a_death_all_end():
     communicator = LocalWorld(3).communicator(0)
     communicator.outlives_others = False

@@ -1,6 +1,12 @@
 import numpy as np
+import pytest
 
 from tests.gossip.conftest import until
+from tfdist.cluster.settings import Timeouts
+from tfdist.comm.local import LocalWorld
+from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
+from tfdist.errors import PeerLostError
 from tfdist.gossip.lines import Lines
 from tfdist.gossip.messages import Kind, Message
 
@@ -53,3 +59,14 @@ def test_nothing_is_there_before_it_has_come(ranks):
         return None
 
     assert ranks(2)(work)[0] == Kind.DECLINED
+
+
+def test_who_looks_for_messages_learns_that_another_neighbour_is_lost():
+    engine = Engine(LocalWorld(3).communicator(0), None, Timeouts())
+    lines = Lines(Group(engine), "a")
+    assert lines.arrived(1) is None
+    assert lines.arrived(2) is None
+    assert engine.survives(2, PeerLostError("rank 2 died"))
+    for rank in (1, 2):
+        with pytest.raises(PeerLostError, match="rank 2 died"):
+            lines.arrived(rank)

@@ -375,17 +375,20 @@ class Engine:
         for pending in self.under_way():
             self.wait(pending)
 
-    def check(self) -> None:
-        """Raises what makes further waiting useless.
+    def check(self, members: Iterable[int] = ()) -> None:
+        """Raises what makes further waiting useless. Who polls, and never waits, learns of failures by this alone.
+
+        Args:
+            members: of the group that is polled for; none if only failures of the whole job matter.
 
         Raises:
-            TfdistError: the job has failed.
+            TfdistError: the job has failed, or a member is lost.
         """
-        if self._failure:
-            raise self._failure
-        if self.control and self.control.failure:
+        if self._failure is None and self.control and self.control.failure:
             self.fail(self.control.failure)
-            raise self.control.failure
+        if failure := self.failure_of(members):
+            self._unnoticed = None
+            raise failure
 
     # Making progress.
 

@@ -137,6 +137,10 @@ class Group:
         """Waits for a collective and returns its result; see `tfdist.engine.engine.Engine.wait`."""
         return self.engine.wait(pending, blocking)
 
+    def check(self) -> None:
+        """Raises why no collective of the group can complete any more; see `tfdist.engine.engine.Engine.check`."""
+        self.engine.check(self.members)
+
     def join(self) -> int:
         """Takes part, without data, until all processes have joined; see `tfdist.engine.engine.Engine.join`."""
         return self.engine.join()

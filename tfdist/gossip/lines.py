@@ -52,14 +52,13 @@ class Lines:
             rank: of the sender.
 
         Raises:
-            TfdistError: the sender is lost, or this job has failed.
+            TfdistError: a process of the group is lost, or this job has failed.
         """
+        self._group.check()
         self.expect(rank)
-        pending = self._expected[rank]
-        if not pending.done:
+        if not self._expected[rank].done:
             self._group.engine.advance()
-        has_come = pending.done or pending.error is not None or self._group.failure is not None
-        return self.await_next(rank) if has_come else None
+        return self.await_next(rank) if self._expected[rank].done else None
 
     def await_next(self, rank: int, blocking: bool = False) -> Message:
         """Waits for the next message.
