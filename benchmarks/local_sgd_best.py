@@ -27,6 +27,7 @@ NAMES = [
     "DiLoCo, k = 64, Int8",
     "Streaming DiLoCo",
     "gossip in pairs",
+    "gossip, TopK 1 %",
 ]
 
 
