@@ -13,7 +13,8 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work, server_figures
-from tfdist.strategies.abilities import DelaysUpdates, TrainsInRounds, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import DelaysUpdates, UpdatesOnServers, WritesOnce
+from tfdist.strategies.round_abilities import TrainsInRounds
 
 _said = False
 

@@ -16,16 +16,15 @@ from tfdist.strategies import keras_backup, keras_delayed, keras_quorum, keras_r
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
-    ComesAndGoes,
     DelaysUpdates,
     EndsEpochsTogether,
     HasStages,
     LoadsForAll,
-    TrainsInRounds,
     UpdatesOnServers,
     WritesOnce,
 )
 from tfdist.strategies.keras_private import tree
+from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 
 WRITING = (
     keras.callbacks.ModelCheckpoint,

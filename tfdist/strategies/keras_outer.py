@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.local_sgd.rules import States
-from tfdist.strategies.abilities import Ability, LoadsForAll, TrainsInRounds, WritesOnce
+from tfdist.strategies.abilities import Ability, LoadsForAll, WritesOnce
 from tfdist.strategies.atomic_files import written
+from tfdist.strategies.round_abilities import TrainsInRounds
 
 log = logging.getLogger("tfdist")
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import ComesAndGoes
 from tfdist.strategies.keras_private import tf_trainer
+from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.strategies.shares import batch_size
 
 _NEVER = 1 << 62

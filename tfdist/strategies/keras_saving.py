@@ -20,7 +20,6 @@ from tfdist.engine.group import Group
 from tfdist.strategies import at_work, atomic_files, keras_outer
 from tfdist.strategies.abilities import (
     Ability,
-    ComesAndGoes,
     LoadsForAll,
     ReducesGradients,
     UpdatesOnServers,
@@ -28,6 +27,7 @@ from tfdist.strategies.abilities import (
 )
 from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
+from tfdist.strategies.round_abilities import ComesAndGoes
 
 log = logging.getLogger("tfdist")
 

@@ -30,10 +30,10 @@ from tfdist.strategies.abilities import (
     HasStages,
     LoadsForAll,
     MergesMetrics,
-    TrainsInRounds,
     UpdatesOnServers,
 )
 from tfdist.strategies.keras_private import tf_core
+from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered
 

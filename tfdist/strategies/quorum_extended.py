@@ -20,8 +20,8 @@ from tfdist.local_sgd.rules import Averaging
 from tfdist.quorum.course import Quorum, Quorums, Totals
 from tfdist.strategies import keras_variables
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import ComesAndGoes
 from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.strategies.rounds_extended import RoundsExtended
 from tfdist.strategies.steps_in_rounds import assign, read
 

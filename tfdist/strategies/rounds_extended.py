@@ -16,10 +16,10 @@ from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
 from tfdist.strategies import keras_variables
-from tfdist.strategies.abilities import TrainsInRounds
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.steps_in_rounds import StepsInRounds
 
 
