@@ -196,6 +196,15 @@ def strings_out_of_predict():
 
 
 @case
+def distributed_dataset():
+    """With a last batch of one row, in `fit`, validation and `evaluate`."""
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X[:97], Y[:97])).batch(32))
+    model = mlp()
+    found = fitted(model, data, None, validation_data=data, batch_size=None)
+    return {**found, "evaluated": model.evaluate(data, verbose=0)}
+
+
+@case
 def ragged_and_sparse_batches():
     rows = tf.ragged.constant([[1.0] * (1 + index % 5) for index in range(33)], dtype=tf.float64)
     dense = tf.constant(X[:33] * (X[:33] > 0.5))
