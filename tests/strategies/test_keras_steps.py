@@ -122,7 +122,6 @@ def test_a_step_is_called_like_keras_own():
 
     step = Step(None, None, train_step)
     assert (step.__name__, step.__doc__) == ("train_step", "Trains.")
-    assert step.reports_metrics is False
 
 
 def test_what_predict_cannot_gather(ranks):

@@ -12,8 +12,6 @@ from tfdist.strategies.keras_variables import (
     broadcast_state,
     check_scope,
     copy_of,
-    is_report,
-    report,
     state_of_layers,
 )
 
@@ -175,22 +173,6 @@ def test_assignments_are_noted_by_their_thread_inside_the_block(strategy):
     assert len(outer.values[id(second)]) == 2
     assert inner.among([first, second, third]) == [third]
     assert [float(variable) for variable in (first, second, third)] == [3.0, 4.0, 5.0]
-
-
-def test_a_report_is_one_until_something_is_assigned(strategy):
-    with strategy.scope():
-        variable = keras.Variable(0.0)
-    results, assigned = {"loss": 1.0}, Assigned()
-
-    def step():
-        with assigned.noted():
-            found = [is_report(results)]
-            report(results)
-            found += [is_report(results), is_report(dict(results)), is_report(None)]
-            variable.assign(1.0)
-            return [*found, is_report(results)]
-
-    assert in_step(strategy, 1, 1, step) == [False, True, False, False, False]
 
 
 def test_what_was_made_outside_of_the_scope_is_found(strategy):

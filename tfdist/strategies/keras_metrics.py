@@ -19,7 +19,7 @@ from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import MergesMetrics
 from tfdist.strategies.keras_private import backend, base_trainer, tree
-from tfdist.strategies.keras_variables import MERGED_BY, merge_by_extreme, report
+from tfdist.strategies.keras_variables import MERGED_BY, merge_by_extreme
 
 log = logging.getLogger("tfdist")
 
@@ -39,9 +39,7 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
         extended = at_work.of_model(self, MergesMetrics)
         if extended is None or _is_of_a_replica_or_symbolic():
-            results = original(self)
-            report(results)
-            return results
+            return original(self)
         variables = [variable for metric in self.metrics for variable in metric.variables]
         if not variables:
             return original(self)

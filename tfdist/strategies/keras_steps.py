@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
-from tfdist.strategies.keras_private import backend, base_trainer, tf_trainer, tree
-from tfdist.strategies.keras_variables import Assigned, Changes, StateOfMetrics, StateOfStep, check_scope, is_report
+from tfdist.strategies.keras_private import backend, tf_trainer, tree
+from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
@@ -24,16 +24,11 @@ def install(replace: Callable[..., None]) -> None:
     """
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
     replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
-    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _unless_they_are_known)
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
 
 
 _last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 """By strategy, the last step that was traced or run eagerly and whose logs are not yet merged."""
-
-_latest_logs: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
-"""By strategy, the logs of the last step, if they are results of metrics, and the value of `Changes.count` then."""
-
 
 _names_of_results: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 """By strategy, which logs of the last step are results of metrics."""
@@ -56,7 +51,6 @@ class Step:
         function: the model's `train_step` or `test_step`.
 
     Attributes:
-        reports_metrics: whether its logs are the unchanged results of the model's metrics.
         names_of_results: as the function above.
     """
 
@@ -68,7 +62,6 @@ class Step:
         self._assigned = Assigned()
         self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
-        self.reports_metrics = False
         self.names_of_results: set[str] = set()
 
     def __call__(self, data: Any) -> Any:
@@ -82,7 +75,6 @@ class Step:
             of_layers = StateOfStep(model, extended) if isinstance(extended, AveragesState) else None
             with self._results.of(metrics):
                 outputs = self._function(share.data)
-                self.reports_metrics = is_report(outputs)
                 if isinstance(extended, MergesMetrics):
                     outputs = self._contributions(outputs)
             if of_layers is not None:
@@ -179,30 +171,11 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
                 iterator = _of_own_data(iterator, extended)
             logs = function(iterator)
             _names_of_results[extended] = step.names_of_results
-            merged = step.reports_metrics and extended.meets_in_steps
-            _latest_logs[extended] = logs if merged else None, Changes.count
             return logs
 
         return on_shares
 
     return _make_function
-
-
-def _unless_they_are_known(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the logs of the last step if they are the metrics' results and no metric has changed since."""
-
-    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        extended = at_work.of_model(self, MergesMetrics)
-        if extended is not None and logs and _are_latest(logs, extended):
-            return logs
-        return original(self, logs)
-
-    return _get_metrics_result_or_logs
-
-
-def _are_latest(logs: Any, extended: MergesMetrics) -> bool:
-    latest, changes = _latest_logs.get(extended, (None, 0))
-    return logs is latest and changes == Changes.count
 
 
 def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:

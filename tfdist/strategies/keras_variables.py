@@ -92,7 +92,6 @@ class Assigned:
 
     def note(self, variable: Any, value: Any) -> None:
         """Records an assignment."""
-        _calling.reported = None
         self._variables.setdefault(id(variable), variable)
         self.values.setdefault(id(variable), []).append(value)
 
@@ -105,7 +104,7 @@ class Assigned:
     def noted(self) -> Iterator[None]:
         """Context that records the calling thread's assignments."""
         before = getattr(_calling, "assigned", None)
-        _calling.assigned, _calling.reported = self, None
+        _calling.assigned = self
         try:
             yield
         finally:
@@ -121,16 +120,6 @@ def unnoted() -> Iterator[None]:
         yield
     finally:
         _calling.assigned = before
-
-
-def report(results: Any) -> None:
-    """Records what `get_metrics_result` returns to a step."""
-    _calling.reported = results
-
-
-def is_report(outputs: Any) -> bool:
-    """Whether a step returns the result of `get_metrics_result` unchanged, with no assignment since."""
-    return outputs is not None and outputs is getattr(_calling, "reported", None)
 
 
 def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,16 +158,6 @@ _WHOLE = "_tfdist_whole"
 """Attribute of a metric's variable: the value that was divided among the replicas."""
 
 
-class Changes:
-    """Counts the assignments to metrics outside of steps.
-
-    Attributes:
-        count: the number of assignments so far.
-    """
-
-    count = 0
-
-
 def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
     """Divides a value among the copies of a metric's variable, as TensorFlow does, but without reading them back.
 
@@ -191,7 +170,6 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
         return False
     if at_work.of_strategy(variable._value._distribute_strategy, MergesMetrics) is None:
         return False
-    Changes.count += 1
     parts = 1
     if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
         parts = variable._value._distribute_strategy.num_replicas_in_sync

@@ -60,6 +60,16 @@ def prediction_in_larger_executions():
     return {"outputs": model.predict(X, batch_size=25, verbose=0).tolist()}
 
 
+@case
+def a_metric_that_one_rank_resets():
+    """It belongs to no model, and is reset after the last step of an epoch, on rank 0 alone."""
+    model = mlp()
+    with strategy.scope():
+        own = keras.metrics.Sum()
+    reset = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: own.reset_state())
+    return fitted(model, callbacks=[reset] if strategy.rank == 0 else [])
+
+
 class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 7
