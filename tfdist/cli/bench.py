@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cli import run
-from tfdist.cli.job import Job
+from tfdist.cli.job import Job, Roles
 from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
@@ -129,7 +129,7 @@ def _start(options: argparse.Namespace) -> int:
     if options.no_store:
         arguments.append("--no-store")
     command = [sys.executable, "-u", "-m", "tfdist.cli", "bench", *arguments]
-    return Job(command, options.processes, share_cores=True, show_all=False).run()
+    return Job(command, Roles(options.processes), share_cores=True, show_all=False).run()
 
 
 def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:
