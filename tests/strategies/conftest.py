@@ -1,2 +1,3 @@
+import tests.devices  # noqa: F401
 from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
 from tests.quorum.conftest import job  # noqa: F401

@@ -17,15 +17,16 @@ class Ranked(tf.distribute.Strategy):
     Args:
         group: the ranks.
         compression: of gradients.
+        devices: of each rank.
         arguments: of `AllReduceExtended`.
     """
 
     _collective_key_base = 0
 
-    def __init__(self, group, compression=None, **arguments):
+    def __init__(self, group, compression=None, devices=("CPU:0",), **arguments):
         keras_seams.install()
         compressor = None if compression is None else Compressor(compression, group.rank, group.size)
-        super().__init__(AllReduceExtended(self, group, ["CPU:0"], compressor, **arguments))
+        super().__init__(AllReduceExtended(self, group, list(devices), compressor, **arguments))
         self.rank = group.rank
 
 
@@ -66,8 +67,8 @@ def in_step(strategy, rows, total, function, *arguments):
     shares = strategy.extended.shares
 
     def replica():
-        shares.set_total(tf.constant(total, tf.int64))
-        with shares.replica(tf.constant(rows, tf.int64)):
+        shares.set_total(tf.cast(total, tf.int64))
+        with shares.replica(tf.cast(rows, tf.int64)):
             return function(*arguments)
 
     return strategy.run(replica)

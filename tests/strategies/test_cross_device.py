@@ -42,6 +42,29 @@ def test_sparse_values_keep_every_occurrence(ranks, op):
         np.testing.assert_array_equal(found.indices, [3, 3, 3])
 
 
+@OPS
+@pytest.mark.parametrize("size", [1, 2])
+def test_values_of_several_devices_of_each_process(ranks, op, size):
+    """Dense of two kinds of number, and sparse."""
+
+    def work(strategy):
+        def replica():
+            context = tf.distribute.get_replica_context()
+            number = 2 * tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
+            slices = tf.IndexedSlices(tf.fill([1, 2], number), tf.constant([3]), tf.constant([9, 2]))
+            return context.all_reduce(op, [tf.fill([3], number), tf.cast(number, tf.int32), slices])
+
+        dense, whole, sparse = strategy.experimental_local_results(strategy.run(replica))[0]
+        return dense, whole, tf.math.unsorted_segment_sum(sparse.values, sparse.indices, 9)[3]
+
+    numbers = 2.0 * np.arange(1, 2 * size + 1)
+    expected = numbers.sum() if op == "SUM" else numbers.mean()
+    for dense, whole, sparse in on_ranks(ranks(size), work, devices=("CPU:0", "CPU:1")):
+        np.testing.assert_allclose(dense, [expected] * 3)
+        np.testing.assert_allclose(whole, expected)
+        np.testing.assert_allclose(sparse, [expected] * 2)
+
+
 def test_a_sparse_value_is_summed_if_that_is_asked_for(ranks):
     def work(strategy):
         slices = tf.IndexedSlices(tf.ones([9, 2]), tf.zeros([9], tf.int32), tf.constant([3, 2]))

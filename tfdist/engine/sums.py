@@ -71,10 +71,11 @@ class Sums:
         for place, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
                 slices = self.slices.all_reduce(value, contributes, keep_rows, weight)
-                totals[place] = _divided(slices, self._size) if mean else slices
+                totals[place] = divided(slices, self._size) if mean else slices
         return totals
 
 
-def _divided(slices: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
+def divided(slices: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
+    """Slices whose values are divided by a number."""
     values = slices.values / tf.cast(count, slices.values.dtype)
     return tf.IndexedSlices(values, slices.indices, slices.dense_shape)

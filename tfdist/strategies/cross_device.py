@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
-from tfdist.engine.sums import Sums
+from tfdist.engine.sums import Sums, divided
 from tfdist.strategies import sparse_gradients
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.shares import Shares
@@ -92,7 +92,9 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     def _locally(self, value: Any, is_mean: bool) -> Any:
         """The sum or mean over this process's devices, on the first of them."""
         if isinstance(value.values[0], tf.IndexedSlices):
-            return private.concat_slices(value.values, tf.add_n) if len(value.values) > 1 else value.values[0]
+            parts = value.values
+            slices = private.concat_slices(parts, tf.add_n) if len(parts) > 1 else parts[0]
+            return divided(slices, len(parts)) if is_mean else slices
         if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is floating point, as in TensorFlow
             value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
         if len(value.values) == 1:
