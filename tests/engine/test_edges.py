@@ -174,11 +174,11 @@ def test_another_shape_is_an_error_that_names_the_edge(ranks):
         Edges(second).receive(tf.TensorSpec([None, 5]), 0, "rows")
 
 
-@pytest.mark.parametrize("sent", [tf.ones([3], tf.float64), tf.ones([3, 1])], ids=["dtype", "dimensions"])
-def test_another_dtype_or_number_of_dimensions_is_found_before_anything_is_sent(ranks, sent):
+@pytest.mark.parametrize(("shape", "dtype"), [([3], tf.float64), ([3, 1], tf.float32)], ids=["dtype", "dimensions"])
+def test_another_dtype_or_number_of_dimensions_is_found_before_anything_is_sent(ranks, shape, dtype):
     def work(group):
         if group.rank == 0:
-            Edges(group).send(sent, 1, "rows")
+            Edges(group).send(tf.ones(shape, dtype), 1, "rows")
             return None
         return Edges(group).receive(tf.TensorSpec([3]), 0, "rows")
 

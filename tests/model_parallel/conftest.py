@@ -1,7 +1,1 @@
-"""These tests need several devices: the CPU is three."""
-
-import tensorflow as tf
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
-)
+import tests.devices  # noqa: F401

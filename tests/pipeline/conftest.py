@@ -1,9 +1,2 @@
-"""These tests need several devices: the CPU is three."""
-
-import tensorflow as tf
-
+import tests.devices  # noqa: F401
 from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
-)
