@@ -10,6 +10,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # waiting for the others. By default there are as many as cores.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
 
+pytest_plugins = ["tests.costs"]
+
 
 def pytest_addoption(parser):
     parser.addoption(

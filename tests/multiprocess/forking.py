@@ -66,6 +66,7 @@ class Parent:
         with given:
             command = [sys.executable, str(PRELOADED)]
             self._process = subprocess.Popen(command, stdin=given, env=dict(environment), start_new_session=True)
+        self.pid = self._process.pid
         self._connection = own
         self._answers = own.makefile("r")
         self._lock = threading.Lock()
@@ -86,6 +87,11 @@ class Parent:
 
 _parents: list[Parent] = []
 _starting = threading.Lock()
+
+
+def parents() -> list[Parent]:
+    """Those that have been started."""
+    return list(_parents)
 
 
 def start(rank: int, command: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:

@@ -29,6 +29,17 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
 
 @dataclass
+class Counts:
+    """Launches, and processes in them, since the session began."""
+
+    launches: int = 0
+    processes: int = 0
+
+
+counts = Counts()
+
+
+@dataclass
 class Ended:
     """How one process ended: its exit code (minus the signal's number if it was killed), its output, and when."""
 
@@ -137,6 +148,8 @@ def started(
     ``prefixes`` are commands that run each rank's own. Without them, scripts with TensorFlow are forks (`forking`).
     """
     ports = free_ports(size)
+    counts.launches += 1
+    counts.processes += size
     popens: list[subprocess.Popen[bytes] | forking.Forked] = []
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}" for rank in range(size)]
@@ -183,6 +196,8 @@ def run(
 
 def tfdist(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Runs the `tfdist` command to its end."""
+    counts.launches += 1
+    counts.processes += 1
     return subprocess.run(
         [sys.executable, "-m", "tfdist.cli", *arguments],
         env=environment(**settings),
