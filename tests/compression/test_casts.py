@@ -31,6 +31,18 @@ def test_stochastic_rounding_takes_one_of_the_two_nearest(method, dtype):
     assert (np.abs(rounded - vector) <= 2 * spacing).all()
 
 
+@pytest.mark.parametrize("method", [c.Float16(True), c.Float8("e4m3", True), c.Float8("e5m2", True)], ids=str)
+def test_subnormal_numbers_are_rounded_without_bias(method):
+    """The mean of many draws, within 5 standard deviations, in units of the distance between subnormal numbers."""
+    limits = ml_dtypes.finfo(method.dtype)
+    spacing = 2.0 ** (limits.minexp - limits.nmant)
+    parts = np.array([0.1, 0.5, 0.9, 1.3, 2.75, -0.25, -1.6])
+    draws = np.repeat(parts, 10_000).astype(np.float32) * np.float32(spacing)
+    rounded = round_stochastically(draws, method.dtype, np.random.default_rng(0)) / spacing
+    means = rounded.reshape(len(parts), -1).mean(axis=1)
+    np.testing.assert_allclose(means, parts, atol=5 * 0.5 / 100)
+
+
 @pytest.mark.parametrize("elements", [7, (1 << 15) - 1, (1 << 18) + 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("method", [c.Float16(), c.BFloat16(), c.Float8("e4m3"), c.Float8("e5m2")], ids=str)

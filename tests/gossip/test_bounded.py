@@ -25,7 +25,7 @@ def test_all_agree(ranks, bound):
         return mixing.finish(weights)[0].tolist()
 
     found = np.array(ranks(4)(work))
-    assert np.ptp(found[:, 0]) < {0: 1e-9, 20: 3.0}.get(bound, 0.5)
+    assert np.ptp(found[:, 0]) < {0: 1e-9, 20: 1.5}.get(bound, 0.5), "at first it is 3"
     assert 0.5 < found[:, 0].mean() < 2.5
     np.testing.assert_allclose(found[:, 1], 1)
 
@@ -43,8 +43,8 @@ def test_one_is_ahead_by_the_bound_and_no_more(ranks):
             assert not mixing.staleness
             free.set()
             weights = mixing.mix(weights)  # waits for round 0 of rank 1
-            assert max(mixing.staleness) == 3
-            assert weights[0][0] == pytest.approx(0.5 / (1 + 3) if len(mixing.staleness) == 1 else weights[0][0])
+            assert mixing.staleness == {3: 1}
+            assert weights[0][0] == pytest.approx(0.5 / (1 + 3))
         else:
             assert free.wait(20)
             weights = mixing.mix(weights)

@@ -159,6 +159,64 @@ def test_what_is_late_at_an_epochs_end_is_brought_later_or_dropped(job, keeps_la
     parts = zip(weights, change(0, 2), change(1, 2), late, strict=True)
     assert_values(found[0][1], [w + (10 * a + count * (b + c)) / (10 + count) for w, a, b, c in parts])
     assert_alike(courses)
+    weights = found[0][1]
+    found = made.side_by_side(lambda task: take(courses, task, 3, 30), range(2))
+    changes = zip(weights, change(0, 3), change(1, 3), strict=True)
+    assert_values(found[0][1], [w + (a + b) / 2 for w, a, b in changes])
+
+
+def late(made, courses):
+    """Task 1 comes to the end of its epoch when a round has been made without it; it has a change to bring later."""
+    made.side_by_side(
+        lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 1, 10),
+        range(2),
+    )
+    courses[1].settle(Progress(10, 4), trained(courses[1], 1, 1))
+    courses[1].begin_anew(Progress(10, 4))
+
+
+def test_what_is_late_twice_is_brought_once(job):
+    made = job(2, quorum=1)
+    courses = joined(made, [0, 1])
+    late(made, courses)
+    made.side_by_side(
+        lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 2, 20),
+        range(2),
+    )
+    centre = [one.copy() for one in courses[0].centre]
+    _, new = courses[1].take(0, Progress(20, 8), 0.1, trained(courses[1], 1, 2))
+    both = [a + b for a, b in zip(change(1, 1), change(1, 2), strict=True)]
+    assert_values(new, [w + d for w, d in zip(centre, both, strict=True)])
+
+    def third(task):
+        if not task:
+            return take(courses, 0, 3, 30)
+        return courses[1].take(0, Progress(30, 13), 0.1, [a + b for a, b in zip(new, change(1, 3), strict=True)])
+
+    found = made.side_by_side(third, range(2))
+    parts = zip(centre, change(0, 3), both, change(1, 3), strict=True)
+    assert_values(found[0][1], [w + (10 * a + 30 * (b + c)) / 40 for w, a, b, c in parts])
+
+
+@pytest.mark.parametrize("how", ["assigned", "followed"])
+def test_what_is_late_for_values_that_were_replaced_is_dropped(job, how):
+    made = job(2, quorum=1)
+    courses = joined(made, [0, 1])
+    late(made, courses)
+    if how == "assigned":
+        courses[1].refresh()
+        for one in courses.values():
+            one.assigned(0, START[0] + 5, Progress(10, 4))
+    else:
+        courses[0].assigned(0, START[0] + 5, Progress(10, 5))
+        courses[0].replace()
+        assert courses[1].follow(30.0)
+        courses[1].begin_anew(Progress(10, 4))
+    centre = [one.copy() for one in courses[0].centre]
+    found = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
+    samples = 20 if how == "assigned" else 10
+    parts = zip(centre, change(0, 2), change(1, 2), strict=True)
+    assert_values(found[0][1], [w + (10 * a + samples * b) / (10 + samples) for w, a, b in parts])
 
 
 @pytest.mark.parametrize("compression", [None, Int8()])

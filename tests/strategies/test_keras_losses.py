@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, in_step, on_ranks
-from tfdist.strategies.keras_losses import scale_summed_loss
+from tfdist.strategies.keras_losses import noting_divisors, of_part, scale_summed_loss
 
 rng = np.random.default_rng(0)
 Y, P = rng.normal(size=(2, 7, 5, 2)).astype(np.float32)
@@ -64,6 +64,26 @@ def test_shares_of_different_numbers_of_valid_steps(ranks, sizes, reduction):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     found = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))
     np.testing.assert_allclose(found, loss(Y, masked(P, MASK)), rtol=1e-5)
+
+
+@SHARES
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", "sum_over_batch_size"])
+def test_parts_of_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduction):
+    """Each share is divided into its first row and the others; divisors are those of the whole batch."""
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    with noting_divisors() as divisors:
+        expected = loss(Y, P, sample_weight=WEIGHTS)
+
+    def of_parts(share):
+        rows, total = len(share(Y)), 0.0
+        for part in (slice(0, 1), slice(1, rows)):
+            weight = len(range(rows)[part]) / rows
+            if weight:
+                with of_part(divisors, tf.constant(weight, tf.float64)):
+                    total += loss(share(Y)[part], share(P)[part], share(WEIGHTS)[part]) * weight
+        return total
+
+    np.testing.assert_allclose(weighed_sum(ranks, sizes, of_parts), expected, rtol=1e-5)
 
 
 @SHARES

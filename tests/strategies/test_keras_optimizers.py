@@ -36,7 +36,7 @@ def trained(strategy, make, gradients, samples=None, **settings):
         strategy: of the rank.
         make: makes an optimizer.
         gradients: by step and rank.
-        samples: of each rank's share; None outside of steps of Keras's.
+        samples: of each rank's share, in all steps or by step; None outside of steps of Keras's.
         settings: attributes of the strategy.
     """
     for name, value in settings.items():
@@ -46,17 +46,19 @@ def trained(strategy, make, gradients, samples=None, **settings):
         optimizer.build([variable])
 
     @tf.function
-    def step(gradient):
+    def step(gradient, rows, total):
         def apply():
             optimizer.apply([gradient], [variable])
 
         if samples is None:
             strategy.run(apply)
         else:
-            in_step(strategy, samples[strategy.rank], sum(samples), apply)
+            in_step(strategy, rows, total, apply)
 
-    for of_ranks in gradients:
-        step(tf.constant(of_ranks[strategy.rank]))
+    for of_ranks, counts in zip(
+        gradients, np.broadcast_to((1, 1) if samples is None else samples, (4, 2)), strict=True
+    ):
+        step(tf.constant(of_ranks[strategy.rank]), tf.constant(counts[strategy.rank]), tf.constant(sum(counts)))
     return variable.numpy()
 
 
@@ -76,6 +78,16 @@ def test_in_steps_they_are_weighed_by_samples(ranks, name, samples):
         gradients[:, 1] = np.nan
     expected = alone(OPTIMIZERS[name], np.average(GRADIENTS, axis=1, weights=samples).astype(np.float32))
     for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_in_each_step_they_are_weighed_by_its_samples(ranks, name):
+    """Where gradients are accumulated, too, which are summed in a later step than they are of."""
+    samples = np.array([(5, 1), (1, 3), (2, 2), (1, 6)])
+    weights = (samples / samples.sum(axis=1, keepdims=True))[:, :, np.newaxis]
+    expected = alone(OPTIMIZERS[name], (GRADIENTS * weights).sum(axis=1).astype(np.float32))
+    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS, samples):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 

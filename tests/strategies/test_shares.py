@@ -16,7 +16,7 @@ def ragged(*rows):
         (np.zeros((3, 2)), 3),
         ((tf.zeros([4, 1]), tf.zeros([9])), 4),  # of the first component
         ({"b": tf.zeros([5]), "a": tf.zeros([6])}, 6),
-        (ragged([1, 2], [3], []), 3),
+        (ragged([1, 2], [3], [], [4, 5, 6]), 4),
         (tf.sparse.from_dense(tf.eye(7)), 7),
         ((None, tf.zeros([2])), 2),
         ({"a": tf.constant(5.0), "b": tf.zeros([3, 2])}, 3),  # a scalar has no rows
@@ -135,3 +135,6 @@ def test_a_row_of_zeros_of_every_kind_has_the_components_shape():
         row = shares._row_of_zeros(component)
         assert row.dtype == component.dtype
         assert row.shape.as_list() == [1, *component.shape.as_list()[1:]]
+    assert shares._row_of_zeros(ragged([1, 2])[:0]).to_list() == [[]]
+    sparse = shares._row_of_zeros(tf.sparse.from_dense(tf.zeros([0, 3])))
+    np.testing.assert_array_equal(tf.sparse.to_dense(sparse), np.zeros((1, 3)))
