@@ -40,7 +40,7 @@ def all_reduce(buffer: np.ndarray, sizes: Sequence[int], source: np.ndarray | No
         raise ValueError(f"sizes of tensors must add up to {buffer.size}; got {list(sizes)}")
     bounds = list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
-    def combine(lower: np.ndarray, upper: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def combine(lower: np.ndarray, upper: np.ndarray, /, *, out: np.ndarray) -> np.ndarray:
         for begin, end in bounds:
             combined(lower[begin:end], upper[begin:end], out[begin:end])
         return out

@@ -17,13 +17,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfdist.collectives.powers_of_two import Core, folded, folded_whole
+from tfdist.collectives.powers_of_two import Core, Whole, folded, folded_whole
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
-
-Whole = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Combines the lower ranks' vector with the upper ranks' into a third one, which it returns."""
 
 
 def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
@@ -60,7 +57,7 @@ def _doubling(comm: Communicator, tag: int, buffer: np.ndarray, combine: Whole |
             partner = rank_of(place ^ distance)
             yield from exchange(comm, tag, outgoing=own, destination=partner, target=landing, source=partner)
             lower, upper = (landing, own) if place & distance else (own, landing)
-            own = combine(lower, upper, spare if own is buffer else buffer)
+            own = combine(lower, upper, out=spare if own is buffer else buffer)
             distance *= 2
         if own is not buffer:
             np.copyto(buffer, own)

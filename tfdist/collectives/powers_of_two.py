@@ -7,6 +7,7 @@ part, and gets the result back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -39,12 +40,20 @@ def folded(
     yield from _folded(comm, tag, given, buffer, take_in, core)
 
 
+class Whole(Protocol):
+    """Combines the lower ranks' vector with the upper ranks' into a third one, which it returns."""
+
+    def __call__(self, lower: np.ndarray, upper: np.ndarray, /, *, out: np.ndarray) -> np.ndarray:
+        """Combines two vectors."""
+        ...
+
+
 def folded_whole(
     comm: Communicator,
     tag: int,
     given: np.ndarray,
     buffer: np.ndarray,
-    combine: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    combine: Whole,
     core: Core,
 ) -> Schedule:
     """Like `folded`, with a combination that needs to see whole vectors.
@@ -61,7 +70,7 @@ def folded_whole(
     def take_in(source: int) -> Schedule:
         landing = comm.take(buffer.nbytes).view(buffer.dtype)
         yield from exchange(comm, tag, target=landing, source=source)
-        combine(landing, given, buffer)
+        combine(landing, given, out=buffer)
 
     yield from _folded(comm, tag, given, buffer, take_in, core)
 

@@ -111,7 +111,7 @@ class Outer(Averaging):
         for variable, one in zip(self._variables, before, strict=True):
             variable.assign(one)
         copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
-        return [np.array(variable.value) for variable in self._variables]
+        return [np.array(variable.value.numpy()) for variable in self._variables]
 
     def _begin(self, like: Arrays) -> keras.optimizers.Optimizer:
         self._copy = type(self._optimizer).from_config(self._optimizer.get_config())
@@ -121,14 +121,14 @@ class Outer(Averaging):
 
     def state(self) -> list[np.ndarray]:
         """See `Rule`: the optimizer's variables, such as its momentum; nothing before the first round."""
-        return [] if self._copy is None else [np.array(variable.value) for variable in self._copy.variables]
+        return [] if self._copy is None else [np.array(variable.value.numpy()) for variable in self._copy.variables]
 
     def restore(self, state: Arrays, like: Arrays) -> None:
         """See `Rule`."""
 
         def restore() -> None:
             variables = (self._copy or self._begin(like)).variables
-            own = [np.array(variable.value) for variable in variables]
+            own = [np.array(variable.value.numpy()) for variable in variables]
             expected, found = [one.shape for one in own], [one.shape for one in state]
             if found != expected:
                 raise ValueError(f"the outer optimizer has variables of the shapes {expected}; got {found}")
