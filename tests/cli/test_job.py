@@ -1,5 +1,6 @@
 """The report of a job, and its tasks; `test_run.py` has whole runs."""
 
+import itertools
 import json
 import socket
 import subprocess
@@ -14,8 +15,18 @@ from tfdist.cli.process import Process
 def test_ports_are_different_and_free():
     ports = job._free_ports(20)
     assert len(set(ports)) == 20
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connection,
+    ):
+        assert max(ports) < connection.getsockname()[1], "none that the kernel gives to a connection"
     for port in ports[:3]:
         socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_ports_where_the_kernel_leaves_few_to_others(monkeypatch):
+    monkeypatch.setattr(job, "_candidates", lambda: itertools.chain([1 << 14] * 3, itertools.repeat(0)))
+    assert len(set(job._free_ports(5))) == 5
 
 
 def ended(command, name="rank 1", **known):

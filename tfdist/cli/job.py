@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import secrets
 import selectors
 import signal
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfdist.cli import resources, status_hint
@@ -35,6 +38,7 @@ TERM_SECONDS = 3.0
 """Between asking a process to end and ending it."""
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FIRST_PORT = 10_000
 
 
 @dataclass(frozen=True)
@@ -342,9 +346,26 @@ def _tf_config(task: Task, tasks: list[Task]) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
+    """Ports of the loopback interface that nobody uses now.
+
+    They are below those that the kernel gives to connections: one of these could be taken before a task listens at it.
+    """
+    with contextlib.ExitStack() as listeners:
+        sockets: list[socket.socket] = []
+        for port in _candidates():
+            with contextlib.suppress(OSError):
+                sockets.append(listeners.enter_context(socket.create_server(("127.0.0.1", port))))
+            if len(sockets) == count:
+                break
+        return [listener.getsockname()[1] for listener in sockets]
+
+
+def _candidates() -> Iterator[int]:
+    """Ports to try; 0, which has the kernel choose, where it leaves few to others."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux: that of the IANA, which macOS takes
+        first = 49152
+    if first - _FIRST_PORT >= 4096:
+        yield from random.sample(range(_FIRST_PORT, first), 2048)
+    yield from itertools.repeat(0)
