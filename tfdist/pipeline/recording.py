@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,9 @@ class Stamps:
         self._actions: list[Action] = []
         self._times: list[tf.Tensor] = []
 
-    def around(self, action: Action, taken: Iterable[tf.Tensor], compute: Callable[[], list[tf.Operation]]) -> list:
+    def around(
+        self, action: Action, taken: Iterable[tf.Tensor], compute: Callable[[], list[tf.Operation]]
+    ) -> list[Any]:
         """Computes an action, and takes the time before and after it.
 
         Args:
