@@ -2,30 +2,38 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= cpu,test
+BUILD ?= cpu
 BIN := $(VENV)/bin
 
 OLDEST := .venv-oldest
 
-# One process each: those of folders, and those that build, read and run what is written.
-IN_PROCESS := $(addprefix tests/,callbacks cluster collectives comm compression engine gossip local_sgd model_parallel optimizers parameter_server pipeline quorum runtime strategies test_docs.py test_import.py test_packaging.py)
+# Two workers, each of which runs the tests of a file.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-oldest lint docs clean
+.PHONY: demo test test-all test-flaky test-oldest lint docs clean
 
-$(VENV)/installed: setup.cfg pyproject.toml
+$(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+
+# One file for each set of extras that is installed: $(VENV)/with-examples has those of the extra `examples`.
+$(VENV)/with-%: $(VENV)/bin/python setup.cfg pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[$(BUILD),$*]'
 	touch $@
 
-demo: $(VENV)/installed  ## Train a small CNN on two processes
+demo: $(VENV)/with-examples  ## Train a small CNN on two processes
 	$(BIN)/tfdist run -n 2 examples/digits.py
 	@echo
 	@echo "To use tfdist in this shell, activate its environment:  . $(VENV)/bin/activate"
 
-test: $(VENV)/installed  ## Run all tests: those within one process side by side, then those that start processes
-	$(BIN)/python -m pytest --durations 10 --numprocesses 2 --dist loadfile $(IN_PROCESS)
-	$(BIN)/python -m pytest --durations 20 $(addprefix --ignore=,$(IN_PROCESS))
+test: $(VENV)/with-test  ## Run the tests, in a quarter of an hour on two cores
+	$(PYTEST)
+
+test-all: $(VENV)/with-test $(VENV)/with-ray  ## Run the tests with all sweeps, as before a release
+	$(PYTEST) --all
+
+test-flaky: $(VENV)/with-test  ## Run the tests that depend most on time, 20 times each beside 20 busy processes
+	$(BIN)/python -m tests.flaky
 
 $(OLDEST)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
@@ -36,14 +44,12 @@ $(OLDEST)/installed: setup.cfg pyproject.toml
 test-oldest: $(OLDEST)/installed  ## A smoke test on the oldest TensorFlow and Keras that are supported
 	$(OLDEST)/bin/python -m pytest tests/multiprocess/smoke.py
 
-lint: $(VENV)/installed  ## Check style and types
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),dev]'
+lint: $(VENV)/with-dev  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/installed  ## Build the site into docs/_build
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),docs]'
+docs: $(VENV)/with-docs  ## Build the site into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
 
 clean:

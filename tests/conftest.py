@@ -1,5 +1,10 @@
+import gc
 import os
 import signal
+
+import pytest
+
+import tests.strict.sitecustomize  # noqa: F401
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they start in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -10,10 +15,35 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # waiting for the others. By default there are as many as cores.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
 
-pytest_plugins = ["tests.costs"]
+pytest_plugins = ["tests.costs", "tests.failures"]
+
+SECONDS_IN_PROCESS = 300
+"""For a test that starts no processes; for others, see `timeout` in pyproject.toml."""
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--all-sizes", action="store_true", help="run each program of tests/programs on 1, 2 and 3 processes (slow)"
-    )
+    parser.addoption("--all", action="store_true", help="also run tests that are marked as part of a sweep (slow)")
+
+
+def pytest_configure(config):
+    if config.getoption("--all"):
+        os.environ["TEST_SWEEP"] = "1"  # for programs, some of which leave out cases of their own
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+    for item in items:
+        if not item.get_closest_marker("multiprocess"):
+            item.add_marker(pytest.mark.timeout(SECONDS_IN_PROCESS))
+    # Files that start processes come first: they take longest, and wait much of it, while another worker computes.
+    items.sort(key=lambda item: item.get_closest_marker("multiprocess") is None)
+
+
+def pytest_collection_finish(session):
+    """Leaves what has been imported out of collections of garbage: a sixth of the time of tests within one process."""
+    gc.collect()
+    gc.freeze()

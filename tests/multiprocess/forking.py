@@ -1,4 +1,4 @@
-"""Processes that need not import TensorFlow, as they are forks of one that has (`preloaded.py`).
+"""Processes that need not import TensorFlow and tfdist, as they are forks of one that has (`preloaded.py`).
 
 An import takes seconds, and the suite starts hundreds of processes. A fork differs from a new process in what it shares
 with its siblings: modules that are loaded, not yet used, and the hashes of strings. So ranks that follow each other

@@ -1,8 +1,9 @@
-"""Starting a script as real processes, with a deadline, and keeping what each of them said."""
+"""Starting a script as real processes, waiting for them as long as they get on, and keeping what each of them said."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,15 +14,19 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.multiprocess import forking
+from tests.multiprocess.progress import STILL_SECONDS, Progress
 
 PROGRAMS = Path(__file__).parent / "programs"
-DEADLINE = 120.0
+STRICT = Path(__file__).parents[1] / "strict"
+"""On the path of all processes, so that they refuse what is deprecated."""
+DEADLINE = 600.0
+"""Seconds, of everything that is waited for. It ends what gets on for ever; what hangs is noticed by `Progress`."""
 SESSION = uuid.uuid4().hex
 """In the environment of all that this test session starts, so that others' processes are not taken for its own."""
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -41,11 +46,10 @@ counts = Counts()
 
 @dataclass
 class Ended:
-    """How one process ended: its exit code (minus the signal's number if it was killed), its output, and when."""
+    """How one process ended: its exit code (minus the signal's number if it was killed), and its output."""
 
     code: int
     output: str
-    seconds: float
 
 
 class Processes:
@@ -55,7 +59,7 @@ class Processes:
         self.popens = popens
         self._outputs = outputs
         self._kept: list[str] = []
-        self._begun = time.monotonic()
+        self._first_to_fail: list[int] = []
 
     def output(self, rank: int) -> str:
         return self._kept[rank] if self._kept else self._outputs[rank].read_text(errors="replace")
@@ -65,48 +69,74 @@ class Processes:
         self._kept = [self.output(rank) for rank in range(len(self.popens))]
 
     def outputs(self) -> str:
-        return "\n".join(f"--- rank {rank} ---\n{self.output(rank)}" for rank in range(len(self.popens)))
+        """What all ranks have written, those first that failed first, and of no other rank's failure."""
+        ranks = [*self._first_to_fail, *(rank for rank in range(len(self.popens)) if rank not in self._first_to_fail)]
+        texts = {rank: self.output(rank) for rank in ranks}
+        ranks.sort(key=lambda rank: "PeerLostError" in texts[rank])
+        return "\n".join(f"--- rank {rank} ---\n{texts[rank]}" for rank in ranks)
 
     def signal(self, rank: int, number: signal.Signals) -> float:
         os.kill(self.popens[rank].pid, number)
         return time.monotonic()
 
-    def await_output(self, rank: int, text: str, deadline: float = DEADLINE) -> None:
-        end = time.monotonic() + deadline
-        while text not in self.output(rank):
-            assert time.monotonic() < end, f"rank {rank} did not print {text!r}\n{self.outputs()}"
-            assert self.popens[rank].poll() is None, f"rank {rank} ended before {text!r}\n{self.outputs()}"
-            time.sleep(0.02)
+    def await_output(self, rank: int, text: str) -> None:
+        """Waits until a rank has written a text."""
+        for _ in self._getting_on(lambda: f"rank {rank} did not print {text!r}"):
+            has_ended = self.popens[rank].poll() is not None
+            if text in self.output(rank):
+                return
+            assert not has_ended, f"rank {rank} ended before {text!r}\n{self.outputs()}"
 
-    def wait(self, deadline: float = DEADLINE) -> list[Ended]:
-        end = time.monotonic() + deadline
+    def wait(self, still: float = STILL_SECONDS) -> list[Ended]:
+        """Waits until all ranks have ended.
+
+        Args:
+            still: seconds for which they may neither write nor compute.
+        """
         ended: dict[int, Ended] = {}
-        while len(ended) < len(self.popens):
+        for _ in self._getting_on(lambda: f"ranks {set(range(len(self.popens))) - set(ended)} hang", still):
             for rank, popen in enumerate(self.popens):
                 if rank not in ended and popen.poll() is not None:
-                    ended[rank] = Ended(popen.returncode, "", time.monotonic() - self._begun)
-            assert time.monotonic() < end, f"ranks {set(range(len(self.popens))) - set(ended)} hang\n{self.outputs()}"
-            time.sleep(0.02)
-        for rank, end_of_rank in ended.items():
-            end_of_rank.output = self.output(rank)
+                    ended[rank] = Ended(popen.returncode, self.output(rank))
+                    if popen.returncode:
+                        self._first_to_fail.append(rank)
+            if len(ended) == len(self.popens):
+                break
         return [ended[rank] for rank in range(len(self.popens))]
 
+    def _getting_on(self, what: Callable[[], str], still: float = STILL_SECONDS) -> Iterator[None]:
+        """Yields now and again as long as processes get on; then fails, and says ``what``."""
+        end = time.monotonic() + DEADLINE
+        progress = Progress([popen.pid for popen in self.popens], self._written, still)
+        while True:
+            yield
+            assert time.monotonic() < end, f"{what()}: they have not ended in {DEADLINE:g} s\n{self.outputs()}"
+            assert not progress.stands_still(), f"{what()}: they stand still\n{self.outputs()}"
+            time.sleep(0.02)
 
-_given_ports: set[int] = set()
+    def _written(self) -> int:
+        return sum(path.stat().st_size for path in self._outputs)
+
+
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS_OF_A_WORKER = 2_000
+_ports = itertools.cycle(range(10_000 + _WORKER * _PORTS_OF_A_WORKER, 10_000 + (_WORKER + 1) * _PORTS_OF_A_WORKER))
+"""Each pytest-xdist worker has its own, below those that the kernel chooses for connections."""
 _giving_ports = threading.Lock()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, and that no other launch has been given, as launches may overlap."""
-    with _giving_ports, contextlib.ExitStack() as listeners:
-        ports: list[int] = []
-        while len(ports) < count:
-            listener = listeners.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port = listener.getsockname()[1]
-            if port not in _given_ports:
-                ports.append(port)
-        _given_ports.update(ports)
-        return ports
+    """Ports that nobody listens at, and that no other launch is given soon, as launches may overlap."""
+    with _giving_ports:
+        return list(itertools.islice((port for port in _ports if _is_free(port)), count))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def tf_config(rank: int, ports: Sequence[int]) -> str:
@@ -126,10 +156,11 @@ def tf_configs(*tasks: tuple[str, int]) -> list[dict[str, str]]:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    names = ("TF_CONFIG", "TFDIST_", "SLURM_", "PMI_")
+    names = ("TF_CONFIG", "TFDIST_", "SLURM_", "PMI_", "PYTHONDONTWRITEBYTECODE")  # to compile tfdist once
     base = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     base.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="2")
+    base["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STRICT), base.get("PYTHONPATH")]))
     base.update(TEST_SESSION=SESSION, **settings)
     return base
 
@@ -184,28 +215,48 @@ def started(
                 processes.keep()
 
 
-def run(
-    command: Sequence[str], size: int, deadline: float = DEADLINE, settings: Mapping[str, str] | None = None
-) -> list[Ended]:
+def run(command: Sequence[str], size: int, settings: Mapping[str, str] | None = None) -> list[Ended]:
     """Starts a script on ``size`` processes and waits for all; every one must succeed."""
     with started(command, size, settings) as processes:
-        ended = processes.wait(deadline)
+        ended = processes.wait()
         assert [end.code for end in ended] == [0] * size, processes.outputs()
         return ended
 
 
 def tfdist(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Runs the `tfdist` command to its end."""
+    """Runs the `tfdist` command to its end, as long as its processes get on."""
+    return completed([sys.executable, "-m", "tfdist.cli", *arguments], environment(**settings))
+
+
+def completed(
+    command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None = None, still: float = STILL_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, as long as it and its children get on."""
     counts.launches += 1
     counts.processes += 1
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.cli", *arguments],
-        env=environment(**settings),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        with outputs[0].open("wb") as stdout, outputs[1].open("wb") as stderr:
+            popen = subprocess.Popen(
+                command,
+                env=env,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        processes = Processes([popen], outputs[:1])
+        try:
+            (end,) = processes.wait(still)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{outputs[1].read_text(errors='replace')}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+        texts = [path.read_text(errors="replace") for path in outputs]
+    return subprocess.CompletedProcess(command, end.code, *texts)
 
 
 def results(ended: Sequence[Ended]) -> list[dict]:
@@ -231,21 +282,33 @@ def leaves(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
 
 
 def left_behind() -> list[str]:
-    """MPI's and tfdist's files in shared memory, and this session's server processes, that still exist."""
+    """MPI's and tfdist's files in shared memory that no process uses, and this session's server processes.
+
+    Other jobs may be under way on the machine, whose processes have their files mapped or open.
+    """
     prefixes = ("mpich_", "ucx_shm_", "tfdist_")
-    segments = [name for name in os.listdir("/dev/shm") if name.startswith(prefixes)]
+    segments = {name for name in os.listdir("/dev/shm") if name.startswith(prefixes)}
     servers = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
             with contextlib.suppress(OSError):
-                command = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace")
-                if "tfdist.cluster.server" in command and SESSION in Path("/proc", name, "environ").read_text():
+                if segments:
+                    segments -= _used_by(path, segments)
+                command = (path / "cmdline").read_bytes().decode(errors="replace")
+                if "tfdist.cluster.server" in command and SESSION in (path / "environ").read_text():
                     servers.append(command.replace("\0", " "))
-    return segments + servers
+    return sorted(segments) + servers
 
 
-def assert_nothing_left(deadline: float = 15.0) -> None:
-    end = time.monotonic() + deadline
+def _used_by(process: Path, segments: set[str]) -> set[str]:
+    """Those of some files in /dev/shm that a process has mapped or open."""
+    used = {line.rpartition("/dev/shm/")[2] for line in (process / "maps").read_text().splitlines()}
+    used |= {os.readlink(link).rpartition("/")[2] for link in (process / "fd").iterdir()}
+    return segments & used
+
+
+def assert_nothing_left() -> None:
+    end = time.monotonic() + DEADLINE / 10
     while left := left_behind():
         assert time.monotonic() < end, left
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A process that has imported TensorFlow and forks one for each program that it is told to run; see `forking.py`.
+"""A process that has imported TensorFlow and tfdist, and forks one for each program to run; see `forking.py`.
 
 Its standard input is a socket. A line is a request in JSON, and each is answered by a line: a program to run by the
 number of its process, the number of a process by its exit code, or null while it runs. It ends with the other side.
@@ -15,6 +15,8 @@ import keras  # noqa: F401
 import numpy as np
 import sklearn.datasets
 import tensorflow as tf  # noqa: F401
+
+import tfdist
 
 
 def request():
@@ -78,6 +80,8 @@ def run(command):
 
 if __name__ == "__main__":
     sklearn.datasets.load_digits()  # what it imports when it is used
+    for name in tfdist.__all__:  # likewise; nothing of MPI
+        getattr(tfdist, name)
     # Collections of garbage skip what is imported: a third of the time of forks that clear Keras's session often. They
     # would also write to, and so copy, all of the memory that forks share.
     gc.collect()

@@ -35,7 +35,7 @@ def test_a_fork_is_as_a_new_process(tmp_path, monkeypatch):
         assert one["settings"] == {"TEST_END": per_rank[rank]["TEST_END"], "TEST_FORKED": "1"}
         assert one["task"] == rank
         assert one["leads a session"]
-        assert one["tfdist"] is False, "it is imported by the program, under the settings of the program"
+        assert one["MPI"] is False, "it is loaded by the program, under the settings of the program"
         assert ended[rank].output.splitlines()[-1] == "at the end", outputs
     for what in ("python", "numpy", "tensorflow", "keras"):
         assert len({json.dumps(one[what]) for one in found}) == 4, f"{what} has equal random numbers in all processes"

@@ -21,7 +21,7 @@ found = {
     "settings": {name: value for name, value in os.environ.items() if name in ("TEST_END", "TEST_FORKED")},
     "task": json.loads(os.environ["TF_CONFIG"])["task"]["index"],
     "leads a session": os.getsid(0) == os.getpid(),
-    "tfdist": "tfdist" in sys.modules,
+    "MPI": "mpi4py.MPI" in sys.modules,
     "python": random.random(),
     "numpy": np.random.random(),
     "tensorflow": float(tf.random.uniform([])),

@@ -1,0 +1,61 @@
+"""Runs the tests that depend most on time again and again, on a machine that is busy with something else.
+
+    make test-flaky
+    python -m tests.flaky --times 3 --busy 4 tests/cli/test_stopping.py
+
+A test that fails here depends on how fast things are.
+"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+
+TESTS = (
+    "tests/cli/test_stopping.py",
+    "tests/cli/test_grace.py",
+    "tests/multiprocess/test_collectives.py::test_a_rank_that_is_late_is_named_and_the_job_goes_on",
+    "tests/multiprocess/test_failures.py::test_rank_that_does_not_take_part_in_time",
+    "tests/multiprocess/test_failures.py::test_stopped_rank_is_noticed_by_heartbeats",
+    "tests/multiprocess/test_gossip.py::test_killed_rank_is_named",
+    "tests/multiprocess/test_groups.py::test_one_pair_goes_on_when_a_rank_of_the_other_is_killed",
+    "tests/multiprocess/test_servers_faults.py::test_servers_that_are_gone_are_an_error",
+    "tests/multiprocess/test_start.py::test_tasks_that_never_come_are_listed",
+    "tests/strategies/test_keras_data.py::test_distributed_datasets_are_taken_by_fit_and_evaluate",
+)
+WORKERS = 4
+"""So that much of the time in which tests wait is used."""
+
+
+@contextlib.contextmanager
+def busy(count):
+    """Context in which so many other processes compute all the time."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest takes; by default ten tests")
+    parser.add_argument("--times", type=int, default=20, help="how often they run")
+    parser.add_argument("--busy", type=int, default=20, help="how many processes compute beside them")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", str(WORKERS), "--dist", "loadfile"]
+    failed = 0
+    with busy(options.busy):
+        for number in range(1, options.times + 1):
+            begin = time.monotonic()
+            code = subprocess.run([*command, *options.tests], check=False).returncode
+            failed += code != 0
+            print(f"{number} of {options.times}: {time.monotonic() - begin:.0f} s, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
