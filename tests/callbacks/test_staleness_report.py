@@ -31,3 +31,16 @@ def test_what_was_used_between_two_readings_is_reported(monkeypatch, tmp_path):
     assert report.counts == [{1: 2, 4: 2}, {0: 2}]
     assert report.history == {"staleness": [2.5, 0.0], "most_staleness": [4.0, 0.0]}
     assert list(tmp_path.iterdir())
+
+
+def test_a_process_alone_mixes_with_nobody(caplog, monkeypatch):
+    monkeypatch.setattr(staleness_report, "_said", False)
+    caplog.set_level("INFO", "tfdist")
+    strategy = tfdist.GossipStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    report = tfdist.callbacks.StalenessReport()
+    model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[report])
+    assert (report.history, report.counts) == ({}, [])
+    assert "StalenessReport does nothing" in caplog.text

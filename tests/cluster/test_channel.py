@@ -4,11 +4,13 @@ import contextlib
 import queue
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cluster.serving import DEADLINE
-from tfdist.cluster import messages
+from tfdist.cluster import channel, messages
 from tfdist.cluster.channel import Channel, RequestTimeoutError
 from tfdist.cluster.messages import Get, Over, Ping, Reply
 from tfdist.errors import PeerLostError, RendezvousError, TfdistError
@@ -132,3 +134,15 @@ def test_nobody_waits_for_a_reply_after_the_end(ends):
     ends.failure()
     with pytest.raises(TfdistError, match="the job is over"):
         ends.channel.request(get, 10 * DEADLINE)
+
+
+def test_silence_while_this_process_was_stopped_does_not_count(monkeypatch):
+    """The server was stopped with it, as by Ctrl-Z, so that nothing has come when it goes on."""
+    monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
+    stopped = []
+    monkeypatch.setattr(channel, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(stopped)))
+    with contextlib.closing(Ends(DEADLINE)) as ends:
+        assert isinstance(messages.from_task(ends._lines.readline()), Ping), "it has begun to watch"
+        stopped.append(10 * DEADLINE)
+        with pytest.raises(queue.Empty):
+            ends.failed.get(timeout=0.3)

@@ -327,3 +327,13 @@ def test_messages_of_a_task_that_has_not_enlisted_are_left_alone():
     job.ready(2)
     job.quorums.heard(2, Lack("b", 1, (0,)))
     assert not job.told[2]
+
+
+def test_the_first_round_waits_for_a_task_that_has_enlisted_and_has_no_state_yet():
+    job = Job()
+    for task in range(3):
+        job.enlist(task)
+    first, second = job.ready(0), job.ready(1)
+    assert job.meets(0, first) is job.meets(1, second) is None
+    third = job.ready(2)
+    assert job.meets(0, first) == job.meets(2, third) == [0, 1, 2]

@@ -21,7 +21,7 @@ def test_listens_at_the_address(close):
     listener = close(rendezvous.listen("127.0.0.1:0"))
     host, port = listener.getsockname()
     assert host == "127.0.0.1"
-    client = close(socket.create_connection((host, port), timeout=10))
+    client = close(socket.create_connection((host, port), timeout=100))
     accepted, _ = listener.accept()
     close(accepted)
     client.sendall(b"x")
@@ -44,7 +44,7 @@ def test_a_port_can_be_used_again_at_once(close):
     """Also while the kernel keeps the connections of the job before."""
     listener = close(rendezvous.listen("127.0.0.1:0"))
     port = listener.getsockname()[1]
-    client = close(socket.create_connection(("127.0.0.1", port), timeout=10))
+    client = close(socket.create_connection(("127.0.0.1", port), timeout=100))
     accepted, _ = listener.accept()
     accepted.close()  # this end waits in TIME_WAIT
     client.close()

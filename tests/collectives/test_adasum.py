@@ -81,3 +81,12 @@ def test_bad_input():
         adasum.all_reduce(np.zeros(3, np.int32), [3])
     with pytest.raises(ValueError, match=r"must add up to 3; got \[2\]"):
         adasum.all_reduce(np.zeros(3), [2])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(1e30, np.float32), (1e-30, np.float32), (1000.0, np.float16), (1e-5, np.float16)]
+)
+def test_squares_that_the_dtype_cannot_hold(value, dtype):
+    vector = np.full(3, value, dtype)
+    for found in results([vector] * 2):
+        np.testing.assert_allclose(found, vector, rtol=1e-3)

@@ -55,3 +55,11 @@ def test_choice():
     assert cheapest((0,) * 8, 64 * MIB, SLOW_LINE) in ("ring", "reduce_scatter_gather")
     assert cheapest((0, 0, 0, 0, 1, 1, 1, 1), 64 * MIB, SLOW_LINE) == "hierarchical"
     assert cheapest((0,), 64, SLOW_LINE) == "ring"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_ring_of_machines_is_the_formula(size):
+    """Each machine has a line of its own."""
+    seconds = model(range(size)).seconds("ring", MIB)
+    steps, share = 2 * (size - 1), MIB / size
+    assert seconds == pytest.approx(steps * (1e-4 + share * 1e-8) + (size - 1) * share * 1e-10)

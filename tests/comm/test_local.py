@@ -104,13 +104,13 @@ def test_between_threads():
     def work(rank):
         communicator = world.communicator(rank)
         buffers = np.full((size, messages), -1.0)
-        gate.wait(10)
+        gate.wait(100)
         requests = []
         for number in range(messages):
             for other in range(size):
                 requests.append(communicator.send(np.array([100.0 * rank + number]), other, other))
                 requests.append(communicator.receive(buffers[other, number : number + 1], other, rank))
-        gate.wait(10)  # all have begun all of theirs
+        gate.wait(100)  # all have begun all of theirs
         if communicator.completed(requests):
             found[rank] = buffers
 
@@ -118,7 +118,7 @@ def test_between_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
         assert not thread.is_alive()
     expected = 100.0 * np.arange(size)[:, np.newaxis] + np.arange(messages)
     for rank in range(size):

@@ -18,7 +18,7 @@ from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
 from tfdist.errors import CollectiveTimeoutError, MismatchError
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 class Agreeing:

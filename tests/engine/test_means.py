@@ -117,3 +117,12 @@ def test_part_of_a_sum():
         found = made[rank].finished(total[part].copy(), lambda _, part=part: scaled[part].copy(), anywhere)
         np.testing.assert_allclose(found, [expected], rtol=1e-3)
     assert asked == [True, False]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_smallest_numbers_are_exact_beside_one_that_overflows(dtype):
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    array = np.array([largest(dtype), smallest, 3 * smallest]).astype(dtype)
+    found, sums = mean([array] * 4)
+    np.testing.assert_array_equal(found, array)
+    assert sums == 2

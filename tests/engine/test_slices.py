@@ -161,3 +161,17 @@ def test_a_weight_stands_instead_of_contributes():
         summed(world.current().group, eagerly, *rows_of(0), contributes=tf.constant(True), weight=weight)
     with pytest.raises(ValueError, match=r"of floating point; got \['int32'\]"):
         summed(world.current().group, eagerly, *rows_of(0, np.int32), weight=weight)
+
+
+@pytest.mark.parametrize(("rows", "is_dense"), [(3, True), (6, False)])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_dense_sum_sends_the_variable_twice(ranks, size, rows, is_dense):
+    """Gathered, 5 rows of 32 bytes with their indices on each rank; dense, twice 3 or 6 rows of 24 bytes for each."""
+
+    def work(group):
+        values, indices = np.ones((5, 3)), np.array([0, 0, 0, 0, 3])
+        return summed(group, eagerly, values, indices, [rows * size, 3], keep_rows=False)
+
+    for values, _, _ in ranks(size)(work):
+        assert len(values) == (rows * size if is_dense else 5 * size)
+        assert values.sum() == 3 * 5 * size

@@ -3,7 +3,7 @@ import time
 from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
 
 
-def until(found, deadline=30.0):
+def until(found, deadline=120.0):
     """Waits until a function returns something."""
     end = time.monotonic() + deadline
     while (value := found()) is None:

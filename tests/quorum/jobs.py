@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -23,7 +22,7 @@ from tfdist.cluster.quorums import Quorums
 from tfdist.errors import RendezvousError
 from tfdist.quorum.links import Links
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 class Job:
@@ -102,9 +101,24 @@ class Job:
             self.changed.notify_all()
 
     def side_by_side(self, work, tasks):
-        """What ``work(task)`` returns for each task, in threads."""
-        with ThreadPoolExecutor(len(tasks)) as threads:
-            return [future.result(SECONDS) for future in [threads.submit(work, task) for task in tasks]]
+        """What ``work(task)`` returns for each task, in threads; raises the first error of one."""
+        results, errors = {}, []
+
+        def run(task):
+            try:
+                results[task] = work(task)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert errors or not thread.is_alive(), "a task waits for the others"
+        if errors:
+            raise errors[0]
+        return [results[task] for task in tasks]
 
     def close(self):
         for member in self.members:

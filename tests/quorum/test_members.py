@@ -48,7 +48,7 @@ def test_members_enlist_meet_and_have():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(100)
         partners = tuple(Partner(task, 5 + task, member.links.address) for task, member in enumerate((one, other)))
         for meeting, outcome in found.values():
             assert meeting.partners == partners
@@ -65,7 +65,7 @@ def test_a_meeting_of_which_something_is_lacking_is_aborted():
         thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False, checksum=0))
         thread.start()
         meeting = one.ready("a", 1, 1, ends=False, checksum=0)
-        thread.join(10)
+        thread.join(100)
         one.lacks("a", meeting.attempt, [1])
         with one.links.arrived:
             assert one.links.arrived.wait_for(lambda: one.is_aborted("a", meeting.attempt), 10)

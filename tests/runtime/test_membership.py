@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +148,15 @@ def test_abandoning_tells_the_others_why():
         assert other.is_closed
         with pytest.raises(RendezvousError, match=r"rank 1, worker 1 .* failed: ValueError: no MPI here"):
             chief.control.bind(None, 2)
+
+
+def test_abandoning_removes_the_names_of_shared_memory():
+    """The server, which removes them at its end, may be on another machine."""
+    with entered(cluster_of("worker", worker=2), ("worker", 0), ("worker", 1)) as (_, other):
+        left = Path("/dev/shm", f"{other.control.job}_1")
+        left.touch()
+        try:
+            other.abandon(ValueError("no MPI here"))
+            assert not left.exists()
+        finally:
+            left.unlink(missing_ok=True)

@@ -39,7 +39,7 @@ def test_an_initialization_that_ends_in_time_has_no_deadline_any_more():
             pass
         for thread in threading.enumerate():
             if thread.name == "tfdist-initialization":
-                thread.join(10)
+                thread.join(100)
         print("goes on")
     """)
     assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr
