@@ -47,7 +47,7 @@ print(list(filter(None, written)))
 
 def test_written_in_one_piece_where_streams_are_unbuffered():
     said = subprocess.run(
-        [sys.executable, "-u", "-c", UNBUFFERED], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-u", "-c", UNBUFFERED], capture_output=True, text=True, timeout=harness.DEADLINE, check=True
     )
     assert said.stdout == "[b'tfdist: 3 processes\\n']\n"
 

@@ -66,7 +66,7 @@ def ended(tmp_path_factory):
             with pytest.raises(subprocess.TimeoutExpired):
                 popen.wait(GRACE_SECONDS + 2)  # by then they would have been ended
             (folder / "end").touch()
-            return popen.wait(30), [(folder / str(rank)).read_text() for rank in (0, 2)]
+            return popen.wait(harness.DEADLINE), [(folder / str(rank)).read_text() for rank in (0, 2)]
 
     with ThreadPoolExecutor(len(SCRIPTS) + 2) as threads:
         found = {

@@ -91,7 +91,7 @@ def test_signals_are_passed_on(script, tmp_path, number):
     try:
         _await_files(tmp_path, 2)
         launcher.send_signal(number)
-        assert launcher.wait(30) == 0
+        assert launcher.wait(harness.DEADLINE) == 0
     finally:
         launcher.kill()
         launcher.wait()
@@ -114,8 +114,8 @@ def test_nothing_survives_the_launcher(script, tmp_path):
             time.sleep(0.02)
 
 
-def _await_files(folder, count, deadline=30.0):
-    end = time.monotonic() + deadline
+def _await_files(folder, count):
+    end = time.monotonic() + harness.DEADLINE
     while sum(path.name.isdigit() and path.stat().st_size > 0 for path in folder.iterdir()) < count:
         assert time.monotonic() < end, "the processes did not start"
         time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_bytes_that_are_no_text_and_progress_bars(script):
         [sys.executable, "-m", "tfdist.cli", "run", "-n", "1", "--output", "all", path],
         env=harness.environment(PYTHONIOENCODING="ascii"),
         capture_output=True,
-        timeout=60,
+        timeout=harness.DEADLINE,
         check=False,
     )
     assert ended.stdout == b"[rank 0] \xff\xfe\n[rank 0] 1/2\n[rank 0] 2/2\n[rank 0] x\n", ended
@@ -181,7 +181,13 @@ def test_a_reader_that_goes_away_ends_the_job(script):
     path = script(RANK + "while True: print('again')")
     command = f"{sys.executable} -m tfdist.cli run -n 2 --output all {path} | head -1"
     ended = subprocess.run(
-        command, shell=True, env=harness.environment(), capture_output=True, text=True, timeout=60, check=False
+        command,
+        shell=True,
+        env=harness.environment(),
+        capture_output=True,
+        text=True,
+        timeout=harness.DEADLINE,
+        check=False,
     )
     assert "BrokenPipeError" in ended.stderr
     assert "exited with code" in ended.stderr

@@ -109,7 +109,7 @@ def test_another_programs_address(capsys, monkeypatch):
         thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1"), daemon=True)
         thread.start()
         assert f"what listens at {address} is no parameter server" in told(capsys, address, monkeypatch)
-        thread.join(10)
+        thread.join(100)
 
 
 def test_another_secret(capsys, monkeypatch):

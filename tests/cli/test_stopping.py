@@ -19,8 +19,8 @@ TGKILL = {"x86_64": 234, "aarch64": 131}[platform.machine()]
 pytestmark = pytest.mark.multiprocess
 
 
-def until(condition, what, launcher, deadline=60.0):
-    end = time.monotonic() + deadline
+def until(condition, what, launcher):
+    end = time.monotonic() + harness.DEADLINE
     while not condition():
         if launcher.poll() is not None or time.monotonic() > end:
             launcher.kill()
@@ -54,7 +54,7 @@ def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
             launcher.send_signal(signal.SIGCONT)
             until(lambda: not any(map(stopped, pids)), "not all go on", launcher)
         (tmp_path / "stop").touch()
-        assert launcher.wait(60) == 0, launcher.stderr.read()
+        assert launcher.wait(harness.DEADLINE) == 0, launcher.stderr.read()
     finally:
         launcher.kill()
         launcher.wait()

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.model_parallel.executed import ROWS, executed, homes, places, train_step
+from tests.sweeps import some
 from tfdist.model_parallel.device_scope import device_scope
 
 UPDATES = "AssignSubVariableOp"
@@ -117,7 +118,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", some(LAYERS, 3))
 def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     keras.utils.set_random_seed(0)
     model = two_sequences(LAYERS[name]())

@@ -7,6 +7,7 @@ import pytest
 import tfdist
 from tests.model_parallel.executed import executed, homes, places, train_step
 from tests.model_parallel.test_device_scope import Subclassed, cnn, functional, transformer, two_sequences
+from tests.sweeps import some
 from tfdist.model_parallel.keras_placement import device_of, nodes_of
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.partition import partition
@@ -50,7 +51,7 @@ def step_of(model, shapes, outputs):
 CASES = [*((name, "time") for name in MODELS), ("perceptron", "memory"), ("several", "flops")]
 
 
-@pytest.mark.parametrize(("name", "balance"), CASES)
+@pytest.mark.parametrize(("name", "balance"), some(CASES))
 def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
     make, shapes, outputs = MODELS[name]
     keras.utils.set_random_seed(0)
@@ -196,3 +197,14 @@ def test_a_layer_that_a_model_inside_shares_with_the_one_around_it():
     found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
     assert found.model.count_params() == model.count_params()
     assert model.losses == []
+
+
+def test_variables_of_a_layer_that_two_stages_call_are_in_the_first():
+    """Also those that it makes before it is called, such as the seed of Dropout."""
+    inputs = keras.Input((8,))
+    shared = keras.layers.Dropout(0.5, name="shared")
+    model = keras.Model(inputs, shared(keras.layers.Dense(8, name="other")(shared(inputs))))
+    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert [stage.calls for stage in found.stages] == [("shared",), ("other", "shared (2)")]
+    assert homes(found.model.get_layer("shared").variables) == ["CPU:1"]
+    assert homes(found.model.get_layer("other").variables) == ["CPU:2"] * 2

@@ -1,11 +1,14 @@
 """Batches that are divided over devices, with one set of weights."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
 from tests.model_parallel.executed import executed, homes, places, train_step
 from tests.model_parallel.test_device_scope import Subclassed
+from tests.sweeps import some
 from tfdist.model_parallel.device_scope import device_scope
 from tfdist.model_parallel.replicate import replicate
 
@@ -15,8 +18,7 @@ def perceptron():
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("relocated", [False, True])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("optimizer", "relocated"), some(itertools.product(["adam", "sgd"], [True, False]), 3))
 def test_replicas_learn_what_the_model_does(optimizer, relocated):
     model, alone = perceptron(), perceptron()
     replicas = replicate(model, ["CPU:1", "CPU:2"], cpu_relocation=relocated)

@@ -13,7 +13,7 @@ CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     with harness.started([str(PROGRAM), str(tmp_path_factory.mktemp("ranks"))], 2) as processes:
-        ended = processes.wait(200)
+        ended = processes.wait()
         return ended, processes.outputs()
 
 

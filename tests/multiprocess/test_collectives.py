@@ -1,11 +1,12 @@
 """The algorithms over real MPI, and what becomes of them when a rank dies in the middle."""
 
+import re
 import signal
 
 import pytest
 
 from tests.multiprocess import harness
-from tests.multiprocess.test_failures import NOTICE_SECONDS, noticed_after
+from tests.sweeps import sweep
 from tfdist.collectives.algorithms import ALGORITHMS
 
 PROGRAM = [str(harness.PROGRAMS / "collectives.py")]
@@ -13,7 +14,7 @@ PROGRAM = [str(harness.PROGRAMS / "collectives.py")]
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [sweep(2), 3, sweep(4)])
 def test_every_algorithm(size):
     for end in harness.run(PROGRAM, size):
         assert "DONE" in end.output
@@ -24,12 +25,11 @@ def test_death_in_the_middle(name):
     with harness.started(PROGRAM, 3, {"TEST_ALGORITHM": name}) as processes:
         for rank in range(3):
             processes.await_output(rank, "READY")
-        killed = processes.signal(1, signal.SIGKILL)
-        ended = processes.wait(30)
+        processes.signal(1, signal.SIGKILL)
+        ended = processes.wait()
         for rank in (0, 2):
             assert ended[rank].code == 1, processes.outputs()
-            assert "ERROR PeerLostError rank 1, worker 1" in ended[rank].output, processes.outputs()
-            assert noticed_after(ended[rank].output, killed) < NOTICE_SECONDS
+            assert re.search("ERROR PeerLostError rank 1, worker 1 .*died", ended[rank].output), processes.outputs()
     harness.assert_nothing_left()
 
 
@@ -41,7 +41,7 @@ def test_every_algorithm_on_several_machines_as_mpi_sees_them(cliques):
 
 def failed_with_mismatch(settings, size=2):
     with harness.started(PROGRAM, size, settings) as processes:
-        ended = processes.wait(30)
+        ended = processes.wait()
         assert all(end.code == 1 for end in ended), processes.outputs()
         outputs = processes.outputs()
     harness.assert_nothing_left()

@@ -9,9 +9,9 @@ pytestmark = pytest.mark.multiprocess
 PROGRAM = str(harness.PROGRAMS / "compression.py")
 
 
-def outputs_of(case, size, folder, codes=None, deadline=harness.DEADLINE, **settings):
+def outputs_of(case, size, folder, codes=None, **settings):
     with harness.started([PROGRAM, str(folder)], size, {"TEST_CASE": case, **settings}) as processes:
-        ended = processes.wait(deadline)
+        ended = processes.wait()
         assert [end.code for end in ended] == (codes or [0] * size), processes.outputs()
     harness.assert_nothing_left()
     return ended
@@ -19,7 +19,7 @@ def outputs_of(case, size, folder, codes=None, deadline=harness.DEADLINE, **sett
 
 def test_every_method_learns_digits(tmp_path):
     """The short version of benchmarks/compression_accuracy.py: 72 steps, few for what sends late and little."""
-    results, _ = harness.results(outputs_of("accuracies", 2, tmp_path, deadline=300))
+    results, _ = harness.results(outputs_of("accuracies", 2, tmp_path))
     none = results.pop("none")
     assert none["accuracy"] > 0.88
     least = {"Float16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}

@@ -61,7 +61,7 @@ def nothing_left():
 def outputs(prefixes, codes=(0, 0), settings=None):
     settings = {"TFDIST_SECRET": "x", "TFDIST_START_TIMEOUT": "30", **(settings or {})}
     with harness.started(SUMS, len(prefixes), settings, prefixes=prefixes) as processes:
-        ended = processes.wait(90)
+        ended = processes.wait()
         assert tuple(end.code for end in ended) == tuple(codes), processes.outputs()
         return [end.output for end in ended]
 
@@ -165,7 +165,7 @@ def test_networks_of_their_own(own):
         ]
         prefixes = [["ip", "netns", "exec", name, *own] for name in names]
         with harness.started(SUMS, 2, {"TFDIST_SECRET": "x"}, per_rank, prefixes=prefixes) as processes:
-            ended = processes.wait(90)
+            ended = processes.wait()
             assert [end.code for end in ended] == [0, 0], processes.outputs()
             for end in ended:
                 assert f"RIGHT hosts {1 if own is NOTHING else 2}" in end.output
@@ -190,7 +190,7 @@ def test_containers_that_a_launcher_takes_for_one_node(name):
         start_new_session=True,
     ) as launcher:
         try:
-            output, _ = launcher.communicate(timeout=60)
+            output, _ = launcher.communicate(timeout=harness.DEADLINE)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -22,10 +24,9 @@ CHECKS = [
     "committed",
     "refused",
 ]
+ON_THREE = ["equal", "compressed", "adaptive", "uneven", "groups"]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_shares_train_as_the_whole_batch(size, tmp_path):
-    for end in harness.run([PROGRAM, str(tmp_path)], size, deadline=300):
-        passed = [line.split()[1] for line in end.output.splitlines() if line.startswith("PASSED ")]
-        assert sorted(passed) == sorted(CHECKS + ["groups"] * (size > 2)), end.output
+@checks({2: CHECKS, 3: [*ON_THREE, *(sweep(one) for one in CHECKS if one not in ON_THREE)]})
+def test_shares_train_as_the_whole_batch(size, check, passes):
+    passes(size, check)

@@ -29,9 +29,9 @@ def test_users_and_items_are_embedded():
     harness.assert_nothing_left()
 
 
-def await_snapshots(folder, updates, deadline=60.0):
+def await_snapshots(folder, updates):
     """Waits until the server 1 has written snapshots of both tables with so many updates."""
-    end = time.monotonic() + deadline
+    end = time.monotonic() + harness.DEADLINE
     for table in ("users", "items"):
         found = None
         while found != updates:

@@ -38,7 +38,7 @@ def test_a_task_that_is_killed_ends_the_job(tmp_path, killed):
         for rank in (0, 1):
             processes.await_output(rank, "READY")
         processes.signal(2 if killed == "ps 0" else 1, signal.SIGKILL)
-        ended = processes.wait(60)
+        ended = processes.wait()
         outputs = processes.outputs()
     if killed == "ps 0":
         assert_as_one_process(harness.results(ended[:2]))

@@ -11,7 +11,7 @@ PROGRAM = [str(harness.PROGRAMS / "endings.py")]
 
 def outputs_of(case, codes, left=False):
     with harness.started(PROGRAM, len(codes), {"TEST_CASE": case}) as processes:
-        ended = processes.wait(30)
+        ended = processes.wait()
         outputs = processes.outputs()
         assert [end.code for end in ended] == codes, outputs
     if not left:
@@ -44,7 +44,7 @@ def test_a_member_of_a_group_joins_and_a_stranger_does_not():
 
 def test_a_rank_fails_but_cannot_end():
     with harness.started(PROGRAM, 2, {"TEST_CASE": "thread_that_stays"}) as processes:
-        assert processes.popens[0].wait(30) == 0, processes.outputs()
+        assert processes.popens[0].wait(harness.DEADLINE) == 0, processes.outputs()
         assert "failed: ValueError: a mistake" in processes.output(0)
 
 

@@ -1,6 +1,6 @@
 """Many processes end where one does: losses, metrics and weights of every case in `programs/equal`.
 
-Each world is launched once and runs all of its cases; every case is then one test.
+Each number of processes and devices is launched once and runs all of its selected cases; each case is one test.
 """
 
 import json
@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 PROGRAM = harness.PROGRAMS / "equal" / "main.py"
 SOURCE = "\n".join(file.read_text() for file in sorted(PROGRAM.parent.glob("*.py")))
 OPTIMIZERS = re.findall(r'^    "(\w+)": \{', SOURCE, re.MULTILINE)
+IN_SWEEPS = [
+    # Optimizers that update each weight by its gradient alone, as others do: where sums are right, they are.
+    *(f"optimizer_{name}" for name in "RMSprop AdamW Adadelta Adagrad Adamax Nadam Ftrl Lion".split()),
+    # What programs (tests/programs) and other cases have, too.
+    *"infinite_dataset steps_per_epoch initial_epoch class_weight learning_rate_schedule clipping_by_value".split(),
+    *"clipping_that_does_nothing prediction_in_larger_executions small_table_with_rmsprop".split(),
+    *"arrays_shuffled_with_a_seed sum_over_valid_steps".split(),
+]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]
 
@@ -29,7 +38,7 @@ is of each share."""
 def world(size, devices, cases, folder):
     folder.mkdir()
     settings = {"TEST_DEVICES": str(devices), "TEST_CASES": cases}
-    harness.run([str(PROGRAM), str(folder)], size, deadline=600, settings=settings)
+    harness.run([str(PROGRAM), str(folder)], size, settings=settings)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -66,18 +75,32 @@ def check(name, ranks, one):
         np.testing.assert_allclose(got[path], value, rtol=0, atol=tolerance * scale, err_msg=f"{name}: {path}")
 
 
+def cases():
+    """Each case on two processes, and what may depend on their number on three of one device or two of two devices."""
+    for name in ALL:
+        yield (sweep if name in IN_SWEEPS else pytest.param)(2, 1, name, id=f"two-processes-{name}")
+    for place, name in enumerate(SPREAD):
+        odd = place % 2
+        yield (sweep if odd else pytest.param)(3, 1, name, id=f"three-processes-{name}")
+        yield (pytest.param if odd else sweep)(2, 2, name, id=f"two-devices-each-{name}")
+
+
+@pytest.fixture(scope="session")
+def asked(request):
+    """The names of the cases that are selected, by number of processes and devices; one process has all."""
+    found = {(1, 1): {}}
+    for item in request.session.items:
+        if getattr(item, "originalname", "") == "test_case":
+            given = item.callspec.params
+            for world in ((given["size"], given["devices"]), (1, 1)):
+                found.setdefault(world, {})[given["name"]] = True
+    return {world: ",".join(names) for world, names in found.items()}
+
+
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", ALL)
-def test_two_processes(name, worlds):
-    two, (one,) = worlds((2, 1, "all"), (1, 1, "all"))
+@pytest.mark.parametrize(("size", "devices", "name"), cases())
+def test_case(size, devices, name, worlds, asked):
+    ranks, (one,) = worlds((size, devices, asked[size, devices]), (1, 1, asked[1, 1]))
     if name.startswith("optimizer_") and name not in one:
         pytest.skip("this version of Keras does not ship it")
-    check(name, two, one)
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("name", SPREAD)
-@pytest.mark.parametrize(("size", "devices"), [(3, 1), (2, 2)], ids=["three-processes", "two-devices-each"])
-def test_spread(name, size, devices, worlds):
-    spread, (one,) = worlds((size, devices, "spread"), (1, 1, "all"))
-    check(name, spread, one)
+    check(name, ranks, one)

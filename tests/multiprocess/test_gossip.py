@@ -6,26 +6,22 @@ import signal
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "gossip.py")
 ROUNDS = ["golden", "recorded"]
-TOPOLOGY = ["synchronous", "uneven", "waits_for_nobody", "compressed"]
+TOPOLOGY = ["synchronous", "uneven", "waits_for_nobody"]
 """Which three show better than two, who are each other's only neighbours."""
-KERAS = ["features", "loops", "again", "restarted"]
+KERAS = ["features", "loops", "again", "restarted", "compressed"]
 """Which meet processes, not a topology: two are enough."""
 
 
-@pytest.mark.parametrize(
-    ("size", "checks"), [(1, ["golden", "synchronous"]), (2, ROUNDS + KERAS), (3, ROUNDS + TOPOLOGY)]
-)
-def test_gossip(size, checks, tmp_path):
-    settings = {"TEST_CASES": ",".join(checks)}
-    for end in harness.run([PROGRAM, str(tmp_path)], size, deadline=300, settings=settings):
-        passed = [line.split()[1] for line in end.output.splitlines() if line.startswith("PASSED ")]
-        assert passed == checks, end.output
-    harness.assert_nothing_left()
+@checks({1: ["synchronous", sweep("golden")], 2: ["golden", sweep("recorded"), *KERAS], 3: ROUNDS + TOPOLOGY})
+def test_gossip(size, check, passes):
+    passes(size, check)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +33,7 @@ def test_gossip(size, checks, tmp_path):
 )
 def test_what_is_refused(case, size, message, tmp_path):
     with harness.started([PROGRAM, str(tmp_path)], size, {"TEST_CASES": case}) as processes:
-        for end in processes.wait(60):
+        for end in processes.wait():
             assert end.code, end.output
             assert re.search(message, end.output), end.output
 
@@ -47,7 +43,7 @@ def test_killed_rank_is_named(settings, tmp_path):
     with harness.started([PROGRAM, str(tmp_path)], 3, {"TEST_CASES": "endless", **settings}) as processes:
         processes.await_output(1, "READY")
         processes.signal(1, signal.SIGKILL)
-        processes.wait(30)
+        processes.wait()
         for other in (0, 2):
             assert processes.popens[other].returncode not in (0, None), processes.outputs()
             assert re.search("PeerLostError: .*rank 1, worker 1 .*died", processes.output(other)), processes.outputs()

@@ -23,14 +23,14 @@ def test_groups_train_as_plain_keras_does(tmp_path, monkeypatch):
     monkeypatch.setenv(calibration.VARIABLE, str(path))  # of the whole job, and used in all of its groups
     calibration.store(TYPICAL, calibration.machine((0, 0, 0, 0)))
     program = [str(harness.PROGRAMS / "groups.py"), str(tmp_path)]
-    harness.run(program, 4, deadline=200, settings={calibration.VARIABLE: str(path)})
+    harness.run(program, 4, settings={calibration.VARIABLE: str(path)})
     harness.assert_nothing_left()
 
 
 def test_one_pair_goes_on_when_a_rank_of_the_other_is_killed():
     program = [str(harness.PROGRAMS / "pairs.py")]
     with harness.started(program, 4, {"TEST_KILL": "1"}) as processes:
-        ended = processes.wait(240)
+        ended = processes.wait()
         outputs = processes.outputs()
         assert [end.code for end in ended] == [1, -signal.SIGKILL, 0, 0], outputs
         assert "LOST rank 1, worker 1" in ended[0].output, outputs

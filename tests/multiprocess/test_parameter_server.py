@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -24,7 +25,10 @@ PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
 """Of each worker: every 4 steps, and with local steps also for the 2 that are left at the end of an epoch."""
 
 
-MODES = "asynchronous bounded synchronous soft compensated local local-synchronous elastic hogwild".split()
+MODES = [
+    *("asynchronous", "bounded", "synchronous", "local-synchronous", "hogwild"),
+    *map(sweep, ("soft", "compensated", "local", "elastic")),
+]
 
 
 @pytest.mark.parametrize("mode", MODES)

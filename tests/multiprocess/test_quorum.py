@@ -8,27 +8,19 @@ import time
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "quorum.py")
 FAULTS = str(harness.PROGRAMS / "in_rounds" / "quorum_faults.py")
-CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted"]
+CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted", "uneven"]
 
 
-@pytest.mark.parametrize(
-    ("size", "checks"),
-    [(1, ["golden", "restarted"]), (2, [*CHECKS, "uneven"]), (3, ["golden", "layers", "again", "loading"])],
-)
-def test_rounds(size, checks, tmp_path):
-    settings = {"TEST_CASES": ",".join(checks)}
-    ended = harness.run([PROGRAM, str(tmp_path)], size, deadline=150, settings=settings)
-    for end in ended:
-        passed = [line.split()[1] for line in end.output.splitlines() if line.startswith("PASSED ")]
-        assert passed == checks, end.output
-    found = harness.results(ended)
-    assert all(one == found[0] for one in found), found
-    harness.assert_nothing_left()
+@checks({1: ["restarted", sweep("golden")], 2: CHECKS, 3: ["golden", "again", sweep("layers"), sweep("loading")]})
+def test_rounds(size, check, passes):
+    passes(size, check)
 
 
 def epochs(output):
@@ -78,7 +70,7 @@ def test_processes_stop_die_and_come_again(tmp_path):
         outputs = [first.output(1), second.output(0), chief.output(0)]
         codes = [first.popens[1].poll(), second.popens[0].poll(), chief.popens[0].poll()]
     assert codes == [0, 0, 0], "\n".join(outputs)
-    found = harness.results([harness.Ended(0, output, 0.0) for output in outputs])
+    found = harness.results([harness.Ended(0, output) for output in outputs])
     assert found[0]["hashes"] == found[1]["hashes"] == found[2]["hashes"], outputs
     assert found[0]["late"] > 0, "what it had learned when it was stopped was brought later"
     assert found[0]["epochs"][0] == 0

@@ -1,4 +1,4 @@
-"""Ray Train as the launcher, where it is installed."""
+"""Ray Train as the launcher, where it is installed: by `make test-all`."""
 
 import importlib.util
 import json
@@ -13,6 +13,7 @@ from tests.multiprocess import harness
 
 
 @pytest.mark.multiprocess
+@pytest.mark.sweep
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'ray[train]')")
 def test_workers_of_ray_train(tmp_path):
     settings = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "RAY_TRAIN_V2_ENABLED": "1"}

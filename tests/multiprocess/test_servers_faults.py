@@ -17,9 +17,9 @@ EPOCH = 22
 """Steps of an epoch."""
 
 
-def await_snapshot(folder, server, version, deadline=60.0):
+def await_snapshot(folder, server, version):
     """Waits until a server has written a snapshot of a version."""
-    end, found = time.monotonic() + deadline, None
+    end, found = time.monotonic() + harness.DEADLINE, None
     while found != version:
         assert time.monotonic() < end, f"the newest snapshot of server {server} is of version {found}"
         files = sorted(folder.glob(f"*/server-{server}-of-2.*.npz"))

@@ -44,7 +44,7 @@ def awaited():
 
 def joining(configs, settings=None, clustered=True):
     with harness.started(JOIN, len(configs), settings, configs, clustered) as processes:
-        return processes.wait(60), processes.outputs()
+        return processes.wait(), processes.outputs()
 
 
 def sums(ended, size):
@@ -74,7 +74,7 @@ def test_chief_workers_and_an_evaluator():
         {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})} for job, index in tasks
     ]
     with harness.started(JOIN, 4, per_rank=configs) as processes:
-        ended = processes.wait(60)
+        ended = processes.wait()
         assert [end.code for end in ended] == [0] * 4, processes.outputs()
         sums(ended[:3], 3)
         assert "SUM 0 1 0 1.0" in ended[3].output
@@ -87,7 +87,7 @@ def test_mpiexec(tmp_path):
         env=harness.environment(TEST_FOLDER=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=harness.DEADLINE,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -177,7 +177,7 @@ BAD = {
 def test_bad_tf_config(name):
     config, message = BAD[name]
     with harness.started(JOIN, 1, {"TF_CONFIG": config}) as processes:
-        (end,) = processes.wait(30)
+        (end,) = processes.wait()
         assert end.code == 1, end.output
         assert "ClusterSpecError" in end.output
         assert message in end.output
@@ -189,7 +189,7 @@ def test_port_in_use():
         cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
         with harness.started(JOIN, 1, {"TF_CONFIG": config}) as processes:
-            (end,) = processes.wait(30)
+            (end,) = processes.wait()
     assert end.code == 1
     assert f"the chief cannot listen at 127.0.0.1:{port}: another process uses it" in end.output
 
@@ -207,7 +207,6 @@ def test_tasks_that_never_come_are_listed(awaited):
         assert end.code == 1, text
         assert "2 of 4 tasks came within 5 s" in end.output, text
         assert f"worker 2 (127.0.0.1:{ports[2]}), worker 3 (127.0.0.1:{ports[3]})" in end.output
-        assert end.seconds < 17
 
 
 @waiting
@@ -248,9 +247,9 @@ def test_task_without_the_secret_is_refused_and_the_job_goes_on(secret):
     with harness.started(JOIN, 2, {"TFDIST_START_TIMEOUT": "60"}, configs) as processes:
         processes.await_output(1, "refused this task: wrong or missing secret")
         with harness.started(JOIN, 1, per_rank=[{**configs[1], **right}]) as late:
-            (end,) = late.wait(30)
+            (end,) = late.wait()
             assert "SUM 1 2 1 3.0" in end.output, late.outputs() + processes.outputs()
-        ended = processes.wait(30)
+        ended = processes.wait()
         assert [end.code for end in ended] == [0, 1], processes.outputs()
         assert "right" not in processes.outputs().replace("is right", "")
         assert ended[1].output.splitlines()[-1].startswith("tfdist.errors.RendezvousError"), ended[1].output
@@ -298,7 +297,7 @@ def two_versions():
         harness.started(JOIN, 1, {"TFDIST_START_TIMEOUT": "6"}, configs[:1]) as chief,
         harness.started(["-c", program, *JOIN], 1, None, configs[1:]) as other,
     ):
-        return [*other.wait(30), *chief.wait(30)], other.outputs() + chief.outputs()
+        return [*other.wait(), *chief.wait()], other.outputs() + chief.outputs()
 
 
 def test_another_version(awaited):
@@ -326,16 +325,16 @@ def test_random_bytes_at_the_rendezvous_change_nothing():
         ):
             _send("127.0.0.1", ports[0], noise)
         with harness.started(JOIN, 1, None, configs[1:]) as other:
-            (end,) = other.wait(60)
+            (end,) = other.wait()
             assert end.code == 0, end.output
-        (end,) = chief.wait(30)
+        (end,) = chief.wait()
         assert end.code == 0, end.output
 
 
 def _send(host, port, noise, tries=100):
     for _ in range(tries):
         try:
-            with socket.create_connection((host, port), timeout=10) as connection:
+            with socket.create_connection((host, port), timeout=100) as connection:
                 try:
                     connection.sendall(noise)
                 except OSError:
@@ -355,11 +354,11 @@ def test_silent_connections_keep_nobody_out():
         chief.await_output(0, "no job secret")
         _send("127.0.0.1", ports[0], b"")
         for _ in range(400):
-            silent.enter_context(socket.create_connection(("127.0.0.1", ports[0]), timeout=10))
+            silent.enter_context(socket.create_connection(("127.0.0.1", ports[0]), timeout=100))
         with harness.started(JOIN, 1, None, configs[1:]) as other:
-            (end,) = other.wait(60)
+            (end,) = other.wait()
             assert end.code == 0, end.output
-        (end,) = chief.wait(30)
+        (end,) = chief.wait()
         assert end.code == 0, end.output
         assert "Traceback" not in end.output
 
@@ -384,7 +383,7 @@ def test_nothing_is_pickled():
             env=harness.environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=harness.DEADLINE,
             check=False,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -397,7 +396,7 @@ def test_something_else_answers_at_the_chiefs_port():
         with harness.started(JOIN, 1, {"TF_CONFIG": harness.tf_config(1, ports)}) as processes:
             connection, _ = other.accept()
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            (end,) = processes.wait(30)
+            (end,) = processes.wait()
             connection.close()
     assert end.code == 1
     assert "is not a rendezvous server of tfdist" in end.output
@@ -411,14 +410,14 @@ def test_death_of_a_waiting_task_is_no_end():
         _await_connections(ports[0], 2)
         processes.signal(1, signal.SIGKILL)
         with harness.started(JOIN, 2, None, configs[1:]) as others:
-            for end in others.wait(60):
+            for end in others.wait():
                 assert end.code == 0, others.outputs() + processes.outputs()
-        assert processes.wait(30)[0].code == 0
+        assert processes.wait()[0].code == 0
 
 
-def _await_connections(port, count, deadline=30.0):
+def _await_connections(port, count):
     """Until the rendezvous holds so many connections."""
-    end = time.monotonic() + deadline
+    end = time.monotonic() + harness.DEADLINE
     address = f"0100007F:{port:04X}"
     while True:
         with open("/proc/net/tcp") as lines:

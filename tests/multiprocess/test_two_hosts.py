@@ -32,7 +32,7 @@ def test_training_and_loss_of_the_link():
             for rank in range(2):
                 processes.await_output(rank, "READY")
             namespaces.ip("-n", names[1], "link", "set", names[1], "down")
-            ended = processes.wait(40)
+            ended = processes.wait()
         assert [end.code for end in ended] == [1, 1], processes.outputs()
         assert "ERROR PeerLostError rank 1, worker 1 (10.77.0.2:2222)" in ended[0].output
         assert "gave no sign of life for" in ended[0].output
@@ -43,7 +43,7 @@ def test_training_and_loss_of_the_link():
 def test_local_ranks():
     with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "join.py")], names, {"TFDIST_SECRET": "x"}) as processes:
-            ended = processes.wait(60)
+            ended = processes.wait()
         assert [end.code for end in ended] == [0, 0], processes.outputs()
         assert "SUM 0 2 0 3.0" in ended[0].output
         assert "SUM 1 2 0 3.0" in ended[1].output, "each is alone on its host"

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.sweeps import some
 from tfdist.optimizers import GradientNoise
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -269,7 +270,7 @@ def test_several_optimizers(outside):
 
 
 @pytest.mark.parametrize(
-    "given", [{"ratio": 8}, {"ratio": 8, "structure": "trace"}, {"structure": "isotropic", "stddev": 0.1}]
+    "given", some([{"ratio": 8}, {"ratio": 8, "structure": "trace"}, {"structure": "isotropic", "stddev": 0.1}], 3)
 )
 def test_one_process_trains_alike_with_tfdist_and_without(given):
     tfdist.init()

@@ -92,3 +92,18 @@ def test_compression(ranks):
 def test_other_values(ranks):
     found = ranks(2)(lambda group: Gradients(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
     assert [one.tolist() for one in found] == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, True),
+        ({"average": False}, False),
+        ({"adaptive": True}, False),
+        ({"compression": c.Int8()}, False),
+        ({"clipping": LocalClipping(norm=1.0)}, False),
+    ],
+)
+def test_whether_gradients_are_averaged_as_they_are(ranks, arguments, expected):
+    """Else their noise cannot be measured."""
+    assert Gradients(ranks(2).groups[0], **arguments).averages is expected

@@ -135,4 +135,4 @@ connection.itself = connection
 del connection
 gc.collect()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=harness.DEADLINE)

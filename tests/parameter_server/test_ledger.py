@@ -345,3 +345,14 @@ def test_clocks_are_those_of_the_server_that_decides():
     assert not ledger.may_read(0)
     follow(ledger, 1, 0, Decision(5, 1.0))
     assert ledger.may_read(0)
+
+
+def test_the_next_call_of_fit_does_not_wait_for_a_named_worker_that_got_no_batch_in_the_first():
+    ledger = ledger_of(Synchronous(), 1)
+    ledger.awaited = {1}
+    ledger.set_idle(frozenset({1}))
+    assert push(ledger, 0, 0) == [[0]]
+    ledger.suspend(0, is_end=True)
+    ledger.set_idle(frozenset())
+    assert push(ledger, 0, 1) == [[0]]
+    assert ledger.round == (1, 1)

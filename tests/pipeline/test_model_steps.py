@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 from tests.pipeline import models
+from tests.sweeps import some
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import schedules
 from tfdist.pipeline.dry_run import DeadlockError
@@ -103,7 +104,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES))
 def test_fit_evaluate_and_predict(name):
     make, compiled = CASES[name]
     schedule = "gpipe" if len(name) % 2 else "1f1b"

@@ -75,3 +75,14 @@ def test_crossentropies_of_logits(of_batch):
         tape.watch(logits)
         whole = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
     np.testing.assert_allclose(tf.concat([one.logits for one in found], 0), tape.gradient(whole, logits), rtol=1e-5)
+
+
+def test_a_row_that_stands_in_has_no_gradient():
+    """Two samples in three micro-batches, of which the first has none."""
+    outputs = tf.constant([1.0, 2.0])
+    batch = MicroBatches(outputs, 3)
+    objective = Objective(mean_square, batch, of_batch=True)
+    for number in range(3):
+        objective.take(number, [batch.part(outputs, number)])
+    found = [objective.gradients(number)[0][0].output.numpy().tolist() for number in range(3)]
+    assert found == [[0.0], [1.0], [2.0]]

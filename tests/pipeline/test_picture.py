@@ -33,7 +33,6 @@ def test_long_schedules_are_made_to_fit():
 
 
 def test_drawn(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
     run(gpipe(2, 2)).draw(tmp_path / "schedule.svg")
     assert "worker 1" in (tmp_path / "schedule.svg").read_text()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

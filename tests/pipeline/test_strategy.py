@@ -9,6 +9,7 @@ import pytest
 from keras import layers
 
 import tfdist
+from tests.sweeps import some
 from tfdist.pipeline.dry_run import DeadlockError
 from tfdist.pipeline.table import Table
 
@@ -94,7 +95,7 @@ def trained(case, strategy=None):
     return history, evaluated, model.predict(x, batch_size=8, verbose=0), model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES))
 def test_fit_equals_plain_keras(case, tmp_path):
     expected = trained(case)
     found = trained(case, tfdist.PipelineStrategy(micro_batches=3, **CASES[case][3]))
@@ -125,8 +126,10 @@ def after_twenty_steps(optimizer, schedule=None, stages=0):
     return model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"][0], model.get_weights()
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    some([(name, stages) for name in ("gpipe", "1f1b", "interleaved", "zero_bubble") for stages in (2, 4)], 3),
+)
 def test_twenty_steps(stages, schedule):
     optimizer = "SGD" if (stages == 2) == (schedule in ("gpipe", "interleaved")) else "Adam"
     loss, weights = after_twenty_steps(optimizer, schedule, stages)

@@ -8,7 +8,7 @@ largest value. Two keys have a meaning:
   be equal on all ranks and finite. The program's docstring says why.
 - ``close``: results that the mathematics of shares changes slightly; they must agree within a fifth.
 
-Each runs on 2 processes, and on 1 or 3, which are dealt out; with ``--all-sizes`` on all of them.
+Each runs on 2 or 3 processes, which are dealt out; with ``--all`` on 1, 2 and 3.
 
 One launch runs many programs, as TensorFlow takes seconds to import, but only the selected ones
 (``pytest tests/programs -k vae``, or ``-k 2-vae``). A program that fails ends its launch; the rest is launched again.
@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted(
@@ -157,10 +158,13 @@ def short(array):
 
 def pytest_generate_tests(metafunc):
     if "size" in metafunc.fixturenames:
-        every = metafunc.config.getoption("--all-sizes")
-        sizes = {name: (1, 2, 3) if every else (2, 1 + 2 * (place % 2)) for place, name in enumerate(PROGRAMS)}
-        cases = [(name, size) for size in (1, 2, 3) for name in PROGRAMS if size in sizes[name]]
-        metafunc.parametrize(("name", "size"), cases, ids=[f"{size}-{name}" for name, size in cases])
+        sizes = {name: 3 if place % 3 == 2 else 2 for place, name in enumerate(PROGRAMS)}
+        cases = [
+            (pytest.param if size == sizes[name] else sweep)(name, size, id=f"{size}-{name}")
+            for size in (1, 2, 3)
+            for name in PROGRAMS
+        ]
+        metafunc.parametrize(("name", "size"), cases)
 
 
 @pytest.mark.multiprocess

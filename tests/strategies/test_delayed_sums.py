@@ -65,3 +65,17 @@ def test_alone(ranks):
     ready, (total,) = sums.exchanged([tf.zeros([3])], tf.constant(1.0, tf.float64))
     assert ready
     assert total.numpy().tolist() == [1.0] * 3
+
+
+def test_staleness_begins_anew_when_the_last_sums_are_taken(ranks):
+    """Two epochs of three steps: the first gradients of each are used before an update."""
+
+    def work(group):
+        sums = DelayedSums(group, "a", variables()[1:], None)
+        for _ in range(2):
+            for _ in range(3):
+                sums.exchanged([tf.ones([3])], tf.constant(0.5, tf.float64))
+            assert sums.last() is not None
+        return dict(sums.staleness)
+
+    assert ranks(2)(work) == [{0: 2, 1: 4}] * 2

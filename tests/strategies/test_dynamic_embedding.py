@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
+from tests.sweeps import some
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_cache import CachePolicy
@@ -92,7 +93,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some(OPTIMIZERS))
 def test_it_trains_as_one_hot_rows_do(name):
     expected = fixed(OPTIMIZERS[name])
     history = fit(expected, X)
@@ -157,7 +158,7 @@ def test_data_of_unknown_length_make_no_update_more(steps):
             assert [served.table.iterations for served in server._shards.tables] == [9]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some(OPTIMIZERS, first=1))
 def test_one_worker_on_servers_trains_as_keras_does(name):
     expected = fixed(OPTIMIZERS[name])
     fit(expected, X)

@@ -50,6 +50,14 @@ def strategy(ranks):
     return Ranked(ranks(1).groups[0])
 
 
+@pytest.mark.parametrize("compression", [None, TopK(0.5)], ids=["", "residuals"])
+def test_processes_that_write_nothing_make_no_folder(ranks, tmp_path, compression):
+    """Each has a folder of its own, as on machines that share no files."""
+    on_ranks(ranks(2), lambda strategy: backed_up(strategy, tmp_path / str(strategy.rank), 1), compression=compression)
+    assert (tmp_path / "0").exists()
+    assert (tmp_path / "1").exists() == (compression is not None)
+
+
 def restored(strategy, folder):
     callback, model = callback_for(strategy, folder, value=100.0)
     callback._load_model()

@@ -59,7 +59,7 @@ def masked(predictions, mask):
 
 
 @SHARES
-@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
 def test_shares_of_different_numbers_of_valid_steps(ranks, sizes, reduction):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     found = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))

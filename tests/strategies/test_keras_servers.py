@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.served import served
+from tests.sweeps import some
 from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness, LocalSteps
 from tfdist.parameter_server.client import RefusedError
@@ -57,7 +58,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", some(OPTIONS))
 def test_one_worker_trains_as_keras_does(name):
     alone = model_in(**OPTIONS[name])
     expected = fit(alone, validation_data=(X, Y))
@@ -70,8 +71,18 @@ def test_one_worker_trains_as_keras_does(name):
         assert int(model.optimizer.iterations) == 12
 
 
-@pytest.mark.parametrize("pushes", [None, LocalSteps(2)])
-@pytest.mark.parametrize("method", [compression.BFloat16(), compression.Schedule({0: None, 3: compression.TopK(0.5)})])
+@pytest.mark.parametrize(
+    ("method", "pushes"),
+    some(
+        [
+            (compression.BFloat16(), None),
+            (compression.BFloat16(), LocalSteps(2)),
+            (compression.Schedule({0: None, 3: compression.TopK(0.5)}), None),
+            (compression.Schedule({0: None, 3: compression.TopK(0.5)}), LocalSteps(2)),
+        ],
+        every=3,
+    ),
+)
 def test_compressed_gradients_train_nearly_as_well(method, pushes):
     alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1))
     expected = fit(alone, epochs=5)

@@ -1,5 +1,6 @@
 """Workers whose own optimizers make the updates; the servers are threads of this process."""
 
+import itertools
 import threading
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 
 from tests.strategies.served import served
 from tests.strategies.test_keras_servers import OPTIONS, X, Y, assert_close, fit, links, model_in
+from tests.sweeps import some
 from tfdist.parameter_server import (
     Asynchronous,
     DelayCompensated,
@@ -21,8 +23,7 @@ from tfdist.strategies.parameter_server import ParameterServerStrategy
 RATE = 0.125
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("name", [*OPTIONS, "constraint"])
+@pytest.mark.parametrize(("name", "steps"), some(itertools.product([*OPTIONS, "constraint"], [3, 1]), 3))
 def test_one_worker_trains_as_keras_does(name, steps):
     """Three epochs of four batches; what is left after an epoch is pushed then."""
     options = OPTIONS.get(name, {})

@@ -5,6 +5,7 @@ import threading
 
 import keras
 import numpy as np
+import pandas
 import pytest
 import scipy.sparse
 import tensorflow as tf
@@ -119,7 +120,6 @@ def source_of_structure(name):
 
 
 def test_data_frames_are_indexed_as_keras_does():
-    pandas = pytest.importorskip("pandas")
     x = pandas.DataFrame({"a": numbers(), "b": numbers(dtype="float64")}, index=range(ROWS, 0, -1))
     y = pandas.Series(numbers(dtype="int64"), index=x.index)
     source = source_of(x, y, batch_size=4)

@@ -1,6 +1,7 @@
 """An optimizer on parameter servers against the same optimizer alone; the servers run on threads."""
 
 import contextlib
+import itertools
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
+from tests.sweeps import some
 from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
 from tfdist.strategies.server_link import Link
@@ -77,8 +79,7 @@ def excluding(optimizer):
     return optimizer
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "in_graph"), some(itertools.product(OPTIMIZERS, [True, False]), 3))
 def test_updates_are_those_of_the_optimizer(name, in_graph):
     """On two servers; a variable is split, so that no server knows a norm."""
     optimizer = OPTIMIZERS[name]()
@@ -281,8 +282,7 @@ ROW_LOCAL = {
 }
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("name", ROW_LOCAL)
+@pytest.mark.parametrize(("name", "prefetch"), some(itertools.product(ROW_LOCAL, [0, 1]), 3))
 def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
     """Two workers in turn push other rows, and two servers have them; read by row or whole, values are the same."""
     make = ROW_LOCAL[name]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tests.strategies.ranked import Ranked
+from tests.sweeps import some
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.tables.client import Form
@@ -111,7 +112,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some(OPTIMIZERS))
 def test_two_ranks_train_as_one_process_does(ranks, name):
     expected = trained(made(optimizer=OPTIMIZERS[name]))
     with started(ranks, servers=2) as on_both:

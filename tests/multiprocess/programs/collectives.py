@@ -3,7 +3,6 @@
 import logging
 import os
 import queue
-import time
 
 import ml_dtypes
 import numpy as np
@@ -76,7 +75,6 @@ def forever(name):
         while True:
             engine.run(name, ALGORITHMS[name](buffer))
     except tfdist.TfdistError as error:
-        print("NOTICED", time.monotonic(), flush=True)
         print("ERROR", type(error).__name__, error, flush=True)
         raise
 

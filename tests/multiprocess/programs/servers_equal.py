@@ -111,6 +111,10 @@ def train(make, x, y, batch_size):
     return model
 
 
+IN_SWEEPS = ("sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")
+if not os.environ.get("TEST_SWEEP"):
+    CASES = {name: case for name, case in CASES.items() if name not in IN_SWEEPS}
+
 found = {}
 for name, (make, x, y) in CASES.items():
     expected = [weight.astype("float64") for weight in train(make, x, y, GLOBAL).get_weights()]

@@ -54,7 +54,6 @@ if path := os.environ.get("TEST_CHECKPOINT"):
 try:
     model.fit(np.zeros((640, 32)), np.zeros((640, 4)), batch_size=16, epochs=EPOCHS, verbose=0, callbacks=callbacks)
 except tfdist.TfdistError as error:
-    print("NOTICED", time.monotonic(), flush=True)
     print("ERROR", type(error).__name__, error, flush=True)
     raise
 print("TRAINED", flush=True)

@@ -416,3 +416,21 @@ def test_every_sample_is_committed_once_whatever_happens(seed):
         rows = sorted(row for start, stop in simulation.applied[epoch] for row in range(start, stop))
         assert rows == list(range(samples)), epoch
     assert simulation.dealer.state()["epochs"] == []
+
+
+def test_what_waits_in_a_snapshot_is_dealt_again_in_its_own_epoch():
+    """Worker 0 has gone on to the second epoch. Of each epoch a committed batch waits for others' gradients."""
+    second = (0, 1)
+    dealer = dealer_of(2, samples=4, batch_size=1)
+    dealer.take(0, FIRST)
+    waits = dealer.take(1, FIRST)
+    dealer.commit(1, waits.ticket)
+    dealer.begin(0, second, 4, 1, 7)
+    too = dealer.take(0, second)
+    dealer.commit(0, too.ticket)
+    state = json.loads(json.dumps(dealer.state([(1, waits.ticket), (0, too.ticket)])))
+    restored = Dealer()
+    restored.restore(state)
+    for epoch in (FIRST, second):
+        restored.begin(1, epoch, 4, 1, 7)
+        assert sorted(finish(restored, 1, epoch)) == [(0, 1), (1, 2), (2, 3), (3, 4)]

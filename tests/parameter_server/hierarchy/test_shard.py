@@ -18,7 +18,9 @@ from tests.parameter_server.test_session import (
     ones,
     pushed,
 )
+from tfdist.errors import TfdistError
 from tfdist.parameter_server.client import Connection, RefusedError
+from tfdist.parameter_server.hierarchy import shard as host_shard
 from tfdist.parameter_server.messages import Attach, Inspect, Push
 from tfdist.parameter_server.model import Model
 from tfdist.parameter_server.session import Session
@@ -245,3 +247,38 @@ def test_roots_that_are_gone_are_an_error_on_workers():
             session.begin(*described(), first_state)
         with pytest.raises(RefusedError, match=r"the root servers: ps 0 at .* has not answered for 1 s"):
             session.step(ones(session))
+
+
+def test_a_joined_push_is_as_old_as_its_oldest_part():
+    with tree(Asynchronous(), SoftSync(1), (0, 1), (2,)) as (sessions, running, _):
+        sessions[2].step(ones(sessions[2]))
+        sessions[2].step(ones(sessions[2]))
+        sessions[1].pull()
+        assert (sessions[0].version, sessions[1].version) == (0, 2)
+        sessions[0].step(ones(sessions[0]))
+        sessions[1].step(ones(sessions[1]))
+        assert reported(running[0]).staleness == {0: 2, 2: 1}
+
+
+def test_a_push_that_was_counted_when_the_way_to_the_roots_failed_is_answered(monkeypatch):
+    """The worker pushes it once more, to the same server, which learns from the roots that it has counted."""
+    stepped = host_shard._stepped
+
+    def counted_and_lost(*arguments):
+        monkeypatch.setattr(host_shard, "_stepped", stepped)
+        stepped(*arguments)
+        raise TfdistError("no answer")
+
+    with serving(Asynchronous()) as root, hosting([root], Asynchronous(), (0, 1)) as host:
+        with workers_of(host, 0, 1) as sessions:
+            begin(sessions)
+            monkeypatch.setattr(host_shard, "_stepped", counted_and_lost)
+            with pytest.raises(RefusedError, match="no answer"):
+                sessions[0].step(ones(sessions[0]))
+            again, model = sessions[0]._incarnation, sessions[0]._model.name
+        with workers_of(host, 1) as (other,), contextlib.closing(Connection(host.address, "ps 1", DEADLINE)) as worker:
+            other.begin(*described(), first_state)
+            worker.request(lambda id: Attach(id, 0, again, model))
+            push = lambda id: Push(id, 0, again, 0, 0, 0, 1.0, pulls=True)  # noqa: E731
+            (answer,) = on_all([worker], lambda _, one: one.request(push, ones(other)[0].arrays())[0])
+            assert answer.version == 1

@@ -13,6 +13,7 @@ from tfdist.parameter_server.messages import (
     FROM_WORKER,
     Attach,
     Create,
+    Decision,
     Done,
     GiveState,
     Leave,
@@ -260,3 +261,20 @@ def test_books_are_whole():
     """Whatever a ledger has is copied."""
     fields = {*Ledger.__dataclass_fields__} - {"synchronization", "policy", "waiting"}
     assert {one.name for one in msgspec.structs.fields(copies.Books)} == fields
+
+
+def test_rounds_that_another_server_has_decided_stay_done():
+    """A push that comes late to one of them does not wait for its peers."""
+    pair = Pair(Synchronous())
+    pair.build(keras.optimizers.SGD(1.0))
+    (key,) = pair.leader.models()
+    of = Decision(1, 1.0, (0, 0), (0, 1))
+    for worker in (0, 1):
+        push = 0, 0, 0, 1.0, (), True, None, None, of
+        pair.say(worker, Push, *push, arrays=[np.ones(14, np.float32)])
+    assert list(pair.leader[key].ledger.done) == [(0, 0)]
+    pair.begin()
+    pair.assert_equal()
+    pair.say(2, Push, *push, arrays=[np.ones(14, np.float32)])
+    assert pair.leader[key].ledger.version == 2
+    pair.assert_equal()

@@ -1,6 +1,7 @@
 """A leader's log, with a follower that the test plays, over a real socket."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,3 +112,17 @@ def test_a_follower_that_leads_says_so(pair):
     assert log.socket.poll(DEADLINE)
     log.attend()
     assert log.is_superseded
+
+
+def test_what_is_not_noted_is_sent_again_also_while_more_is_appended(pair, monkeypatch):
+    log, other, begin = pair
+    noted(log, other, begin.stream, 0)
+    now = [0.0]
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log.append(Came, 1)
+    now[0] = 1.5
+    log.append(Came, 2)
+    assert log.seconds_left == 0.5
+    now[0] = 2.0
+    log.attend()
+    assert [other.take()[0].number for _ in range(4)] == [1, 2, 1, 2]

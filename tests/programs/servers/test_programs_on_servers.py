@@ -5,23 +5,32 @@ import json
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 RUNNER = harness.PROGRAMS.parents[1] / "programs" / "servers" / "runner.py"
-PROGRAMS = ("tutorial", "vae", "ctc", "distillation", "text_generation")
+PROGRAMS = ["tutorial", "vae", "distillation", sweep("ctc"), sweep("text_generation")]
 
 
-@pytest.mark.multiprocess
-def test_programs_train_on_servers(tmp_path):
-    arguments = ("run", "-n", "2", "--ps", "1", "--output", "all", str(RUNNER), str(tmp_path), *PROGRAMS)
+@pytest.fixture(scope="module")
+def found(request, tmp_path_factory):
+    """What each worker says of each selected program, by name."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.module is request.module]
+    tmp_path = tmp_path_factory.mktemp("servers")
+    arguments = ("run", "-n", "2", "--ps", "1", "--output", "all", str(RUNNER), str(tmp_path), *names)
     ended = harness.tfdist(*arguments, TEST_FOLDER=str(tmp_path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = [line for line in ended.stdout.splitlines() if "RESULT " in line]
-    found = [json.loads(line.partition("RESULT ")[2]) for line in lines]
-    for name in PROGRAMS:
-        one, other = [result for result in found if result["name"] == name]
-        assert one["sums"] == other["sums"], f"{name}: the workers' weights differ"
-        assert one["updates"] == other["updates"], name
-        assert all(one["updates"]), f"{name}: no server has made an update"
-        for losses in zip(one["losses"], other["losses"], strict=True):
-            assert sum(own[-1] for own in losses) < sum(own[0] for own in losses), f"{name}: {losses}"
+    results = [json.loads(line.partition("RESULT ")[2]) for line in lines]
     harness.assert_nothing_left()
+    return {name: [result for result in results if result["name"] == name] for name in names}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_train_on_servers(name, found):
+    one, other = found[name]
+    assert one["sums"] == other["sums"], "the workers' weights differ"
+    assert one["updates"] == other["updates"]
+    assert all(one["updates"]), "no server has made an update"
+    for losses in zip(one["losses"], other["losses"], strict=True):
+        assert sum(own[-1] for own in losses) < sum(own[0] for own in losses), losses

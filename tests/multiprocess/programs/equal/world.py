@@ -19,7 +19,6 @@ if DEVICES > 1:
 
 strategy = tfdist.AllReduceStrategy(devices=[f"CPU:{index}" for index in range(DEVICES)])
 CASES = {}
-SPREAD = set()  # cases that also run on three processes and on two devices a process
 
 digits = load_digits()
 X = (digits.data / 16.0)[:203]
@@ -32,7 +31,7 @@ def case(function):
 
 
 def spread(function):
-    SPREAD.add(function.__name__)
+    """Also runs on three processes, or on two devices of each of two."""
     return case(function)
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from common import Gan, Interrupts, assert_alike, assert_close, stepping
+from common import Gan, Interrupts, assert_alike, assert_close, dealt, run_checks, stepping
 from local_sgd_reference import Momentum, Training
 
 import tfdist
@@ -48,7 +48,7 @@ def fit(model, rows=ROWS, epochs=EPOCHS, **how):
 def golden():
     """Trajectories of a few steps, after each epoch."""
     nesterov = {"momentum": 0.875, "nesterov": True}
-    for arguments, more in (
+    cases = (
         ({"sync_every": 1}, {}),
         ({"sync_every": 3}, {"momentum": 0.875}),
         ({"sync_every": 5, "slots": "average"}, {"momentum": 0.875}),
@@ -64,7 +64,8 @@ def golden():
         ({"sync_every": 3, "delay": 1, "mix": 0.25}, {"mix": 0.25}),
         ({"sync_every": Growing(first=2, every=5, at_most=4)}, {"interval": lambda step: 2 if step < 5 else 4}),
         ({"sync_every": QuadraticRule(RATE * 2, at_least=1)}, {"interval": lambda step: 4}),
-    ):
+    )
+    for arguments, more in dealt(cases, size, 2):
         count = arguments.get("sync_every")
         how = {"interval": lambda step, count=count: count, "averages_slots": arguments.get("slots") == "average"}
         how.update({name: arguments[name] for name in ("fragments", "delay", "start_after") if name in arguments})
@@ -78,7 +79,7 @@ def golden():
             expected.epoch(shares(ROWS))
             assert_close(model, expected.centre)
         assert_alike(model)
-        if size == 2 and len(arguments) > 2:  # those with most to go wrong
+        if size > 1 and len(arguments) > 2:  # those with most to go wrong
             for way in ({"run_eagerly": True}, {"steps_per_execution": 3}):
                 other = linear(tfdist.LocalSGDStrategy(**arguments), more.get("momentum", 0.0), **way)
                 fit(other)
@@ -135,7 +136,7 @@ def of_several():
 def features():
     """What Keras has goes together with rounds: all processes end with equal weights and logs, and have learned."""
     ways = itertools.cycle([{"sync_every": 3}, {"sync_every": 4, "fragments": 2, "delay": 1}])
-    for optimizer, arguments in zip(
+    optimizers = dealt(
         (
             keras.optimizers.Adam,
             lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=1.0),
@@ -146,9 +147,9 @@ def features():
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=2.0**20),
             *([of_several] if hasattr(keras.optimizers, "MultiOptimizer") else []),
         ),
-        ways,
-        strict=False,
-    ):
+        *(0, 3),
+    )
+    for optimizer, arguments in zip(optimizers, ways, strict=False):
         scaled = isinstance(optimizer(), keras.optimizers.LossScaleOptimizer)
         strategy = tfdist.LocalSGDStrategy(**arguments)
         model = deep(strategy, optimizer, "mixed_float16" if scaled else None, model=Own)
@@ -357,10 +358,5 @@ def endless():
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 
 
-checks = (golden, synchronous, features, loops, again, uneven, quiet, compressed, restarted, refused)
-for name in os.environ.get("TEST_CASES", ",".join(check.__name__ for check in checks)).split(","):
-    keras.backend.set_floatx("float64")
-    globals()[name]()
-    print("PASSED", name, flush=True)
+run_checks(globals())
 tfdist.barrier()
-print("DONE", flush=True)
