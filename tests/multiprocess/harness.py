@@ -75,9 +75,11 @@ class Processes:
         ranks.sort(key=lambda rank: "PeerLostError" in texts[rank])
         return "\n".join(f"--- rank {rank} ---\n{texts[rank]}" for rank in ranks)
 
-    def signal(self, rank: int, number: signal.Signals) -> float:
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Sends a signal. Who is killed has ended afterwards: nobody starts a process again that has not."""
         os.kill(self.popens[rank].pid, number)
-        return time.monotonic()
+        if number == signal.SIGKILL:
+            self.popens[rank].wait(DEADLINE)
 
     def await_output(self, rank: int, text: str) -> None:
         """Waits until a rank has written a text."""
