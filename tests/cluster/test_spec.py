@@ -34,6 +34,48 @@ def test_no_cluster(text):
     assert spec.from_tf_config(text) is None
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"clutser": {"worker": ["a:1", "b:1"]}},
+        {"Cluster": {"worker": ["a:1"]}},
+        {"cluster_spec": {"worker": ["a:1"]}},
+        {"worker": ["a:1", "b:1"]},
+        {"chief": "a:1"},
+        {"hosts": ["a:1", "b:1"]},
+        {"config": {"workers": ["a:1", "b:1"]}},
+        {"cluster": {}, "worker": ["a:1"]},
+    ],
+)
+def test_what_looks_like_a_cluster_is_not_passed_over(config):
+    (key, *_) = [key for key in config if key != "cluster"]
+    with pytest.raises(ClusterSpecError, match=f"no tasks under 'cluster', but '{key}', which looks like a cluster"):
+        spec.from_tf_config(json.dumps({**config, "task": {"type": "worker", "index": 0}}))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"environment": "cloud", "model_dir": "gs://a/b"},
+        {"job": {"job_name": "j", "args": ["--port", "a:1"], "region": "us"}},
+        {"hosts": [], "rpc_layer": "grpc"},
+    ],
+)
+def test_other_keys_are_ignored(more):
+    task = {"type": "worker", "index": 0}
+    assert spec.from_tf_config(json.dumps({**more, "task": task})) is None
+    cluster = spec.from_tf_config(json.dumps({**more, "cluster": {"worker": ["a:1", "b:1"]}, "task": task}))
+    assert cluster.size == 2
+
+
+def test_kubeflow_calls_a_cluster_sparse_where_workers_may_come_later():
+    sparse = {"worker": {"3": "c:1"}, "ps": ["a:1", "b:1"]}
+    config = {"sparseCluster": sparse, "task": {"type": "worker", "index": 3}}
+    cluster = spec.from_tf_config(json.dumps(config))
+    assert cluster == spec.from_tf_config(json.dumps({"cluster": sparse, "task": config["task"]}))
+    assert [str(task) for task in cluster.tasks] == ["worker 3 (c:1)", "ps 0 (a:1)", "ps 1 (b:1)"]
+
+
 def test_parameter_servers_and_evaluators_have_no_rank():
     jobs = {"evaluator": ["e:1"], "ps": ["c:1", "d:1"], "worker": ["b:1"], "chief": ["a:1"]}
     for job, number, rank in (("chief", 0, 0), ("worker", 1, 1), ("ps", 2, None), ("evaluator", 4, None)):
@@ -78,7 +120,9 @@ def test_digest_tells_clusters_apart():
     assert one == same != other
 
 
-@pytest.mark.parametrize("address", ["a", "a:", ":1", "a:b", "a:0", "a:70000", "a..b:1", f"{'a' * 64}:1", 5, None])
+@pytest.mark.parametrize(
+    "address", ["a", "a:", ":1", "a:b", "a:0", "a:70000", "a..b:1", "http://a:1", "a/b:1", f"{'a' * 64}:1", 5, None]
+)
 def test_bad_address(address):
     with pytest.raises(ClusterSpecError, match="host:port"):
         spec.from_tf_config(config({"worker": [address]}))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,8 @@ TRAINING_JOBS = (*CHIEF_JOBS, "worker")
 
 OTHER_JOBS = ("ps", "evaluator")
 """Jobs whose tasks are members of the cluster without a rank: parameter servers, and evaluators, which run alone."""
+
+_LIKE_CLUSTER = ("cluster", "clusters", "clusterspec", "cluster_spec")
 
 _EXAMPLE = 'for example {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -82,7 +86,8 @@ def from_tf_config(text: str) -> Cluster | None:
     """Parses and checks the value of TF_CONFIG.
 
     Args:
-        text: JSON with the keys ``cluster`` and ``task``, as TensorFlow defines it. The index may be a string.
+        text: JSON with the keys ``cluster`` and ``task``, as TensorFlow defines it, or Kubeflow's ``sparseCluster``
+            instead of ``cluster``; other keys are ignored. The index may be a string.
 
     Returns:
         The cluster; None when TF_CONFIG names none: empty text, an empty object, a task without a cluster, as
@@ -99,12 +104,18 @@ def from_tf_config(text: str) -> Cluster | None:
         raise ClusterSpecError(f"TF_CONFIG is not JSON ({error}). Expected {_EXAMPLE}; got: {_short(text)}") from None
     if not isinstance(config, dict):
         raise ClusterSpecError(f"TF_CONFIG must be a JSON object, {_EXAMPLE}; got: {_short(text)}")
-    for key in ("cluster", "task"):
+    for key in ("cluster", "sparseCluster", "task"):
         if not isinstance(config.get(key, {}), dict):
             raise ClusterSpecError(
                 f"TF_CONFIG must hold an object under {key!r}. Expected {_EXAMPLE}; got: {_short(text)}"
             )
-    if not any(config.get("cluster", {}).values()):
+    jobs = config.get("cluster") or config.get("sparseCluster") or {}
+    if not any(jobs.values()):
+        if meant := [key for key, value in config.items() if _looks_like_a_cluster(key, value)]:
+            raise ClusterSpecError(
+                f"TF_CONFIG holds no tasks under 'cluster', but {_short(repr(meant[0]))}, which looks like a cluster. "
+                f"Expected {_EXAMPLE}; got: {_short(text)}"
+            )
         return None
     if "task" not in config:
         raise ClusterSpecError(f"TF_CONFIG lacks 'task'. Expected {_EXAMPLE}; got: {_short(text)}")
@@ -117,7 +128,23 @@ def from_tf_config(text: str) -> Cluster | None:
             raise ClusterSpecError(
                 f"TF_CONFIG's task must hold a {kind.__name__} under {key!r}. Expected {_EXAMPLE}; got: {task}"
             )
-    return from_jobs(config["cluster"], job, index, source="TF_CONFIG")
+    return from_jobs(jobs, job, index, source="TF_CONFIG")
+
+
+def _looks_like_a_cluster(key: str, value: Any) -> bool:
+    """Whether a key of TF_CONFIG beside ``cluster`` and ``task`` was meant to name tasks."""
+    if key in ("cluster", "sparseCluster", "task") or not value:
+        return False
+    is_job = key in (*TRAINING_JOBS, *OTHER_JOBS)
+    return is_job or bool(difflib.get_close_matches(key.lower(), _LIKE_CLUSTER, cutoff=0.8)) or _has_addresses(value)
+
+
+def _has_addresses(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_addresses, value.values()))
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, str) and re.fullmatch(r"\S+:\d+", one) for one in value)
 
 
 def from_resolver(resolver: Any) -> Cluster | None:
@@ -217,7 +244,7 @@ def _tasks(source: str, job: str, addresses: Any) -> list[Task]:
 def _checked(source: str, job: str, index: int, address: Any) -> str:
     bare = address.removeprefix("grpc://") if isinstance(address, str) else ""
     host, _, port = bare.rpartition(":")
-    if not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if "/" in host or not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ClusterSpecError(f"{source}: {job} {index} needs an address host:port; got: {address!r}")
     return bare
 
