@@ -164,6 +164,11 @@ UPDATES = {
     "takes the minimum": (lambda variable, x: variable.assign(tf.minimum(tf.reduce_min(x), variable)), "min"),
     "sets": (lambda variable, x: variable.assign(x[0] * 2), "sum"),
     "sets a constant": (lambda variable, x: variable.assign(tf.zeros([])), None),
+    "sets a sum": (lambda variable, x: variable.assign(x[0] + x[1] + tf.reduce_sum(x)), "sum"),
+    "adds a difference from itself": (lambda variable, x: variable.assign(variable + (x[0] - variable) * 0.1), "sum"),
+    "adds itself": (lambda variable, x: variable.assign(variable + variable.value), "sum"),
+    "is subtracted": (lambda variable, x: variable.assign(x[0] - variable), "sum"),
+    "adds by itself what depends on it": (lambda variable, x: variable.assign_add((x[0] - variable) / 2), "sum"),
     "multiplies": (lambda variable, x: variable.assign(variable * x[0]), "sum"),
 }
 

@@ -193,11 +193,45 @@ def _update(variable: Any, value: Any) -> str:
     kind = _UPDATES.get(operation.type)
     if kind is None:
         return "other" if operation.type not in ("Placeholder", "Const", "Fill", "ZerosLike") else "unknown"
-    reads = [_seen_through(given).op for given in operation.inputs]
-    if any(read.type == "ReadVariableOp" for read in reads):
-        return kind
-    # A nested update, such as `total + a + b`.
-    return kind if any(read.type in _UPDATES and _UPDATES[read.type] == kind for read in reads) else "other"
+    combined, operands, subtracted = _combined(operation, kind)
+    handles = [part.op.inputs[0] for part in operands if part.op.type == "ReadVariableOp"]
+    return kind if any(_reads_it_once(one, combined, operands, subtracted) for one in handles) else "other"
+
+
+def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any]]:
+    """The operations of a nested update, such as of ``total + a - b``, the tensors they combine, and subtract."""
+    operations, operands, subtracted, pending = [], [], [], [operation]
+    while pending:
+        operation = pending.pop()
+        operations.append(operation)
+        parts = list(map(_seen_through, operation.inputs))
+        if operation.type == "Sub":
+            subtracted.append(parts.pop())
+        for part in parts:
+            if _UPDATES.get(part.op.type) == kind:
+                pending.append(part.op)
+            else:
+                operands.append(part)
+    return operations, operands, subtracted
+
+
+def _reads_it_once(handle: Any, combined: list[Any], operands: list[Any], subtracted: list[Any]) -> bool:
+    """Whether one operand is a variable, and no other depends on its value: what is added is this replica's own then.
+
+    Where it depends on it, as in ``mean + (x - mean) * k / n``, the parts of several replicas do not add up.
+    """
+    own = [part for part in operands if part.op.type == "ReadVariableOp" and part.op.inputs[0] is handle]
+    others = {id(part.op) for part in operands} - {id(part.op) for part in own} | {id(part.op) for part in subtracted}
+    seen = {id(operation) for operation in combined}
+    pending = [operation for operation in handle.consumers() if id(operation) not in seen]
+    while pending:
+        operation = pending.pop()
+        if id(operation) in others:
+            return False
+        if id(operation) not in seen:
+            seen.add(id(operation))
+            pending += [following for output in operation.outputs for following in output.consumers()]
+    return len(own) == 1
 
 
 def _seen_through(tensor: Any) -> Any:
