@@ -44,6 +44,12 @@ def passes(request, tmp_path_factory):
     return passes
 
 
+def selected(request, test, parameter="name"):
+    """The values of a parameter for which a test of the module is selected, for fixtures that one launch serves."""
+    items = [item for item in request.session.items if item.module is request.module and item.originalname == test]
+    return [item.callspec.params[parameter] for item in items]
+
+
 def passed_in(output):
     """What is written behind the names of the checks that have passed, by name."""
     lines = [line.split(maxsplit=2) for line in output.splitlines() if line.startswith("PASSED ")]

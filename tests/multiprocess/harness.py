@@ -23,8 +23,8 @@ from tests.multiprocess import forking
 from tests.multiprocess.progress import STILL_SECONDS, Progress
 
 PROGRAMS = Path(__file__).parent / "programs"
-STRICT = Path(__file__).parents[1] / "strict"
-"""On the path of all processes, so that they refuse what is deprecated."""
+ON_THE_PATH = [Path(__file__).parents[1] / "strict", PROGRAMS / "shared"]
+"""Of all processes: what makes them refuse what is deprecated, and what programs share."""
 DEADLINE = 600.0
 """Seconds, of everything that is waited for. It ends what gets on for ever; what hangs is noticed by `Progress`."""
 SESSION = uuid.uuid4().hex
@@ -162,7 +162,7 @@ def environment(**settings: str) -> dict[str, str]:
     base = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     base.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="2")
-    base["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STRICT), base.get("PYTHONPATH")]))
+    base["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, ON_THE_PATH), base.get("PYTHONPATH")]))
     base.update(TEST_SESSION=SESSION, **settings)
     return base
 

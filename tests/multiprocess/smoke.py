@@ -5,7 +5,7 @@ import pytest
 from tests.multiprocess import harness, test_local_sgd, test_quorum
 from tests.multiprocess.conftest import passed_in
 from tests.multiprocess.test_equal_mathematics import check, worlds
-from tests.multiprocess.test_parameter_server import test_synchronous_steps_equal_one_process
+from tests.multiprocess.test_parameter_server import cases, test_synchronous_steps_equal_one_process
 
 NAMES = (
     "arrays_with_a_partial_batch",
@@ -23,7 +23,7 @@ NAMES = (
     "hand_written_loop",
 )
 
-__all__ = ["test_synchronous_steps_equal_one_process", "worlds"]
+__all__ = ["cases", "test_synchronous_steps_equal_one_process", "worlds"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,23 +6,25 @@ import signal
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
 from tests.sweeps import sweep
 from tfdist.collectives.algorithms import ALGORITHMS
 
-PROGRAM = [str(harness.PROGRAMS / "collectives.py")]
+PROGRAM = str(harness.PROGRAMS / "collectives.py")
+CHECKS = ["exact", "same_bits", "in_the_librarys_order", "groups", "new_keys"]
+IN_SWEEPS = [sweep(check) for check in CHECKS]
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("size", [sweep(2), 3, sweep(4)])
-def test_every_algorithm(size):
-    for end in harness.run(PROGRAM, size):
-        assert "DONE" in end.output
+@checks({2: IN_SWEEPS, 3: CHECKS, 4: IN_SWEEPS})
+def test_every_algorithm(size, check, passes):
+    passes(size, check)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_death_in_the_middle(name):
-    with harness.started(PROGRAM, 3, {"TEST_ALGORITHM": name}) as processes:
+    with harness.started([PROGRAM], 3, {"TEST_CASES": "forever", "TEST_ALGORITHM": name}) as processes:
         for rank in range(3):
             processes.await_output(rank, "READY")
         processes.signal(1, signal.SIGKILL)
@@ -35,12 +37,13 @@ def test_death_in_the_middle(name):
 
 @pytest.mark.parametrize("cliques", ["2", "4"])
 def test_every_algorithm_on_several_machines_as_mpi_sees_them(cliques):
-    for end in harness.run(PROGRAM, 4, settings={"MPIR_CVAR_NUM_CLIQUES": cliques}):
+    settings = {"TEST_CASES": ",".join(CHECKS), "MPIR_CVAR_NUM_CLIQUES": cliques}
+    for end in harness.run([PROGRAM], 4, settings):
         assert "DONE" in end.output
 
 
-def failed_with_mismatch(settings, size=2):
-    with harness.started(PROGRAM, size, settings) as processes:
+def failed_with_mismatch(check, **settings):
+    with harness.started([PROGRAM], 2, {"TEST_CASES": check, **settings}) as processes:
         ended = processes.wait()
         assert all(end.code == 1 for end in ended), processes.outputs()
         outputs = processes.outputs()
@@ -49,26 +52,26 @@ def failed_with_mismatch(settings, size=2):
 
 
 def test_ranks_that_call_different_collectives():
-    outputs = failed_with_mismatch({"TEST_DIFFERENT": "1"})
+    outputs = failed_with_mismatch("different")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in outputs
 
 
 def test_ranks_that_call_different_collectives_which_both_know():
-    outputs = failed_with_mismatch({"TEST_DIFFERENT_LATER": "1"})
+    outputs = failed_with_mismatch("different_later")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum; rank 1 waits in other sum" in outputs
 
 
 @pytest.mark.parametrize("elements", [10, 100_000])
 def test_data_of_different_sizes(elements):
-    outputs = failed_with_mismatch({"TEST_SIZES": str(elements)})
+    outputs = failed_with_mismatch("different_sizes", TEST_SIZES=str(elements))
     assert "MismatchError: rank" in outputs, outputs
     assert f"expected {8 * elements} bytes from rank 1, which sent" in outputs, outputs
 
 
 def test_a_rank_that_is_late_is_named_and_the_job_goes_on():
-    with harness.started(PROGRAM, 3, {"TEST_LATE": "1", "TFDIST_STALL_TIMEOUT": "1"}) as processes:
+    with harness.started([PROGRAM], 3, {"TEST_CASES": "late,exact", "TFDIST_STALL_TIMEOUT": "1"}) as processes:
         for rank, end in enumerate(processes.wait()):
             assert end.code == 0, processes.outputs()
             told = end.output

@@ -11,17 +11,30 @@ HOMES = ["CPU:1"] * 4 + ["CPU:2"] * 2
 """Of the kernels, biases and factors."""
 
 
-def test_all_reduce_of_models_on_several_devices_equals_one_process():
-    ended = harness.run([PROGRAM], 2)
-    found = harness.results(ended)
-    for one in found:
-        assert one["homes"] == HOMES
-        assert one["slots"] == ["CPU:1"] * 8 + ["CPU:2"] * 4
-        assert one["error"] < 1e-5
-        assert one["relocated"] == ["CPU:0"], "weights and slots, though two other devices compute"
-        assert one["relocated error"] < 1e-5
-    assert found[0]["sum"] == found[1]["sum"]
+@pytest.fixture(scope="module")
+def ranks():
+    """What each of two processes found."""
+    found = harness.results(harness.run([PROGRAM], 2))
     harness.assert_nothing_left()
+    return found
+
+
+def test_weights_and_slots_are_where_the_scopes_say(ranks):
+    for found in ranks:
+        assert found["homes"] == HOMES
+        assert found["slots"] == ["CPU:1"] * 8 + ["CPU:2"] * 4
+
+
+def test_all_reduce_of_models_on_several_devices_equals_one_process(ranks):
+    assert ranks[0]["sum"] == ranks[1]["sum"]
+    for found in ranks:
+        assert found["error"] < 1e-5
+
+
+def test_weights_are_on_the_host_though_two_other_devices_compute(ranks):
+    for found in ranks:
+        assert found["relocated"] == ["CPU:0"]
+        assert found["relocated error"] < 1e-5
 
 
 def test_parameter_servers_for_a_model_on_several_devices():

@@ -76,9 +76,10 @@ def check(name, ranks, one):
 
 
 def cases():
-    """Each case on two processes, and what may depend on their number on three of one device or two of two devices."""
+    """Each case on two processes, or, where their number may matter, on three or on two devices of each of two."""
     for name in ALL:
-        yield (sweep if name in IN_SWEEPS else pytest.param)(2, 1, name, id=f"two-processes-{name}")
+        in_sweeps = name in IN_SWEEPS or name in SPREAD
+        yield (sweep if in_sweeps else pytest.param)(2, 1, name, id=f"two-processes-{name}")
     for place, name in enumerate(SPREAD):
         odd = place % 2
         yield (sweep if odd else pytest.param)(3, 1, name, id=f"three-processes-{name}")

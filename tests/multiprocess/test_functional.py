@@ -3,21 +3,39 @@
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
 from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
+PROGRAM = str(harness.PROGRAMS / "functional.py")
+CHECKS = [
+    "values",
+    "gradients",
+    "gradients_of_gradients",
+    "small_integers",
+    "means_near_the_limits",
+    "slices",
+    "weights",
+    "groups",
+    "edges",
+    "variables",
+    "wrong",
+    "fit_without_a_strategy",
+    "joining",
+    "whatever_ranks_count",
+]
+IN_SWEEPS = [sweep(check) for check in CHECKS]
 
-@pytest.mark.parametrize("size", [sweep(2), 3, sweep(4)])
-def test_functional_interface(size):
-    for end in harness.run([str(harness.PROGRAMS / "functional.py")], size):
-        assert "DONE" in end.output
-    harness.assert_nothing_left()
+
+@checks({2: IN_SWEEPS, 3: CHECKS, 4: IN_SWEEPS})
+def test_functional_interface(size, check, passes):
+    passes(size, check)
 
 
 @pytest.mark.parametrize("what", ["op", "root"])
 def test_ranks_that_mean_different_things(what):
-    with harness.started([str(harness.PROGRAMS / "functional.py")], 2, {"TEST_DIFFERENT": what}) as processes:
+    with harness.started([PROGRAM], 2, {"TEST_DIFFERENT": what}) as processes:
         assert all(end.code == 1 for end in processes.wait()), processes.outputs()
         outputs = processes.outputs()
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs

@@ -5,10 +5,28 @@ import signal
 import pytest
 
 from tests.multiprocess import harness
-from tfdist.collectives.cost import TYPICAL
-from tfdist.engine import calibration
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "groups.py")
+CHECKS = [
+    "arrays",
+    "words",
+    "scaled_loss",
+    "own_loop",
+    "interrupted",
+    "compressed",
+    "lossy",
+    "messages",
+    "in_turn",
+    "over_two_groups_in_one_graph",
+    "edges",
+    "broadcast",
+]
+IN_SWEEPS = ["scaled_loss", "compressed"]
+"""Which other tests have without groups; those of shares and of residuals are always run."""
 
 
 def test_two_pairs_train_different_models():
@@ -18,13 +36,9 @@ def test_two_pairs_train_different_models():
     harness.assert_nothing_left()
 
 
-def test_groups_train_as_plain_keras_does(tmp_path, monkeypatch):
-    path = tmp_path / "calibration.json"
-    monkeypatch.setenv(calibration.VARIABLE, str(path))  # of the whole job, and used in all of its groups
-    calibration.store(TYPICAL, calibration.machine((0, 0, 0, 0)))
-    program = [str(harness.PROGRAMS / "groups.py"), str(tmp_path)]
-    harness.run(program, 4, settings={calibration.VARIABLE: str(path)})
-    harness.assert_nothing_left()
+@checks({4: [sweep(check) if check in IN_SWEEPS else check for check in CHECKS]})
+def test_groups_train_as_plain_keras_does(size, check, passes):
+    passes(size, check)
 
 
 def test_one_pair_goes_on_when_a_rank_of_the_other_is_killed():

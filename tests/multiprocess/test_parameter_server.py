@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import selected
 from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
@@ -15,11 +16,10 @@ STEPS = 176
 """Of each worker: 8 epochs of 22 batches."""
 
 
-def results_of(ended):
-    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
-    assert len(found) == 2, ended.stdout + ended.stderr
-    return found
-
+EQUAL = [
+    *("momentum", "adamw", "clipnorm", "averages", "steps", "sparse adagrad", "sparse rmsprop", "constraints", "mean"),
+    *map(sweep, ("sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
+]
 
 PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
 """Of each worker: every 4 steps, and with local steps also for the 2 that are left at the end of an epoch."""
@@ -59,17 +59,26 @@ def test_digits_are_learnt(mode):
     harness.assert_nothing_left()
 
 
-def test_synchronous_steps_equal_one_process():
-    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", str(harness.PROGRAMS / "servers_equal.py"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    one, other = results_of(ended)
-    for name, found in one.items():
-        assert found["error"] < 1e-5, (name, found, other[name])
-        assert found["sum"] == other[name]["sum"], f"{name}: the workers' weights differ"
-        assert found["iterations"] == 12, name
-        assert found["is_there"], f"{name}: variables are on another device than that of the worker"
-        assert other[name]["is_there"], f"{name}: variables are on another device than that of the worker"
+@pytest.fixture(scope="module")
+def cases(request):
+    """What both workers found in each case of `programs/servers_equal.py`, by name."""
+    program = str(harness.PROGRAMS / "servers_equal.py")
+    names = ",".join(selected(request, "test_synchronous_steps_equal_one_process"))
+    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", program, TEST_CASES=names)
     harness.assert_nothing_left()
+    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(found) == 2, ended.stdout + ended.stderr
+    return {name: (one, found[1][name]) for name, one in found[0].items()}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_synchronous_steps_equal_one_process(name, cases):
+    for found in cases[name]:
+        assert found["error"] < 1e-5
+        assert found["sum"] == cases[name][0]["sum"], "the workers' weights differ"
+        assert found["iterations"] == 12
+        assert found["is_there"], "variables are on another device than that of the worker"
 
 
 def test_a_worker_is_killed_and_the_other_does_not_wait_for_it():

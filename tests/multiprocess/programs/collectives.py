@@ -1,4 +1,4 @@
-"""Every algorithm over real MPI: sums, bit for bit; or, with TEST_ALGORITHM, the same sum until somebody dies."""
+"""Every algorithm over real MPI: sums, bit for bit, calls that do not fit each other, and sums until somebody dies."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ import queue
 
 import ml_dtypes
 import numpy as np
+from checking import run_checks
 
 import tfdist
 from tfdist.cluster import discovery
@@ -68,7 +69,8 @@ def same_bits():
                     assert all((row == everyone[0]).all() for row in everyone), f"{key} differs between ranks"
 
 
-def forever(name):
+def forever():
+    name = os.environ["TEST_ALGORITHM"]
     buffer = np.zeros(1 << 20, np.float32)
     print("READY", flush=True)
     try:
@@ -155,20 +157,9 @@ def different_sizes():
     engine.run("sum", ALGORITHMS["ring"](np.ones((2 + 2 * rank) * elements)))
 
 
-if os.environ.get("TEST_DIFFERENT"):
+def different():
+    """Each rank its own key."""
     engine.run(f"sum of rank {rank}", ALGORITHMS["ring"](np.ones(10)))
-if os.environ.get("TEST_DIFFERENT_LATER"):
-    different_later()
-if os.environ.get("TEST_SIZES"):
-    different_sizes()
-if os.environ.get("TEST_LATE"):
-    late()
-if name := os.environ.get("TEST_ALGORITHM"):
-    forever(name)
-exact()
-if not os.environ.get("TEST_LATE"):  # after which sums show that the job goes on
-    same_bits()
-    in_the_librarys_order()
-    groups()
-    new_keys()
-print("DONE", flush=True)
+
+
+run_checks(globals())

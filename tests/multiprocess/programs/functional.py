@@ -1,5 +1,6 @@
 """The functional interface, eagerly and in graphs: values, gradients, groups, joining. From 2 processes on."""
 
+import functools
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checking import run_checks
 
 import tfdist
 from tfdist import functional
@@ -26,6 +28,18 @@ def rows_of(owner):
     return np.arange(2.0 * (owner + 1)).reshape(owner + 1, 2) + 100 * owner
 
 
+def both_ways(check):
+    """Makes a check of one that is given how to call a function: eagerly, and in a graph."""
+
+    @functools.wraps(check)
+    def checked():
+        check(lambda function, *tensors: function(*tensors))
+        check(lambda function, *tensors: tf.function(function)(*tensors))
+
+    return checked
+
+
+@both_ways
 def values(call):
     """Every collective, called by ``call(function, *tensors)``."""
     x = tf.constant([1.0 + rank, 2.0 - rank, 3.0])
@@ -58,6 +72,7 @@ def values(call):
     call(lambda v: (tfdist.barrier(), v)[1], x)
 
 
+@both_ways
 def gradients(call):
     x = tf.Variable(tf.ones([2, 2]) * (rank + 1))
 
@@ -80,6 +95,7 @@ def gradients(call):
     equal(gradient(lambda v: tfdist.all_to_all(v, splits)[0]), np.full((2, 2), (rank + 1) % size + 1))
 
 
+@both_ways
 def gradients_of_gradients(call):
     """d/dx of Σg² over all ranks, where g is the gradient of Σc(x)³ over all ranks, and x is the same on all."""
     x = tf.range(1.0, 2 * size + 1)
@@ -362,21 +378,4 @@ def different():
 
 if os.environ.get("TEST_DIFFERENT"):
     different()
-eagerly = lambda function, *tensors: function(*tensors)  # noqa: E731
-in_graph = lambda function, *tensors: tf.function(function)(*tensors)  # noqa: E731
-for call in (eagerly, in_graph):
-    values(call)
-    gradients(call)
-    gradients_of_gradients(call)
-small_integers()
-means_near_the_limits()
-slices()
-weights()
-groups()
-edges()
-variables()
-wrong()
-fit_without_a_strategy()
-joining()
-whatever_ranks_count()
-print("DONE", flush=True)
+run_checks(globals())

@@ -1,12 +1,10 @@
 """The noise of gradients against its formula on each step, its closed form on a quadratic, and its definition."""
 
-import os
-import time
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checking import run_checks
 
 import tfdist
 
@@ -191,10 +189,5 @@ def refused():
         fit(None, [noise(batch_size=2)], optimizer=wrapped(op=tfdist.Adasum))
 
 
-for name in os.environ["TEST_CASES"].split(","):
-    begin = time.process_time()
-    globals()[name]()
-    print("SECONDS", name, round(time.process_time() - begin, 1), flush=True)
-    print("PASSED", name, flush=True)
+run_checks(globals())
 tfdist.barrier()
-print("DONE", flush=True)

@@ -6,8 +6,10 @@ with plain Keras.
 """
 
 import contextlib
+import functools
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -15,18 +17,25 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checking import run_checks
 
 import tfdist
 from tfdist import compression
+from tfdist.collectives.cost import TYPICAL
+from tfdist.engine import calibration
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
+calibrated = Path(sys.argv[1]) / f"calibration-{os.getpid()}"
+os.environ[calibration.VARIABLE] = str(calibrated)  # of the whole job, and used in all of its groups
+calibration.store(TYPICAL, calibration.machine((0, 0, 0, 0)))
 tfdist.init()
 rank = tfdist.rank()
 trio = tfdist.Group([3, 0, 2])
 in_trio = rank in trio.ranks
+ALONE = 1  # trains with plain Keras
 folder = Path(sys.argv[1])
 own_folder = folder / f"rank{rank}"
 own_folder.mkdir()
@@ -62,7 +71,7 @@ def network(strategy, optimizer="sgd", **arguments):
 def start_alike(model):
     shapes = [weight.shape for weight in model.get_weights()]
     draw = np.random.default_rng(3)
-    if rank in (1, trio.ranks[0]):  # the others get the chief's through `load_weights`
+    if rank in (ALONE, trio.ranks[0]):  # the others get the chief's through `load_weights`
         model.set_weights([draw.normal(scale=0.3, size=shape) ** 2 for shape in shapes])
     path = own_folder / "start.weights.h5"
     model.save_weights(path)
@@ -75,19 +84,22 @@ def numbers(*parts):
     return np.concatenate(flat)
 
 
-def compare(name, found, reference=1, tolerance=1e-9):
-    """The numbers of all ranks but the reference are bitwise equal, and close to the reference's."""
-    everyone = tfdist.all_gather(found[np.newaxis]).numpy()
-    others = np.delete(everyone, reference, axis=0)
-    np.testing.assert_array_equal(others, others[:1].repeat(len(others), 0), err_msg=name)
-    scale = np.abs(everyone[reference]).max()
-    np.testing.assert_allclose(others[0], everyone[reference], rtol=0, atol=tolerance * scale, err_msg=name)
-    print("CHECK", name, flush=True)
+def compared(train, tolerance=1e-9):
+    """A check that the numbers of all ranks but plain Keras's are bitwise equal, and close to those."""
+
+    def check():
+        everyone = tfdist.all_gather(train()[np.newaxis]).numpy()
+        expected, others = everyone[ALONE], np.delete(everyone, ALONE, axis=0)
+        np.testing.assert_array_equal(others, others[:1].repeat(len(others), 0))
+        np.testing.assert_allclose(others[0], expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+    return check
 
 
 # The trio and plain Keras.
 
 
+@compared
 def arrays():
     strategy = strategy_of_trio()
     model = network(strategy, lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2))
@@ -102,6 +114,7 @@ def arrays():
     return numbers(history, evaluated, model.predict(X, batch_size=16, verbose=0), model.get_weights())
 
 
+@compared
 def words():
     """Sparse gradients of an embedding, from tf.data."""
     strategy = strategy_of_trio()
@@ -115,6 +128,7 @@ def words():
     return numbers(history, model.get_weights())
 
 
+@functools.partial(compared, tolerance=2e-2)
 def scaled_loss():
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -125,6 +139,7 @@ def scaled_loss():
         keras.config.set_dtype_policy("float64")
 
 
+@compared
 def own_loop():
     strategy = strategy_of_trio() or tf.distribute.get_strategy()
     with strategy.scope():
@@ -147,6 +162,7 @@ def own_loop():
     return numbers([train(x, y) for x, y in data], kernel)
 
 
+@compared
 def interrupted():
     """The first member alone writes; a second model continues as if there had been only one."""
 
@@ -173,6 +189,7 @@ def interrupted():
     return numbers(history, loaded.get_weights(), loaded.optimizer.variables)
 
 
+@compared
 def compressed():
     """A compression that loses nothing is none."""
     methods = compression.by_size({0: compression.TopK(1.0), 40: compression.PowerSGD(6)})
@@ -187,6 +204,8 @@ def compressed():
 
 def lossy():
     """Residuals are those of each rank, and are saved by each. A timeline is written once, with ranks of the job."""
+    if not in_trio:
+        return
     path, timeline = folder / "lossy.keras", own_folder / "timeline.json"
     communication = tfdist.callbacks.Communication()
     callbacks = [communication, tfdist.callbacks.Timeline(timeline)]
@@ -245,23 +264,14 @@ def strategy_outside():
     tfdist.AllReduceStrategy(group=trio)
 
 
-compare("arrays", arrays())
-compare("words", words())
-compare("scaled loss", scaled_loss(), tolerance=2e-2)
-compare("own loop", own_loop())
-compare("interrupted", interrupted())
-compare("compressed", compressed())
-if in_trio:
-    lossy()
-messages()
-
 # Groups that overlap.
 
 pairs = [tfdist.Group([0, 1]), tfdist.Group([2, 1])]
 mine = [pair for pair in pairs if rank in pair.ranks]
+turned = tfdist.Group([1, 0])
 
 
-def in_turn(seed, strategies):
+def trained_in_turn(seed, strategies):
     """Models of the same names, trained in turns; what each comes to."""
     models = []
     for strategy, units in strategies:
@@ -281,21 +291,21 @@ def in_turn(seed, strategies):
     return [numbers(parts, model.get_weights()) for parts, model in zip(found, models, strict=True)]
 
 
-sizes = [7, 9]
-strategies = [
-    (tfdist.AllReduceStrategy(group=pair) if rank != 3 else None, units)
-    for pair, units in zip(pairs, sizes, strict=True)
-    if pair in mine or rank == 3
-]
-trained = dict(zip([units for _, units in strategies], in_turn(11, strategies), strict=True))
-for units in sizes:
-    found = trained.get(units)
-    length = 2 * 37 + 6 * units + units + units + 1
-    everyone = tfdist.all_gather(np.full((1, length), math.nan) if found is None else found[np.newaxis]).numpy()
-    own = [row for one, row in enumerate(everyone) if one in pairs[sizes.index(units)].ranks]
-    np.testing.assert_array_equal(own[0], own[1])
-    np.testing.assert_allclose(own[0], everyone[3], rtol=0, atol=1e-9)
-print("CHECK in turn", flush=True)
+def in_turn():
+    sizes = [7, 9]
+    strategies = [
+        (tfdist.AllReduceStrategy(group=pair) if rank != 3 else None, units)
+        for pair, units in zip(pairs, sizes, strict=True)
+        if pair in mine or rank == 3
+    ]
+    trained = dict(zip([units for _, units in strategies], trained_in_turn(11, strategies), strict=True))
+    for units in sizes:
+        found = trained.get(units)
+        length = 2 * 37 + 6 * units + units + units + 1
+        everyone = tfdist.all_gather(np.full((1, length), math.nan) if found is None else found[np.newaxis]).numpy()
+        own = [row for one, row in enumerate(everyone) if one in pairs[sizes.index(units)].ranks]
+        np.testing.assert_array_equal(own[0], own[1])
+        np.testing.assert_allclose(own[0], everyone[3], rtol=0, atol=1e-9)
 
 
 @tf.function
@@ -314,23 +324,29 @@ def nested(pair):
     return total
 
 
-for pair, (total, gathered, again) in zip(mine, over_each(tf.constant([10.0**rank])), strict=True):
-    wanted = [10.0**one for one in pair.ranks]
-    assert gathered.numpy().tolist() == wanted
-    assert total.numpy().tolist() == again.numpy().tolist() == [sum(wanted)]
+def over_two_groups_in_one_graph():
+    for pair, (total, gathered, again) in zip(mine, over_each(tf.constant([10.0**rank])), strict=True):
+        wanted = [10.0**one for one in pair.ranks]
+        assert gathered.numpy().tolist() == wanted
+        assert total.numpy().tolist() == again.numpy().tolist() == [sum(wanted)]
 
-# An edge belongs to its group, also where two groups have both ends.
-turned = tfdist.Group([1, 0])
-if rank == 0:
-    for value, group in enumerate((None, pairs[0], turned)):
-        tfdist.send(tf.constant([float(value)]), 1, group=group)
-if rank == 1:
-    for value, group in reversed(list(enumerate((None, pairs[0], turned)))):
-        assert tfdist.receive(tf.TensorSpec([1]), 0, group=group).numpy().tolist() == [value]
 
-if rank in turned.ranks:
-    variable = tf.Variable([float(rank)])
-    tfdist.broadcast_variables([variable], root_rank=0, group=turned)
-    assert variable.numpy().tolist() == [0.0]
+def edges():
+    """An edge belongs to its group, also where two groups have both ends."""
+    if rank == 0:
+        for value, group in enumerate((None, pairs[0], turned)):
+            tfdist.send(tf.constant([float(value)]), 1, group=group)
+    if rank == 1:
+        for value, group in reversed(list(enumerate((None, pairs[0], turned)))):
+            assert tfdist.receive(tf.TensorSpec([1]), 0, group=group).numpy().tolist() == [value]
+
+
+def broadcast():
+    if rank in turned.ranks:
+        variable = tf.Variable([float(rank)])
+        tfdist.broadcast_variables([variable], root_rank=0, group=turned)
+        assert variable.numpy().tolist() == [0.0]
+
+
+run_checks(globals())
 tfdist.barrier()
-print("DONE", flush=True)

@@ -7,50 +7,50 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, case, fitted, mlp, numbers, shared_mlp, spread, strategy
 
 
 @spread
 def arrays_with_a_partial_batch():
-    return fitted(mlp(), validation_data=(X[:50], Y[:50]))
+    return fitted(shared_mlp(), validation_data=(X[:50], Y[:50]))
 
 
 @spread
 def a_last_batch_of_one():
-    return fitted(mlp(), X[:33], Y[:33])
+    return fitted(shared_mlp(), X[:33], Y[:33])
 
 
 @spread
 def fewer_samples_than_workers():
-    return fitted(mlp(), X[:1], Y[:1])
+    return fitted(shared_mlp(), X[:1], Y[:1])
 
 
 @spread
 def batch_not_divisible():
-    return fitted(mlp(), batch_size=7)
+    return fitted(shared_mlp(), batch_size=7)
 
 
 @spread
 def dataset():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
-    return fitted(mlp(), data, None, batch_size=None)
+    return fitted(shared_mlp(), data, None, batch_size=None)
 
 
 @case
 def infinite_dataset():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30).repeat()
-    return fitted(mlp(), data, None, batch_size=None, steps_per_epoch=9)
+    return fitted(shared_mlp(), data, None, batch_size=None, steps_per_epoch=9)
 
 
 @spread
 def evaluation():
-    model = mlp()
+    model = shared_mlp()
     return {"logs": model.evaluate(X, Y, batch_size=20, verbose=0, return_dict=True)}
 
 
 @spread
 def prediction():
-    model = mlp()
+    model = shared_mlp()
     return {"outputs": model.predict(X, batch_size=25, verbose=0).tolist()}
 
 
@@ -63,7 +63,7 @@ def prediction_in_larger_executions():
 @case
 def a_metric_that_one_rank_resets():
     """It belongs to no model, and is reset after the last step of an epoch, on rank 0 alone."""
-    model = mlp()
+    model = shared_mlp()
     with strategy.scope():
         own = keras.metrics.Sum()
     reset = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: own.reset_state())
@@ -81,20 +81,20 @@ class Batches(keras.utils.PyDataset):
 
 @case
 def pydataset():
-    return fitted(mlp(), Batches(), None, batch_size=None)
+    return fitted(shared_mlp(), Batches(), None, batch_size=None)
 
 
 @case
 def pydataset_shuffled_with_a_seed_on_one_rank_only():
     # The order is the chief's; what it is depends on nothing that one process could repeat, so compare ranks only.
-    model = mlp()
+    model = shared_mlp()
     model.fit(Batches(), epochs=2, shuffle=True, verbose=0)
     return {"ranks_only": numbers(model)["weights"]}
 
 
 @case
 def arrays_shuffled_without_a_seed():
-    model = mlp()
+    model = shared_mlp()
     seen = model.fit(X, np.arange(203) % 10, batch_size=203, epochs=1, shuffle=True, verbose=0).history
     model.fit(X, Y, batch_size=32, epochs=2, shuffle=True, verbose=0)
     return {"history": seen, "ranks_only": numbers(model)["weights"]}
@@ -102,7 +102,7 @@ def arrays_shuffled_without_a_seed():
 
 @case
 def arrays_shuffled_with_a_seed():
-    model = mlp()
+    model = shared_mlp()
     keras.utils.set_random_seed(5)
     found = fitted(model, shuffle=True)
     tf.random.set_seed(None)
@@ -116,7 +116,7 @@ def generator():
             for index in range(7):
                 yield X[index * 31 : (index + 1) * 31], Y[index * 31 : (index + 1) * 31]
 
-    return fitted(mlp(), batches(), None, batch_size=None, steps_per_epoch=7)
+    return fitted(shared_mlp(), batches(), None, batch_size=None, steps_per_epoch=7)
 
 
 @case
@@ -140,12 +140,12 @@ def several_inputs_and_outputs():
 
 @case
 def validation_split():
-    return fitted(mlp(), validation_split=0.2)
+    return fitted(shared_mlp(), validation_split=0.2)
 
 
 @case
 def class_weight():
-    return fitted(mlp(), class_weight={digit: 1.0 + digit / 5 for digit in range(10)})
+    return fitted(shared_mlp(), class_weight={digit: 1.0 + digit / 5 for digit in range(10)})
 
 
 @case
@@ -156,7 +156,7 @@ def sample_weight():
 @case
 def steps_per_epoch():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
-    return fitted(mlp(), data.repeat(), None, batch_size=None, steps_per_epoch=3)
+    return fitted(shared_mlp(), data.repeat(), None, batch_size=None, steps_per_epoch=3)
 
 
 @spread
@@ -166,12 +166,12 @@ def steps_per_execution():
 
 @case
 def initial_epoch():
-    return fitted(mlp(), initial_epoch=1, epochs=3)
+    return fitted(shared_mlp(), initial_epoch=1, epochs=3)
 
 
 @case
 def train_on_batch():
-    model = mlp()
+    model = shared_mlp()
     own = slice(strategy.rank, 40, strategy.size)  # every rank brings its own part
     logs = [model.train_on_batch(X[own], Y[own], return_dict=True) for _ in range(2)]
     return {**numbers(model), "logs": logs}
@@ -189,7 +189,7 @@ def prediction_over_files():
         (folder / f"{number}.txt").write_text("\n".join(str(number * 10 + line) for line in range(10)))
     lines = tf.data.TextLineDataset([str(folder / f"{number}.txt") for number in range(4)])
     data = lines.map(lambda line: tf.fill([64], tf.strings.to_number(line, tf.float64))).batch(6)
-    found = {"outputs": mlp().predict(data, verbose=0).tolist()}
+    found = {"outputs": shared_mlp().predict(data, verbose=0).tolist()}
     shutil.rmtree(folder)
     return found
 
@@ -209,7 +209,7 @@ def strings_out_of_predict():
 def distributed_dataset():
     """With a last batch of one row, in `fit`, validation and `evaluate`."""
     data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X[:97], Y[:97])).batch(32))
-    model = mlp()
+    model = shared_mlp()
     found = fitted(model, data, None, validation_data=data, batch_size=None)
     return {**found, "evaluated": model.evaluate(data, verbose=0)}
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, case, fitted, numbers, shared_mlp, spread, strategy
 
 import tfdist
 
@@ -59,7 +59,7 @@ def shards_of_unequal_length():
         begin, end = ranges[context.input_pipeline_id]
         return tf.data.Dataset.from_tensor_slices((X[begin:end], Y[begin:end])).batch(10)
 
-    model = mlp()
+    model = shared_mlp()
     data = strategy.distribute_datasets_from_function(share)
     history = model.fit(data, epochs=1, verbose=0).history
     # One process sees batches of 10 in turn; several see one of each at once. Only with one rank's data are they equal.
@@ -189,7 +189,7 @@ def several_outputs_without_samples():
 
 @case
 def predict_on_batch_is_of_own_rows():
-    model = mlp()
+    model = shared_mlp()
     own = model.predict_on_batch(X[: 5 + strategy.rank])
     assert own.shape == (5 + strategy.rank, 10)
     np.testing.assert_allclose(own, model(X[: 5 + strategy.rank]))

@@ -31,7 +31,7 @@ def case(function):
 
 
 def spread(function):
-    """Also runs on three processes, or on two devices of each of two."""
+    """Runs on three processes, or on two devices of each of two, and on two processes in sweeps only."""
     return case(function)
 
 
@@ -46,6 +46,20 @@ def mlp(optimizer="sgd", units=12, metrics=("accuracy",), loss=None, layers=(), 
             metrics=list(metrics),
             **compile_arguments,
         )
+    return model
+
+
+_shared = []
+
+
+def shared_mlp():
+    """The model of cases that differ in their data, as it began: so its steps are traced once for all of them."""
+    if not _shared:
+        model = mlp()
+        _shared.extend([model, model.get_weights()])
+    model, weights = _shared
+    model.set_weights(weights)
+    model.optimizer.iterations.assign(0)
     return model
 
 

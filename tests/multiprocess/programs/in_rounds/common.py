@@ -1,24 +1,12 @@
 """What programs about training in rounds have alike."""
 
 import os
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfdist
-
-
-def run_checks(checks, digest=lambda name: ""):
-    """Runs those that TEST_CASES names, in turn; says which have passed, and with what all ranks must have alike."""
-    for name in os.environ["TEST_CASES"].split(","):
-        keras.backend.set_floatx("float64")
-        begin = time.process_time()
-        checks[name]()
-        print("SECONDS", name, round(time.process_time() - begin, 1), flush=True)
-        print("PASSED", name, digest(name), flush=True)
-    print("DONE", flush=True)
 
 
 def dealt(cases, place, among):

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from common import Gan, Interrupts, assert_alike, assert_close, dealt, run_checks, stepping
+from checking import run_checks
+from common import Gan, Interrupts, assert_alike, assert_close, dealt, stepping
 from gossip_reference import Training, exponential, ring
 from replay import Recorder, replayed
 
@@ -70,7 +71,7 @@ def golden():
         ({"topology": ring(size), "sync_every": 2}, {"every": 2}),
         ({**coarse, "consensus_rate": 0.5, "topology": path}, {"matrix": line, "kept": 3, "consensus": 0.5}),
     )
-    for place, (arguments, expected) in enumerate(dealt(cases, size, 2)):
+    for place, (arguments, expected) in enumerate(dealt(cases, size, 3)):
         reference = Training(START, size, **expected)
         strategy = tfdist.GossipStrategy(**arguments)
         model = linear(strategy)
@@ -356,5 +357,5 @@ def endless():
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 
 
-run_checks(globals())
+run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from common import Gan, Interrupts, assert_alike, assert_close, dealt, run_checks, stepping
+from checking import run_checks
+from common import Gan, Interrupts, assert_alike, assert_close, dealt, stepping
 from local_sgd_reference import Momentum, Training
 
 import tfdist
@@ -65,7 +66,7 @@ def golden():
         ({"sync_every": Growing(first=2, every=5, at_most=4)}, {"interval": lambda step: 2 if step < 5 else 4}),
         ({"sync_every": QuadraticRule(RATE * 2, at_least=1)}, {"interval": lambda step: 4}),
     )
-    for arguments, more in dealt(cases, size, 2):
+    for arguments, more in dealt(cases, size, 3):
         count = arguments.get("sync_every")
         how = {"interval": lambda step, count=count: count, "averages_slots": arguments.get("slots") == "average"}
         how.update({name: arguments[name] for name in ("fragments", "delay", "start_after") if name in arguments})
@@ -282,12 +283,11 @@ def compressed():
 
 def restarted():
     """`BackupAndRestore` goes on with the epoch that was under way, `ModelCheckpoint` writes what all have."""
-    for number, arguments in enumerate(
-        (
-            {"sync_every": 3, "start_after": 16},
-            {"sync_every": 3, "outer": keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True), "fragments": 2},
-        )
-    ):
+    cases = (
+        {"sync_every": 3, "start_after": 16},
+        {"sync_every": 3, "outer": keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True), "fragments": 2},
+    )
+    for number, arguments in enumerate(dealt(cases, 1, 2)):
         restarted_with(arguments, number)
 
 
@@ -358,5 +358,5 @@ def endless():
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 
 
-run_checks(globals())
+run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()
