@@ -209,3 +209,15 @@ def test_scalars_and_tensors_of_no_known_rank_have_no_rows(method):
 def test_an_axis_that_there_is_not(axis):
     with pytest.raises(ValueError, match=f"one of the tensor's 2 dimensions; got {axis}"):
         Exchange(world.current().group).all_gather(tf.ones([2, 2]), axis=axis)
+
+
+def test_what_differs_is_told_with_the_values_of_all(ranks):
+    def work(group):
+        exchange = Exchange(group)
+        same = exchange.compare("facts", {"a": "1", "b": "größer"})
+        some = exchange.compare("facts", {"a": "1", "b": "x" * group.rank, "c": str(group.rank == 1)})
+        return same, some, exchange.compare("facts", {"a": "2", "b": ""})
+
+    for same, some, after in ranks(3)(work):
+        assert same == after == {}
+        assert some == {"b": ["", "x", "xx"], "c": ["False", "True", "False"]}

@@ -1,26 +1,37 @@
 """Callbacks and saving on two processes, each with a folder of its own."""
 
-import re
-
 import pytest
 
 from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
 
-PROGRAM = harness.PROGRAMS / "callbacks_and_saving.py"
-CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "callbacks_and_saving.py")
+CHECKS = [
+    "weights_are_identical_to_the_last_bit",
+    "model_checkpoint_is_written_by_the_chief",
+    "checkpoint_in_the_middle_of_an_epoch",
+    "backup_and_restore",
+    "writing_callbacks",
+    "early_stopping_and_plateau",
+    "one_rank_wishes_to_stop_in_the_middle_of_an_epoch",
+    "save_and_load",
+    "the_chief_alone_saves",
+    "weights_that_only_the_chief_has",
+    "what_is_saved_in_several_files_or_not_over_others",
+    "nan_stops_all",
+    "all_of_it_inside_of_the_scope",
+    "a_damaged_backup",
+    "weights_that_are_not_equal",
+    "weights_that_one_rank_restores_at_the_end",
+    "arguments_that_differ",
+    "optimizers_that_are_not_equal",
+    "progress_is_shown_by_the_chief",
+    "an_optimizer_made_outside_of_the_scope",
+]
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    with harness.started([str(PROGRAM), str(tmp_path_factory.mktemp("ranks"))], 2) as processes:
-        ended = processes.wait()
-        return ended, processes.outputs()
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("index", range(len(CHECKS)), ids=CHECKS)
-def test_check(index, output):
-    ended, text = output
-    following = [f"CHECK {CHECKS[index + 1]}" if index + 1 < len(CHECKS) else "DONE"]
-    for end in ended:
-        assert following[0] in end.output, text
+@checks({2: CHECKS})
+def test_check(size, check, passes):
+    passes(size, check)

@@ -44,3 +44,16 @@ def test_files_are_seen_through_functions(tmp_path):
     assert private.reads_files(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2))
     assert not private.reads_files(names.map(tf.io.read_file).batch(1))
     assert not private.reads_files(tf.data.Dataset.range(4).batch(2))
+
+
+def test_a_shard_of_a_shard_is_warned_of(caplog):
+    """Not where the policy says that shards are each process's own, nor a division into other parts."""
+    data = tf.data.Dataset.range(8)
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    sharded = data.shard(2, 1).batch(2)
+    for given in (data.shard(4, 1).batch(2), data.shard(2, 0).batch(2), sharded.with_options(off), data.batch(2)):
+        datasets.warn_of_own_shards(given, processes=2, rank=1)
+    assert caplog.text == ""
+    datasets.warn_of_own_shards(sharded.map(lambda x: x + 1), processes=2, rank=1)
+    assert "this dataset has been sharded for 2 processes" in caplog.text

@@ -81,7 +81,7 @@ def test_what_the_writers_callback_reads_is_its_own(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("wishes", ["on_train_batch_end", "on_epoch_end"])
-def test_all_stop_after_the_epoch_in_which_one_wishes_to(ranks, wishes):
+def test_all_stop_where_one_wishes_to(ranks, wishes):
     def work(strategy):
         batches = []
 
@@ -100,8 +100,8 @@ def test_all_stop_after_the_epoch_in_which_one_wishes_to(ranks, wishes):
         model, epochs = fit(strategy, Stops())
         return epochs, len(batches), model.stop_training
 
-    epochs = 1 if wishes == "on_train_batch_end" else 2
-    assert on_ranks(ranks(2), work) == [(epochs, 4 * epochs, True)] * 2
+    epochs, batches = (1, 2) if wishes == "on_train_batch_end" else (2, 8)
+    assert on_ranks(ranks(2), work) == [(epochs, batches, True)] * 2
 
 
 class Changes(keras.callbacks.Callback):

@@ -1,4 +1,5 @@
 import sys
+import weakref
 
 import keras
 import numpy as np
@@ -57,6 +58,28 @@ def test_it_is_installed_once():
     keras_unsynchronized.warn_in_fit()
     assert tf_trainer.TensorFlowTrainer.fit is fit_before
     assert fit_before.__name__ == "fit"
+
+
+@pytest.mark.usefixtures("warning")
+def test_a_model_that_was_made_outside_of_the_scope_is_named_once(caplog, ranks, monkeypatch):
+    """Also if it has a step of its own, as long as the strategy is there; a model in the scope is not."""
+    monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
+    strategy = Ranked(ranks(1).groups[0])
+    strategy.size = 2
+    keras_unsynchronized.warn_outside_of(strategy)
+    with strategy.scope():
+        fit()
+    assert "outside of the scope" not in caplog.text
+    model = OwnStep([keras.layers.Input((2,)), keras.layers.Dense(1)], name="teacher")
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        model.fit(X, X[:, :1], verbose=0)
+    assert caplog.text.count("the model teacher was made outside of the scope of Ranked: this process trains it") == 1
+    caplog.clear()
+    strategy.size = 1
+    keras_unsynchronized.warn_outside_of(object.__new__(Ranked))  # which was never made
+    fit(OwnStep)
+    assert "outside of the scope" not in caplog.text
 
 
 def test_without_keras_there_is_nothing_to_warn_in(monkeypatch):

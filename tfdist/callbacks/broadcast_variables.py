@@ -10,15 +10,18 @@ import tensorflow as tf
 from tfdist.callbacks.processes import has_others, processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.errors import MismatchError
+from tfdist.optimizers import keras_optimizers
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.keras_optimizers import accumulators, innermost
 
 
 class BroadcastVariables(keras.callbacks.Callback):
     """Gives all processes one process's weights, and its optimizer's variables, before the first batch.
 
     For `tfdist.DistributedOptimizer` and other training without a strategy; strategies keep weights equal themselves.
-    Variables that are made later are sent after the first batch, or before the next epoch.
+    Variables that are made later are sent after the first batch, or before the next epoch. What is each process's own
+    is not sent: gradients that the optimizer accumulates, and variables that ``register_local_var`` names.
 
     Args:
         root_rank: the process whose values are sent: its rank among those that train the model.
@@ -56,7 +59,8 @@ class BroadcastVariables(keras.callbacks.Callback):
             return
         exchange = Exchange(processes_of(self.model))
         everything = [*self.model.variables, *self.model.optimizer.variables]
-        new = [variable for variable in everything if id(variable) not in self._sent]
+        own = {id(one) for one in _of_each(self.model.optimizer, everything)}
+        new = [variable for variable in everything if id(variable) not in self._sent | own]
         kinds = ", ".join(f"{one.path.rpartition('/')[2]} {one.dtype} {tuple(one.shape)}" for one in new)
         everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
         for rank, theirs in enumerate(everyone):
@@ -69,3 +73,12 @@ class BroadcastVariables(keras.callbacks.Callback):
         for variable in new:
             variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value), self._root))
         self._sent.update(map(id, new))
+
+
+def _of_each(optimizer: Any, variables: list[Any]) -> list[Any]:
+    """Those of the variables that differ between processes on purpose."""
+    gradients = keras_optimizers.gradients_of(innermost(optimizer))
+    local = [] if gradients is None else [one for one in variables if gradients.is_local(one)]
+    slots = tuple(one.path.replace("/", "_") + "_" for one in local)  # as Keras begins their names
+    of_local = [one for one in optimizer.variables if slots and one.path.rpartition("/")[2].startswith(slots)]
+    return [*accumulators(optimizer), *local, *of_local]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,25 @@ class Exchange:
             signature: text that is compared over the processes before anything is sent.
         """
         return to_tensor(self._broadcast(key, to_array(tensor), 0, signature))
+
+    def compare(self, key: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
+        """Compares what must be the same on all processes, by hashes; only what differs is sent. From eager code only.
+
+        Args:
+            key: a name for this comparison, the same on all processes.
+            facts: values by name; the names are the same on all processes.
+
+        Returns:
+            Those that differ, with the values of all processes, in the order of the ranks.
+        """
+        hashes = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in facts.values()]
+        own = np.frombuffer(b"".join(hashes), np.int64)
+        everyone, _ = self._group.run(key, all_gather_rows(own[np.newaxis]), ", ".join(facts))
+        names = [name for name, column in zip(facts, everyone.T, strict=True) if (column != column[0]).any()]
+        if not names:
+            return {}
+        rows = self._gather_strings(f"{key}: values", np.array([[facts[name].encode() for name in names]], object))
+        return {name: [value.decode() for value in column] for name, column in zip(names, rows.T, strict=True)}
 
     @tf.autograph.experimental.do_not_convert
     def reduce_scatter(

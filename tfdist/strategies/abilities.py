@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.gradient_norms import GradientNorms
     from tfdist.strategies.server_link import Link
     from tfdist.strategies.shares import Shares
+    from tfdist.strategies.stopping import Stopping
 
 
 class Ability:
@@ -93,6 +94,7 @@ class HasCollectives(Ability):
         group: the processes that are replicas of each other.
         bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors in the group.
+        stopping: whether a process wishes to end the steps of an epoch.
         meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
             are merged when they have all taken their steps.
     """
@@ -100,6 +102,7 @@ class HasCollectives(Ability):
     group: Group
     bridge: Bridge
     exchange: Exchange
+    stopping: Stopping
     meets_in_steps = True
 
     @property

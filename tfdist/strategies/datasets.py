@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.shares import Share, as_share, batch_size
+from tfdist.strategies.shares import Share, as_share, batch_size, checked_rows
 
 log = logging.getLogger("tfdist")
 
@@ -133,7 +133,8 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         batch = tf.cond(
             optional.has_value(), optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data
         )
-        samples = tf.where(optional.has_value(), batch_size(batch), 0)
+        with tf.control_dependencies(checked_rows(batch, optional.has_value())):
+            samples = tf.where(optional.has_value(), batch_size(batch), 0)
         parts = [_part(samples, first + device, replicas) for device in range(devices + 1)]
         filled = tf.cast(optional.has_value(), tf.int64)
         another = extended.count_step(filled * devices, parts[-1] - parts[0])
@@ -231,6 +232,27 @@ def _rows(component: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     if isinstance(component, tf.RaggedTensor) or (isinstance(component, tf.Tensor) and component.shape.rank != 0):
         return tf.gather(component, tf.range(begin, end))
     return component
+
+
+def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> None:
+    """Warns if a dataset is this process's shard already, as each batch of it will be divided among all once more.
+
+    Args:
+        dataset: that is distributed.
+        processes: how many there are.
+        rank: of this one.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == tf.data.experimental.AutoShardPolicy.OFF:
+        return
+    shards = [part for part in private.parts_of(dataset) if type(part).__name__ == "_ShardDataset"]
+    if any((int(part._num_shards), int(part._index)) == (processes, rank) for part in shards):
+        log.warning(
+            "tfdist: this dataset has been sharded for %d processes, and each process takes its part of every batch "
+            "of it once more: most samples are never trained on. Leave out `shard`; or give the shards to "
+            "strategy.distribute_datasets_from_function, whose batches are each process's own.",
+            processes,
+        )
 
 
 def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:

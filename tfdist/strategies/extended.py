@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
+from tfdist.engine.counts import Counts
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
@@ -29,6 +30,7 @@ from tfdist.strategies.abilities import (
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.server_tables import ServerTables
 from tfdist.strategies.shares import Shares, batch_size
+from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
 
@@ -88,6 +90,8 @@ class AllReduceExtended(
         )
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
+        self.stopping = Stopping()
+        self._counts = Counts(group, "who has another batch", self.stopping.own, self.stopping.learn)
         self._local_only = 0
         self._reads_for_keras = self._reads_in_order = False
         own: Any = self._cross_device_ops  # type: ignore[has-type]
@@ -229,6 +233,7 @@ class AllReduceExtended(
             )
         if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
+            datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
         if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
             return datasets.SharedDataset(dataset, self, stand_in=self._reads_for_keras)
         workers = self._input_workers_with_options(options)
@@ -285,7 +290,9 @@ class AllReduceExtended(
         Returns:
             The number of these processes' replicas that have another batch, an int64 scalar.
         """
-        counts = self.in_steps.all_reduce([tf.stack([filled, samples])], names=["who has another batch"])[0]
+        counts = tf.stack([filled, samples])
+        if self.meets_in_steps and self.group.size > 1:
+            counts = self._counts.sum(counts)
         with tf.control_dependencies([self.shares.set_total(counts[1])]):
             return tf.identity(counts[0])
 

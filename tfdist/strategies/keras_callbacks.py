@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import MismatchError
-from tfdist.strategies import keras_backup, keras_delayed, keras_quorum, keras_rounds, keras_saving, keras_servers
-from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies import (
+    keras_backup,
+    keras_comparison,
+    keras_delayed,
+    keras_quorum,
+    keras_rounds,
+    keras_saving,
+    keras_servers,
+)
 from tfdist.strategies.abilities import (
     Ability,
     DelaysUpdates,
@@ -152,14 +155,17 @@ class Together(keras.callbacks.Callback):
     def __init__(self, extended: EndsEpochsTogether) -> None:
         super().__init__()
         self._extended = extended
-        self._stop_requested = False
-        self._read: Callable[[], list[list[tf.Tensor]]] = list
-        self._read_ids: list[int] | None = None
+        self._before = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        # This `fit` may be within another one, of a callback.
+        self._before, self._extended.stopping.is_wished = self._extended.stopping.is_wished, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Defers ``stop_training`` to the end of the epoch: the other ranks would wait for a rank that stops now."""
-        if self.model.stop_training:
-            self._stop_requested, self.model.stop_training = True, False
+        """Defers ``stop_training`` to the next count of a step: the others would wait for a rank that stops now."""
+        if self.model.stop_training and len(self._extended.everyone.members) > 1:
+            self._extended.stopping.is_wished, self.model.stop_training = True, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agrees with all ranks on ``stop_training``, and compares weights.
@@ -167,66 +173,19 @@ class Together(keras.callbacks.Callback):
         Raises:
             MismatchError: weights are not equal on all ranks.
         """
-        stop = int(self._stop_requested or self.model.stop_training)
-        variables = self._compared()
-        hashes = self._hashes(variables)
-        # One all-reduce by maximum yields the maximum and, of the negatives, the minimum: equal if all copies are.
-        numbers = np.array([stop, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
-        found = self._extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
-        differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
-        if differs.any():
-            self._raise_mismatch(epoch, variables[int(differs.argmax())], hashes[int(differs.argmax())])
-        stops = bool(found[0])
+        stop = int(self._extended.stopping.is_wished or self.model.stop_training)
+        stops = keras_comparison.compare(self.model, self._extended, f"after epoch {epoch + 1}", stop) > 0
         if isinstance(self._extended, HasStages):  # whose replicas are on several processes
             stops = bool(self._extended.everyone.all_gather(tf.constant([stops])).numpy().any())
         self.model.stop_training = stops
-        self._stop_requested = False
+        self._extended.stopping.is_wished = False
 
-    def _compared(self) -> list[Any]:
-        """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
-        if not self._extended.checks_weights or not self._extended.has_several_replicas:
-            return []
-        optimizer = self.model.optimizer
-        kept = [] if optimizer is None else optimizer.variables
-        own = {id(variable) for variable in _accumulators(optimizer)}
-        if isinstance(self._extended, TrainsInRounds):
-            own.update(id(variable) for variable in self._extended.of_each(self.model))
-        everything = [*self.model.weights, *(variable for variable in kept if id(variable) not in own)]
-        return [one for one in everything if self._extended.holds(self.model, one)]
+    def on_train_end(self, logs: Any = None) -> None:
+        """Compares weights once more: a callback of the user may have set them on some ranks.
 
-    def _hashes(self, variables: list[Any]) -> list[list[int]]:
-        """The hash of each copy of each variable."""
-        copies = [private.copies(variable.value) for variable in variables]
-
-        def read() -> list[list[tf.Tensor]]:
-            return [[tf.identity(copy) for copy in group] for group in copies]
-
-        ids = [id(variable) for variable in variables]
-        if ids != self._read_ids:  # in the first epoch one by one: tracing takes longer
-            self._read_ids, self._read = ids, tf.function(read)
-            values = read()
-        else:
-            values = self._read()
-        return [[_hash(value.numpy()) for value in group] for group in values]
-
-    def _raise_mismatch(self, epoch: int, variable: Any, hashes: list[int]) -> None:
-        everyone = self._extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
-        group = self._extended.group
-        others = [rank for rank, found in zip(group.members, everyone, strict=True) if (found != everyone[0]).any()]
-        where = f"between rank {group.members[0]} and rank(s) {others}" if others else "between the devices of a rank"
-        raise MismatchError(
-            f"rank {group.members[group.rank]}: after epoch {epoch + 1} the ranks' weights are not equal: "
-            f"{variable.path} differs {where}. Weights or optimizer state were changed on some ranks only, for example "
-            "by a callback that depends on a rank's own values, or by an assignment in a custom train_step. To skip "
-            "this check, make the strategy with check_weights=False."
-        )
-
-
-def _hash(value: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-
-
-def _accumulators(optimizer: Any) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    own = list(getattr(optimizer, "_accumulated_gradients", None) or [])
-    return own + (_accumulators(inner) if inner is not None else [])
+        Raises:
+            MismatchError: they are not equal on all ranks.
+        """
+        self._extended.stopping.is_wished = self._before
+        if self._extended.checks_weights:
+            keras_comparison.compare(self.model, self._extended, "after the training")

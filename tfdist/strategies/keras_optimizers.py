@@ -49,6 +49,17 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer, and those within it, accumulate gradients: they are each process's own.
+
+    Args:
+        optimizer: of Keras; None has none.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    own = list(getattr(optimizer, "_accumulated_gradients", None) or [])
+    return own + (accumulators(inner) if inner is not None else [])
+
+
 class _Summed(threading.local):
     """Whether gradients that this thread gives to an optimizer are sums over all replicas."""
 

@@ -20,6 +20,8 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 | `SeedGenerator.next` | Dropout must differ between replicas |
 | `predict`'s reduction | Keras gathers only for its own multi-worker strategy |
 | shuffling | processes that shuffle differently train on some samples twice and on others never |
+| ``fit``, `evaluate`, `predict` | processes that are given different data would wait for each other |
+| `evaluate` | it is of one model: weights are compared |
 | callbacks | one process writes; all stop at the same epoch; weights are compared |
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
@@ -45,7 +47,9 @@ import tensorflow as tf
 from tfdist.strategies import (
     at_work,
     collective_gradients,
+    keras_agreement,
     keras_callbacks,
+    keras_comparison,
     keras_data,
     keras_delayed,
     keras_embeddings,
@@ -60,6 +64,7 @@ from tfdist.strategies import (
     keras_servers,
     keras_shared_data,
     keras_steps,
+    keras_unsynchronized,
     keras_variables,
     sidecar_evaluator,
 )
@@ -75,9 +80,15 @@ def is_installed() -> bool:
     return _installed
 
 
-def install() -> None:
-    """Installs the seams, once."""
+def install(strategy: tf.distribute.Strategy | None = None) -> None:
+    """Installs the seams, once.
+
+    Args:
+        strategy: that is being made; `fit` warns of models that are made outside of its scope.
+    """
     global _installed
+    if strategy is not None:
+        keras_unsynchronized.warn_outside_of(strategy)
     if _installed:
         return
     _installed = True
@@ -88,6 +99,7 @@ def install() -> None:
         if name in ("fit", "evaluate", "predict"):
             replace(trainer, name, _said_once)
     replace(trainer, "fit", _with_our_callbacks)
+    keras_comparison.install(replace)  # before what makes weights equal, which then runs around it
     replace(trainer, "evaluate", _of_equal_state)
     replace(trainer, "predict_on_batch", _of_own_rows)
     replace(base_trainer.Trainer, "compile", _in_the_scope)
@@ -109,6 +121,7 @@ def install() -> None:
     keras_quorum.install(replace)
     keras_delayed.install(replace)
     keras_scope.install(replace)
+    keras_agreement.install(replace)  # after all that calls collectives
     replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_private import backend, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
-from tfdist.strategies.shares import Share, as_share, batch_size, weighed
+from tfdist.strategies.shares import Share, as_share, batch_size, other_rows, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -25,6 +26,7 @@ def install(replace: Callable[..., None]) -> None:
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
     replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
+    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _ended_by_a_wish)
 
 
 _last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
@@ -165,17 +167,42 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         self.jit_compile = False
         step = Step(self, extended, step_function)
         function = original(self, step)
+        context = extended.stopping.counted if step_function == self.train_step else contextlib.nullcontext
 
         def on_shares(iterator: Any) -> Any:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 iterator = _of_own_data(iterator, extended)
-            logs = function(iterator)
+            try:
+                with context():
+                    logs = function(iterator)
+            except tf.errors.InvalidArgumentError as error:
+                if (told := other_rows(error)) is None:
+                    raise
+                raise told from None
             _names_of_results[extended] = step.names_of_results
             return logs
 
         return on_shares
 
     return _make_function
+
+
+def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a process has ended an epoch, the data have not: Keras would warn of that, and count fewer batches."""
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self: Any) -> Iterator[None]:
+        extended = at_work.of_strategy(self._distribute_strategy, SharesBatches)
+        with original(self):
+            try:
+                yield
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if extended is None or not extended.stopping.is_found:
+                    raise
+                self._current_iterator = None
+                self.data_adapter.on_epoch_end()
+
+    return catch_stop_iteration
 
 
 def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:

@@ -1,10 +1,11 @@
-"""A warning for `fit` after `tfdist.init`, which enters the job but does not synchronize `fit`."""
+"""A warning for `fit` of a model that nothing synchronizes, in a job of several processes."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,10 @@ log = logging.getLogger("tfdist")
 
 _installed = False
 _synchronized: list[Callable[[Any], bool]] = []
+_strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+"""That have been made, and are there."""
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models that were warned of."""
 
 
 def accept(synchronizes: Callable[[Any], bool]) -> None:
@@ -21,6 +26,17 @@ def accept(synchronizes: Callable[[Any], bool]) -> None:
         synchronizes: whether a model's processes are synchronized, of the model.
     """
     _synchronized.append(synchronizes)
+
+
+def warn_outside_of(strategy: Any) -> None:
+    """Makes Keras's `fit` warn if a model was made outside the scope, as long as the strategy is there.
+
+    Args:
+        strategy: one of tfdist's, or which is about to become one. There is no warning if it is of one process, or if
+            this process does not train.
+    """
+    _strategies.add(strategy)
+    warn_in_fit()
 
 
 def warn_in_fit() -> None:
@@ -36,14 +52,33 @@ def warn_in_fit() -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = self._distribute_strategy is None and type(self).train_step is trainer.train_step
-        if plain and not any(synchronizes(self) for synchronizes in _synchronized):
-            log.warning(
-                "tfdist: this fit trains on this process alone: tfdist.init() enters the job but does not synchronize "
-                "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`; or, if every "
-                "process reads a share of the data of its own, compile it with tfdist.DistributedOptimizer(optimizer) "
-                "or call tfdist.all_reduce in a custom train_step."
-            )
+        if self._distribute_strategy is None and not any(synchronizes(self) for synchronizes in _synchronized):
+            has_own_step = type(self).train_step is not trainer.train_step
+            _warn(self, next(filter(_trains_together, _strategies), None), has_own_step)
         return original(self, *args, **kwargs)
 
     trainer.fit = fit
+
+
+def _trains_together(strategy: Any) -> bool:
+    is_made = getattr(strategy, "_extended", None) is not None
+    return is_made and strategy.size > 1 and strategy.rank >= 0
+
+
+def _warn(model: Any, strategy: Any, has_own_step: bool) -> None:
+    if strategy is not None and model not in _warned:
+        _warned.add(model)
+        log.warning(
+            "tfdist: the model %s was made outside of the scope of %s: this process trains it alone, and other "
+            "processes train their own copies. To train it on all processes together, make and compile it inside "
+            "`with strategy.scope():`.",
+            model.name,
+            type(strategy).__name__,
+        )
+    elif strategy is None and not has_own_step:
+        log.warning(
+            "tfdist: this fit trains on this process alone: tfdist.init() enters the job but does not synchronize "
+            "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`; or, if every "
+            "process reads a share of the data of its own, compile it with tfdist.DistributedOptimizer(optimizer) "
+            "or call tfdist.all_reduce in a custom train_step."
+        )

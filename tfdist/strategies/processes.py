@@ -58,7 +58,7 @@ class Processes(tf.distribute.Strategy):
                 raise ValueError(f"{where} names each device once; got {devices}")
         entered = world.train(cluster, timeouts)
         chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
-        keras_seams.install()
+        keras_seams.install(self)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._local_rank = entered.local_rank
         own = entered.group if group is None else entered.group.subgroup(group.members())

@@ -10,12 +10,14 @@ An empty share holds one stand-in row, because some TensorFlow kernels fail with
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.keras_private import tree
 
 
 class Share(NamedTuple):
@@ -34,18 +36,72 @@ def batch_size(batch: Any) -> tf.Tensor:
     """The number of samples of a batch, an int64 scalar: the first dimension of its first component that has one."""
     if isinstance(batch, Share):
         return batch.rows
-    samples = 0
-    for component in tf.nest.flatten(batch):
+    rows = _rows_of_components(batch)
+    if rows:
+        return next(iter(rows.values()))
+    components = [one for one in tf.nest.flatten(batch) if not _is_left_out(one)]
+    return tf.constant(int(bool(components)), tf.int64)  # if all components are scalars
+
+
+def checked_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
+    """Operations that fail if components of a batch, which is to be divided, have different numbers of rows.
+
+    Eagerly, this raises the error.
+
+    Args:
+        batch: of a dataset.
+        is_there: whether it is one, and not what stands in for one that is lacking; a boolean scalar.
+
+    Raises:
+        InvalidArgumentError: they have; also as the error of a graph.
+    """
+    rows = _rows_of_components(batch)
+    known = [tf.get_static_value(count) for count in rows.values()]
+    if len(rows) < 2 or (None not in known and len(set(known)) == 1):
+        return []
+    counts = tf.stack(list(rows.values()))
+    text = f"{OTHER_ROWS} The rows of {', '.join(rows)} are:"
+    same = tf.reduce_all(counts[1:] == counts[0]) | ~is_there
+    operation = tf.raw_ops.Assert(condition=same, data=[tf.constant(text), counts], summarize=len(rows))
+    return [] if operation is None else [operation]
+
+
+def other_rows(error: tf.errors.InvalidArgumentError) -> ValueError | None:
+    """The error of `checked_rows` in a graph as one that is easily read; None if it is another one."""
+    found = re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message)
+    if found is None:
+        return None
+    pairs = zip(found[1].split(", "), found[2].split(), strict=True)
+    return ValueError(f"{OTHER_ROWS} Rows: {', '.join(f'{name} has {count}' for name, count in pairs)}.")
+
+
+OTHER_ROWS = (
+    "a batch cannot be divided among processes and devices, because its components have different numbers of rows, so "
+    "that nobody knows which rows belong together. Give each process batches of its own "
+    "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make it a ragged tensor, with a "
+    "row for each sample; or leave what all samples share, such as positions, to the model."
+)
+"""The beginning of an error."""
+
+
+def _rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
+    """The number of rows of each component that has rows, an int64 scalar, by its place in the batch."""
+    rows = {}
+    for path, component in tree.flatten_with_path(batch):
         if isinstance(component, tf.SparseTensor):
-            return tf.cast(component.dense_shape[0], tf.int64)
-        if isinstance(component, tf.RaggedTensor):
-            return tf.cast(component.nrows(), tf.int64)
-        if isinstance(component, tf.experimental.Optional) or component is None:
+            count = tf.cast(component.dense_shape[0], tf.int64)
+        elif isinstance(component, tf.RaggedTensor):
+            count = tf.cast(component.nrows(), tf.int64)
+        elif _is_left_out(component) or tf.convert_to_tensor(component).shape.rank == 0:
             continue
-        if tf.convert_to_tensor(component).shape.rank != 0:
-            return tf.shape(component, out_type=tf.int64)[0]
-        samples = 1  # if all components are scalars
-    return tf.constant(samples, tf.int64)
+        else:
+            count = tf.shape(component, out_type=tf.int64)[0]
+        rows["/".join(map(str, path)) or "the batch"] = count
+    return rows
+
+
+def _is_left_out(component: Any) -> bool:
+    return isinstance(component, tf.experimental.Optional) or component is None
 
 
 def as_share(batch: Any) -> Share:
@@ -70,7 +126,7 @@ def as_share(batch: Any) -> Share:
 
 
 def _may_lack_rows(component: Any) -> bool:
-    if isinstance(component, tf.experimental.Optional) or component is None:
+    if _is_left_out(component):
         return False
     return isinstance(component, (tf.RaggedTensor, tf.SparseTensor)) or tf.convert_to_tensor(component).shape.rank != 0
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checking import run_checks
 from sklearn.datasets import load_digits
 
 import tfdist
@@ -20,12 +22,6 @@ folder.mkdir()
 chief = strategy.rank == 0
 digits = load_digits()
 X, Y = (digits.data / 16.0).astype("float32")[:200], digits.target[:200]
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 def make(optimizer="adam"):
@@ -52,11 +48,14 @@ def equal_on_all_ranks(values):
     return all((row == gathered[0]).all() for row in gathered)
 
 
+def equal_values(one, other):
+    return all((a == b).all() for a, b in zip(one, other, strict=False))
+
+
 def state(model):
     return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
 
 
-@check
 def weights_are_identical_to_the_last_bit():
     model = make()
     fit(model)
@@ -64,7 +63,6 @@ def weights_are_identical_to_the_last_bit():
     assert equal_on_all_ranks(model.optimizer.variables)
 
 
-@check
 def model_checkpoint_is_written_by_the_chief():
     model = make()
     path = folder / "checkpoints"
@@ -77,7 +75,6 @@ def model_checkpoint_is_written_by_the_chief():
             assert (ours == theirs).all()
 
 
-@check
 def checkpoint_in_the_middle_of_an_epoch():
     model = make()
     path = folder / "often.weights.h5"
@@ -85,7 +82,6 @@ def checkpoint_in_the_middle_of_an_epoch():
     assert path.exists() == chief
 
 
-@check
 def backup_and_restore():
     keras.utils.set_random_seed(1)
     expected = make()
@@ -116,7 +112,6 @@ def backup_and_restore():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@check
 def writing_callbacks():
     model = make()
     callbacks = [keras.callbacks.TensorBoard(folder / "board"), keras.callbacks.CSVLogger(folder / "log.csv")]
@@ -127,7 +122,6 @@ def writing_callbacks():
         assert len((folder / "log.csv").read_text().splitlines()) == 3
 
 
-@check
 def early_stopping_and_plateau():
     model = make()
     callbacks = [
@@ -140,20 +134,34 @@ def early_stopping_and_plateau():
     assert equal_on_all_ranks(model.get_weights())
 
 
-@check
 def one_rank_wishes_to_stop_in_the_middle_of_an_epoch():
+    """All stop before the next step, which nobody takes; an evaluation on the way there is not ended by it."""
+    began, evaluated = [], []
+
     class Wish(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            began.append(batch)
+            if len(began) == 7:
+                evaluated.append(self.model.evaluate(X, Y, batch_size=50, verbose=0, callbacks=[counting]))
+
         def on_train_batch_end(self, batch, logs=None):
             if not chief and self.model.optimizer.iterations == 6:
                 self.model.stop_training = True
 
+    batches = []
+    counting = keras.callbacks.Callback()
+    counting.on_test_batch_end = lambda batch, logs=None: batches.append(batch)
     model = make()
     history = fit(model, epochs=5, callbacks=[Wish()]).history
     assert len(history["loss"]) == 2, history
-    assert int(model.optimizer.iterations.numpy()) == 8
+    assert int(model.optimizer.iterations.numpy()) == 6
+    assert batches == [0, 1, 2, 3]
+    assert len(evaluated) == 1
+    assert equal_on_all_ranks(state(model))
+    fit(model, epochs=1)
+    assert int(model.optimizer.iterations.numpy()) == 10
 
 
-@check
 def save_and_load():
     model = make()
     fit(model)
@@ -169,7 +177,6 @@ def save_and_load():
     np.testing.assert_allclose(loaded.predict(X, verbose=0), loaded(X), rtol=1e-4, atol=1e-4)
 
 
-@check
 def the_chief_alone_saves():
     model = make()
     fit(model)
@@ -181,7 +188,6 @@ def the_chief_alone_saves():
     fit(model, epochs=1)
 
 
-@check
 def weights_that_only_the_chief_has():
     model = make()
     fit(model)
@@ -199,7 +205,6 @@ def weights_that_only_the_chief_has():
         pass
 
 
-@check
 def what_is_saved_in_several_files_or_not_over_others():
     model = make()
     fit(model, epochs=1)
@@ -217,7 +222,6 @@ def what_is_saved_in_several_files_or_not_over_others():
         assert kept.read_text() == "mine"
 
 
-@check
 def nan_stops_all():
     model = make("sgd")
     poisoned = X.copy()
@@ -228,7 +232,6 @@ def nan_stops_all():
     assert len(history["loss"]) == 1, history
 
 
-@check
 def all_of_it_inside_of_the_scope():
     with strategy.scope():
         model = make()
@@ -246,7 +249,6 @@ def all_of_it_inside_of_the_scope():
     fit(model, epochs=1)  # the chief has made no variables that others have not
 
 
-@check
 def a_damaged_backup():
     class Epochs(keras.callbacks.Callback):
         seen = ()
@@ -274,7 +276,6 @@ def a_damaged_backup():
         assert not list((folder / "damaged").glob(".*")), list((folder / "damaged").iterdir())
 
 
-@check
 def weights_that_are_not_equal():
     class Differs(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -287,7 +288,80 @@ def weights_that_are_not_equal():
         fit(model, epochs=3, callbacks=[Differs()])
 
 
-@check
+def weights_that_one_rank_restores_at_the_end():
+    """Or that a program sets between `fit` and `evaluate`."""
+    stopping = keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1, restore_best_weights=True)
+    model = make()
+    with pytest.raises(tfdist.MismatchError, match=r"after the training .*rank\(s\) \[1\]"):
+        fit(model, epochs=5, callbacks=[stopping] if chief else [])
+    model = make()
+    if not chief:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    with pytest.raises(tfdist.MismatchError, match=r"before evaluate .*rank\(s\) \[1\]"):
+        model.evaluate(X, Y, verbose=0)
+
+
+def arguments_that_differ():
+    """Both ranks are told at once which, and what each has; afterwards they go on."""
+    model = make()
+
+    def dataset(rows):
+        return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(50)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return X[:50], Y[:50]
+
+    rows = 100 + 20 * strategy.rank
+    for call, said in (
+        (
+            lambda: model.fit(X[:rows], Y[:rows]),
+            "x: arrays of 100 rows on rank(s) [0], arrays of 120 rows on rank(s) [1]",
+        ),
+        (lambda: model.fit(X, Y, batch_size=rows), "batch_size: 100 on rank(s) [0], 120 on rank(s) [1]"),
+        (lambda: model.fit(X, Y, epochs=rows), "epochs: 100 on"),
+        (lambda: model.fit(X, Y, initial_epoch=rows, epochs=500), "initial_epoch: 100 on"),
+        (lambda: model.fit(X, Y, shuffle=chief), "shuffle: True on rank(s) [0], False on rank(s) [1]"),
+        (lambda: model.fit(dataset(rows)), "x: a tf.data.Dataset of 2 batches on rank(s) [0]"),
+        (lambda: model.fit(dataset(200).repeat(), steps_per_epoch=rows), "steps_per_epoch: 100 on"),
+        (
+            lambda: model.fit(dataset(100) if chief else Batches()),
+            "a tf.data.Dataset of 2 batches on rank(s) [0], a PyDataset of 2 b",
+        ),
+        (
+            lambda: model.fit(X, Y, validation_data=(X, Y) if chief else None),
+            "validation_data: arrays of 200 rows on rank(s) [0], None",
+        ),
+        (
+            lambda: model.fit(X, Y, validation_data=dataset(rows)),
+            "validation_data: a tf.data.Dataset of 2 batches on rank(s) [0]",
+        ),
+        (lambda: model.fit(X, Y, validation_data=(X, Y), validation_freq=rows), "validation_freq: 100 on"),
+        (
+            lambda: model.fit(X, Y, sample_weight=np.ones(200) if chief else None),
+            "sample_weight: given on rank(s) [0], None",
+        ),
+        (
+            lambda: model.evaluate(X[:rows], Y[:rows]),
+            "evaluate was called with different arguments on different ranks: x: arrays",
+        ),
+        (
+            lambda: model.predict(X, batch_size=rows),
+            "predict was called with different arguments on different ranks: batch_size",
+        ),
+    ):
+        with pytest.raises(tfdist.MismatchError, match=re.escape(said)) as caught:
+            call()
+        assert str(caught.value).startswith(f"rank {strategy.rank}: "), caught.value
+    before = state(model)
+    fit(model)
+    assert not equal_values(before, state(model))
+    assert equal_on_all_ranks(state(model))
+
+
 def optimizers_that_are_not_equal():
     class Differs(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -305,7 +379,6 @@ def optimizers_that_are_not_equal():
             fit(model, epochs=3, callbacks=[Differs()])
 
 
-@check
 def progress_is_shown_by_the_chief():
     model = make()
     for arguments, expected in (({}, chief), ({"verbose": 2}, True)):
@@ -316,7 +389,6 @@ def progress_is_shown_by_the_chief():
         assert bool(shown.getvalue()) == expected, shown.getvalue()
 
 
-@check
 def an_optimizer_made_outside_of_the_scope():
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
@@ -327,9 +399,10 @@ def an_optimizer_made_outside_of_the_scope():
         fit(model)
 
 
-for function in CHECKS:
+def begin():
     keras.utils.set_random_seed(3)
-    print("CHECK", function.__name__, flush=True)
-    function()
     assert not [name for name in os.listdir(folder) if name.startswith(".")], os.listdir(folder)
-print("DONE", flush=True)
+
+
+run_checks(globals(), begin)
+begin()  # nothing is left of the last one

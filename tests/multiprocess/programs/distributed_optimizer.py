@@ -8,12 +8,12 @@ import itertools
 import logging
 import os
 import sys
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from checking import run_checks
 
 import tfdist
 
@@ -394,6 +394,25 @@ def warnings():
     logging.getLogger("tfdist").removeHandler(handler)
 
 
+def begins_with_own_accumulators():
+    """What a process accumulates in the first batch, and what is its own, is not sent with what that batch has made."""
+    steps = {"gradient_accumulation_steps": 2}
+    plain = make_model(keras.optimizers.SGD(0.1, **steps))
+    fit(plain, X, Y)
+    model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, **steps)))
+    fit(model, share(X), share(Y), callbacks=[tfdist.callbacks.BroadcastVariables(size - 1)])
+    for one, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=0, atol=1e-9)
+    for begins in ([], [tfdist.callbacks.BroadcastVariables(size - 1)]):
+        model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+        model.optimizer.register_local_var(model.trainable_variables[-1])
+        fit(model, share(X), share(Y), callbacks=begins)
+        own = model.trainable_variables[-1].numpy()
+        if not begins:
+            without = own
+    np.testing.assert_array_equal(own, without)
+
+
 def callbacks():
     """Weights from the root, averages of logs, one decision, and the rate of the whole batch."""
     model = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), metrics=["accuracy"])
@@ -424,6 +443,7 @@ def callbacks():
             np.testing.assert_allclose(everyone[:, 1], everyone[:, 0].mean(), rtol=1e-9, err_msg=name)
     assert model.history.history["val_loss"] == [one["val_loss"] for one in after.logs]
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.01 * size**0.5, rtol=1e-6)
+    begins_with_own_accumulators()
     other = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     other.optimizer.register_local_var(other.variables[0])
     for place, told in ((0, 0), (1, 1)):  # only the first may differ
@@ -526,31 +546,5 @@ def refused():
             fit(model, X, Y)
 
 
-checks = {
-    one.__name__: one
-    for one in (
-        equal,
-        ways,
-        loops,
-        local,
-        mixed,
-        compressed,
-        adaptive,
-        noisy,
-        groups,
-        saved,
-        uneven,
-        callbacks,
-        committed,
-        refused,
-    )
-}
-for name in os.environ.get("TEST_CASES", ",".join(checks)).split(","):
-    with contextlib.ExitStack():
-        keras.backend.set_floatx("float64")
-        begin = time.process_time()
-        checks[name]()
-        print("SECONDS", name, round(time.process_time() - begin, 1), flush=True)
-        print("PASSED", name, flush=True)
+run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()
-print("DONE", flush=True)

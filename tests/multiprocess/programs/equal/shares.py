@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import ops
 from world import X, Y, case, fitted, mlp, numbers, spread, strategy
@@ -87,6 +88,37 @@ def metrics_without_samples():
         model.compile("sgd", "binary_crossentropy", metrics=["AUC", "Precision", "mse"])
     binary = fitted(model, X[:33], (Y[:33] % 2).reshape(-1, 1))
     return {**binary, "ranks_only": fitted(model_of(keras.layers.Dense(10), metrics=[parity]), X[:33], Y[:33])}
+
+
+@spread
+def components_with_other_numbers_of_rows():
+    """A batch of graphs: sizes and nodes. One process trains on it; it cannot be divided."""
+
+    class Graphs(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, graphs):
+            values = self.dense(graphs["nodes"][:, None])
+            return tf.math.segment_sum(values, tf.repeat(tf.range(tf.size(graphs["sizes"])), graphs["sizes"]))
+
+    def batches():
+        for _ in range(3):
+            yield {"sizes": np.array([2, 4], "int32"), "nodes": np.arange(6.0)}, np.ones((2, 1))
+
+    signature = {"sizes": tf.TensorSpec([None], "int32"), "nodes": tf.TensorSpec([None], "float64")}
+    data = tf.data.Dataset.from_generator(batches, output_signature=(signature, tf.TensorSpec([None, 1], "float64")))
+    for eagerly in (False, True):
+        with strategy.scope():
+            model = Graphs()
+            model.compile("sgd", "mse", run_eagerly=eagerly)
+        if strategy.num_replicas_in_sync == 1:
+            model.fit(data, verbose=0)
+            continue
+        with pytest.raises(ValueError, match=r"cannot be divided .* Rows: 0/nodes has 6, 0/sizes has 2, 1 has 2\."):
+            model.fit(data, verbose=0)
+    return {}
 
 
 # State that layers keep.

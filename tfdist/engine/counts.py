@@ -1,0 +1,58 @@
+"""Counts over processes in a step, with a number that only the host knows: one host call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine import operations
+from tfdist.engine.group import Group
+from tfdist.engine.host_calls import host_call
+from tfdist.tensors import call_site, to_array, to_tensor
+
+
+class Counts:
+    """Sums numbers over the processes of a group.
+
+    Args:
+        group: the processes.
+        contents: what is counted, for messages.
+        own: this process's number that only the host knows, when a sum begins.
+        learn: is called with the sum of those numbers, on the host. It may raise `StopIteration`: the caller gets
+            `tf.errors.OutOfRangeError`.
+    """
+
+    def __init__(self, group: Group, contents: str, own: Callable[[], int], learn: Callable[[int], None]) -> None:
+        self._group = group
+        self._contents = contents
+        self._own = own
+        self._learn = learn
+
+    @tf.autograph.experimental.do_not_convert
+    def sum(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The sums over all processes; in the graph under construction, or eagerly.
+
+        Args:
+            numbers: of this process, one-dimensional int64.
+        """
+        if tf.executing_eagerly():
+            try:
+                return to_tensor(self._sum(f"eager count of {numbers.shape[0]}", to_array(numbers), blocking=True))
+            except StopIteration:
+                raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
+        key = call_site("count", self._group.members)
+        total = host_call(lambda given: to_tensor(self._sum(key, to_array(given))), [numbers], tf.int64, "tfdist_count")
+        total.set_shape(numbers.shape)
+        return total
+
+    def _sum(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
+        total = np.append(numbers, self._own())
+        if self._group.size > 1:
+            plan = operations.all_reduce(total, self._group.choose(total.nbytes))
+            signature = f"int64 {total.shape}"
+            pending = self._group.post(key, plan, signature, overlaps=False, contents=self._contents)
+            self._group.wait(pending, blocking)
+        self._learn(int(total[-1]))
+        return total[:-1]

@@ -1,0 +1,48 @@
+"""Ending the steps of an epoch on all processes, when one of them wishes to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+class Stopping:
+    """What a process wishes, and what the processes that take steps together have found in the count of a step.
+
+    The wish is counted with the samples of the next step, which then nobody takes: `fit` ends after the step in which
+    ``stop_training`` was set, as in one process.
+
+    Attributes:
+        is_wished: whether this process wishes to end the steps of the `fit` that is under way.
+        is_found: whether the last step of a `fit` was not taken, because a process wished so.
+    """
+
+    def __init__(self) -> None:
+        self.is_wished = self.is_found = False
+        self._counts = False
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Context of a step of `fit`; the wish does not end other loops over data, such as `evaluate`."""
+        self.is_found, self._counts = False, True
+        try:
+            yield
+        finally:
+            self._counts = False
+
+    def own(self) -> int:
+        """What this process adds to the count of a step."""
+        return int(self.is_wished and self._counts)
+
+    def learn(self, wishes: int) -> None:
+        """Ends the steps if a process wishes so.
+
+        Args:
+            wishes: how many do.
+
+        Raises:
+            StopIteration: at least one does.
+        """
+        if wishes:
+            self.is_found = True
+            raise StopIteration
