@@ -126,10 +126,12 @@ class SharesBatches(HasCollectives, abc.ABC):
 
     Attributes:
         shares: the number of samples of each replica in the current step.
+        averaging_processes: how many processes take steps on their own, and average what each has learned.
         reader: this process's number among several that each read all data; their random numbers differ by it.
     """
 
     shares: Shares
+    averaging_processes = 1
     reader = 0
 
     @abc.abstractmethod

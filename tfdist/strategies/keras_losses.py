@@ -12,6 +12,8 @@ that is a mean over samples, as most are, needs no correction. Other losses are 
 | `tf.nn.compute_average_loss`, made for sums | times N/n |
 | `tf.nn.scale_regularization_loss`, made for sums | undone |
 
+Where processes take steps on their own and average what they have learned, sums count once more for each of them.
+
 The same holds where a replica computes the losses of several parts of its batch, one by one (`of_part`).
 
 A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
@@ -67,7 +69,7 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
     """
     loss = tf.convert_to_tensor(loss)
     part = _part()
-    return loss if part is None else _times(loss, part.inverse_weight())
+    return loss if part is None else _times(loss, part.weight_of_sums())
 
 
 class _Share:
@@ -83,6 +85,10 @@ class _Share:
     def inverse_weight(self) -> tf.Tensor:
         """N/n: all samples divided by those of the part."""
         return self._extended.shares.inverse_weight()
+
+    def weight_of_sums(self) -> tf.Tensor:
+        """The factor of a sum over the part. Processes that average what each has learned have a mean of sums."""
+        return self.inverse_weight() * self._extended.averaging_processes
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """The factor that replaces the part's own divisor by that of the whole batch, times N/n."""
@@ -109,6 +115,10 @@ class _PartOfShare:
         """As of `_Share`."""
         return self._inverse if self._share is None else self._inverse * self._share.inverse_weight()
 
+    def weight_of_sums(self) -> tf.Tensor:
+        """As of `_Share`."""
+        return self._inverse if self._share is None else self._inverse * self._share.weight_of_sums()
+
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """As of `_Share`."""
         return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), next(self._divisors)) * self.inverse_weight()
@@ -127,6 +137,10 @@ class _Noting:
     def inverse_weight(self) -> tf.Tensor:
         """None of a part."""
         return tf.ones([], tf.float64)
+
+    def weight_of_sums(self) -> tf.Tensor:
+        """As of `inverse_weight`."""
+        return self.inverse_weight()
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """Notes it."""
@@ -201,7 +215,7 @@ def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         if part is None or values.shape.rank == 0:
             return loss
         if reduction == "sum":
-            return _times(loss, part.inverse_weight())
+            return _times(loss, part.weight_of_sums())
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             return _times(loss, part.of_all(tf.reduce_sum(sample_weight)))
         return loss
@@ -229,7 +243,7 @@ def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
         part = _part()
         if part is None or tf.convert_to_tensor(loss).shape.rank == 0:
             return loss
-        return _times(loss, part.inverse_weight())
+        return _times(loss, part.weight_of_sums())
 
     return scale_loss
 

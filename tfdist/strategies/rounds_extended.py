@@ -49,6 +49,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         super().__init__(strategy, group, devices, None, checks_weights)
         self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", courses.described)
         self.compressor = courses.compressor
+        self.averaging_processes = group.size
         self._courses = courses
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -26,6 +26,35 @@ def assert_close(model, expected, rtol=1e-9):
         np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
+def sums_are_those_of_the_whole_batch(linear, strategy):
+    """Of losses that are no means: steps, and what is reported, where all average with all after each step.
+
+    Args:
+        linear: makes a model of a strategy, which begins with the same weights each time.
+        strategy: that averages so.
+    """
+    x = np.random.default_rng(1).normal(size=(48, 5))  # in batches that divide among 1, 2 and 3 processes
+    y = x[:, :3] * 2
+    for loss in (
+        keras.losses.MeanSquaredError(reduction="sum"),
+        keras.losses.MeanSquaredError(reduction="none"),
+        lambda y_true, y_pred: tfdist.scale_summed_loss(tf.reduce_sum(tf.square(y_true - y_pred))),
+        "mse",
+    ):
+        results = []
+        for one in (tf.distribute.get_strategy(), strategy):
+            with one.scope():
+                model = linear(one)
+                model.compile(keras.optimizers.SGD(0.002), loss)
+            history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+            evaluated = model.evaluate(x, y, batch_size=12, verbose=0)
+            results.append((model, history["loss"], evaluated))
+        (plain, expected, wanted), (model, found, got) = results
+        assert_close(model, plain.get_weights())
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
 def gradient(weights, x, y):
     """Of the mean squared error of x W + b."""
     error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)
