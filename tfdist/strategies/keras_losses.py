@@ -32,6 +32,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies import at_work
+from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import losses
 
@@ -93,7 +94,8 @@ class _Share:
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
         """The factor that replaces the part's own divisor by that of the whole batch, times N/n."""
         own = tf.cast(divisor, tf.float64)
-        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        replica = tf.distribute.get_replica_context()
+        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own, private.OwnOptions())
         return tf.math.divide_no_nan(own, total) * self.inverse_weight()
 
 

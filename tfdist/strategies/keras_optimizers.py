@@ -97,7 +97,8 @@ def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
 
         def everywhere() -> list[tf.Tensor]:
-            return [tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, infinite)]
+            replica = tf.distribute.get_replica_context()
+            return [replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions())]
 
         def in_this_process() -> list[tf.Tensor]:
             # The local replicas take Keras's conditional on this value together.

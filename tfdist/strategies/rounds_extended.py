@@ -16,6 +16,7 @@ from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
 from tfdist.strategies import keras_variables
+from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.keras_optimizers import innermost
@@ -66,6 +67,12 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
         # What replicas ask for in a step, such as the sum of their gradients.
+        if self.group.size > 1 and not isinstance(options, private.OwnOptions):
+            raise ValueError(
+                f"all_reduce in a step: under {type(self._container_strategy()).__name__} each process takes its steps "
+                "on its own, so that there is no reduction over all replicas. Leave out what needs one in each step, "
+                "such as BatchNormalization(synchronized=True), or train with tfdist.AllReduceStrategy."
+            )
         pairs = [(value, self._where(destinations)) for value, destinations in value_destination_pairs]
         return self._step_ops.batch_reduce(reduce_op, pairs, options)
 

@@ -50,6 +50,7 @@ __all__ = [
     "MirroredExtended",
     "NoneSpec",
     "OneDeviceExtended",
+    "OwnOptions",
     "PerReplica",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -105,7 +106,11 @@ NoneSpec = structure.NoneTensorSpec
 """The type of None in the elements of a dataset."""
 
 
-class WeighedOptions(collective_util.Options):
+class OwnOptions(collective_util.Options):
+    """Options of a reduction that tfdist makes by itself in a step, over the replicas that take it together."""
+
+
+class WeighedOptions(OwnOptions):
     """Options of a reduction with weighted contributions, in which those of an empty share are zero.
 
     Args:

@@ -315,6 +315,13 @@ def restarted_with(arguments, number):
 
 def refused():
     outer = keras.optimizers.SGD(0.7)
+    with tfdist.LocalSGDStrategy(2).scope():
+        synchronized = keras.Sequential(
+            [keras.layers.Input((5,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(3)]
+        )
+        synchronized.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="all_reduce in a step: under LocalSGDStrategy each process takes its steps"):
+        fit(synchronized)
     for arguments, error, message in (
         ({"sync_every": 0}, ValueError, "a number of steps from 1; got sync_every=0"),
         ({"sync_every": 2.5}, ValueError, "got sync_every=2.5"),
