@@ -67,6 +67,26 @@ def test_logs_of_ones_own_are_averaged(ranks):
     assert one["mae"] == other["mae"]
 
 
+def test_a_process_without_a_batch_keeps_nobody_waiting(ranks):
+    """It has no logs, and others have some of a step of their own; results of metrics are of all."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built(Own)
+        model.build((None, 4))
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+        own = strategy.distribute_datasets_from_function(lambda context: data.take(2 - 2 * strategy.rank))
+        history = model.fit(own, verbose=0).history
+        return history, model.get_weights()
+
+    (one, weights), (other, others) = on_ranks(ranks, work)
+    assert one["loss"] == other["loss"]
+    assert one["mae"] == other["mae"]
+    assert one["rank"] == [0]
+    assert "rank" not in other
+    np.testing.assert_array_equal(weights[0], others[0])
+
+
 def test_an_optimizer_in_another_one_is_followed_once(ranks, monkeypatch):
     taken = []
 

@@ -111,10 +111,16 @@ def _of_settled_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(self, "_tfdist_in_rounds", False):
             self._tfdist_in_rounds = False
             settle(self, extended)
+        given = logs if isinstance(logs, dict) else {}
+        own = {name for name in given if name not in keras_steps.names_of_results(extended)}
+        # A process that had no batch has no logs, and does not know which of those of others are means.
+        names = {"logs": ", ".join(sorted(own)) if isinstance(logs, dict) else "none"}
+        if extended.everyone.compare("names of logs", names):
+            return {**given, **self.get_metrics_result()}
         if not isinstance(logs, dict):
             return original(self, logs)
         results = self.get_metrics_result()
-        merged = results.keys() & logs.keys() & keras_steps.names_of_results(extended)
+        merged = (results.keys() & logs.keys()) - own
         means = _averaged({name: value for name, value in logs.items() if name not in merged}, extended)
         return {name: results[name] if name in merged else means[name] for name in logs}
 
