@@ -175,6 +175,34 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
     assert_close(again, alone)
 
 
+@pytest.mark.parametrize("saves", ["ModelCheckpoint", "save", "evaluate"])
+def test_a_rate_that_a_callback_sets_stays_whatever_is_saved_after_it(saves, tmp_path):
+    """At the same epoch's end; the servers learn it with the next step."""
+    rates = []
+
+    class Saves(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if saves == "save":
+                self.model.save(tmp_path / "model.keras")
+            if saves == "evaluate":
+                self.model.evaluate(X, Y, verbose=0)
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    def callbacks():
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
+        checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
+        return [plateau, *([checkpoint] if saves == "ModelCheckpoint" else []), Saves()]
+
+    alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1))
+    fit(alone, epochs=4, callbacks=callbacks())
+    expected, rates = rates, []
+    with served() as (strategy,):
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
+        fit(model, epochs=4, callbacks=callbacks())
+        assert_close(model, alone)
+    assert rates == expected == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+
+
 def test_training_goes_on_from_a_saved_model(tmp_path):
     alone = model_in()
     fit(alone)

@@ -193,7 +193,11 @@ class Link:
             self._session.suspend(is_end)
 
     def fetch(self) -> None:
-        """Assigns values and the optimizer's slots and scalars, as they are to be saved."""
+        """Assigns values and the optimizer's slots and scalars, as they are to be saved.
+
+        The learning rate is the chief's, which sends it with each step: what a callback of its own has set since the
+        last one stays. All other scalars are the servers'.
+        """
         with self._lock:
             self._put_assigned()
             state = self._session.state()
@@ -203,7 +207,8 @@ class Link:
             if slot.name in state.slots[slot.variable]:
                 slot.value.assign(state.slots[slot.variable][slot.name])
         for name, variable in scalars.items():
-            if name in state.scalars:
+            is_own = self._is_chief and variable is self._optimizer._learning_rate
+            if name in state.scalars and not is_own:
                 variable.assign(state.scalars[name])
 
     def finalize(self) -> None:
