@@ -11,10 +11,10 @@ ARRAYS = [np.arange(6.0).reshape(2, 3), np.array(2.0, np.float32), np.ones(4)]
 def test_attendance_is_added_up(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a"])
-        found = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0), blocking=True)
+        found = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0, 2), blocking=True)
         return found, exchanges.furthest(group.rank + 5)
 
-    assert ranks(3)(work) == [(Attendance(30, 3, 1, 0), 7)] * 3
+    assert ranks(3)(work) == [(Attendance(30, 3, 1, 0, 6), 7)] * 3
 
 
 def test_sums_are_weighted(ranks):

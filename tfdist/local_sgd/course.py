@@ -213,15 +213,32 @@ class Course(abc.ABC):
         """
 
 
+class Wishes:
+    """Whether a process wishes that all take no more steps; here nobody does."""
+
+    def own(self) -> int:
+        """1 if this process wishes so."""
+        return 0
+
+    def learn(self, wishes: int) -> None:
+        """Is told in each exchange how many processes wish so.
+
+        Args:
+            wishes: of all.
+        """
+
+
 class Courses(abc.ABC):
     """Makes the course of each optimizer of a strategy.
 
     Attributes:
+        wishes: that go along with exchanges in which all processes take part.
         described: the arguments of the strategy, which all processes must have alike.
         with_slots: whether slots take part.
         compressor: of what is exchanged, whose residuals are saved with the model's weights; None for none.
     """
 
+    wishes: Wishes = Wishes()
     described: str = ""
     with_slots: bool = False
     compressor: Compressor | None = None

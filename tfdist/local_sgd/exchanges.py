@@ -25,12 +25,14 @@ class Attendance(NamedTuple):
         steps: they have taken since then.
         ended: how many of them have no more steps to take for now.
         average: how many of them are to average everything, which are all but those that have ended, or none.
+        wishes: how many of them wish that all take no more steps.
     """
 
     samples: int
     steps: int
     ended: int
     average: int
+    wishes: int = 0
 
 
 class Sum:

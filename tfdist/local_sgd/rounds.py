@@ -17,7 +17,7 @@ import numpy as np
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import Group
-from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn
+from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn, Wishes
 from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges, Sum
 from tfdist.local_sgd.fragments import strided
 from tfdist.local_sgd.intervals import Interval
@@ -73,6 +73,7 @@ class Rounds(Course):
         slots: how many slots there are.
         settings: of the rounds.
         learning_rate: of the optimizer, now.
+        wishes: that go along with the exchanges.
 
     Attributes:
         fragments: how many there are. Below this number a turn is the exchange of a fragment, or its beginning.
@@ -92,8 +93,10 @@ class Rounds(Course):
         slots: int,
         settings: Settings,
         learning_rate: float,
+        wishes: Wishes | None = None,
     ) -> None:
         self._exchanges, self._plain = exchanges, plain
+        self._wishes = wishes or Wishes()
         self._size = size
         self._settings = settings
         parts = strided([value.nbytes for value in centre], settings.fragments)
@@ -253,7 +256,10 @@ class Rounds(Course):
         self, fragment: _Fragment, progress: Progress, ended: bool = False, averages: bool = False
     ) -> Attendance:
         samples, steps = progress.samples - fragment.last.samples, progress.step - fragment.last.step
-        return self._plain.attend(Attendance(samples, steps, int(ended), int(averages)), blocking=ended)
+        own = Attendance(samples, steps, int(ended), int(averages), self._wishes.own())
+        together = self._plain.attend(own, blocking=ended)
+        self._wishes.learn(together.wishes)
+        return together
 
     def _weight(self, fragment: _Fragment, progress: Progress, together: Attendance) -> float:
         """This process's part of the samples since the last exchange."""
@@ -343,6 +349,7 @@ class LocalSGD(Courses):
             shapes = {f"{name} {place}": (paths[place], value.shape) for place, value in enumerate(centre)}
             self.compressor.register(shapes)
         slots = len(paths) - len(centre)
-        rounds = Rounds(exchanges, plain, self._group.size, centre, slots, self._settings, trained.learning_rate)
+        how = slots, self._settings, trained.learning_rate, self.wishes
+        rounds = Rounds(exchanges, plain, self._group.size, centre, *how)
         restore(rounds.rules, trained.rules)
         return rounds

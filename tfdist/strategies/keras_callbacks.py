@@ -160,10 +160,11 @@ class Together(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         # This `fit` may be within another one, of a callback.
-        self._before, self._extended.stopping.is_wished = self._extended.stopping.is_wished, False
+        self._before = self._extended.stopping.is_wished
+        self._extended.stopping.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Defers ``stop_training`` to the next count of a step: the others would wait for a rank that stops now."""
+        """Defers ``stop_training`` until all know of it: the others would wait for a rank that stops now."""
         if self.model.stop_training and len(self._extended.everyone.members) > 1:
             self._extended.stopping.is_wished, self.model.stop_training = True, False
 
@@ -178,7 +179,7 @@ class Together(keras.callbacks.Callback):
         if isinstance(self._extended, HasStages):  # whose replicas are on several processes
             stops = bool(self._extended.everyone.all_gather(tf.constant([stops])).numpy().any())
         self.model.stop_training = stops
-        self._extended.stopping.is_wished = False
+        self._extended.stopping.begin()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Compares weights once more: a callback of the user may have set them on some ranks.

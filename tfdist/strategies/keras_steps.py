@@ -167,13 +167,15 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         self.jit_compile = False
         step = Step(self, extended, step_function)
         function = original(self, step)
-        context = extended.stopping.counted if step_function == self.train_step else contextlib.nullcontext
+        trains = step_function == self.train_step
 
         def on_shares(iterator: Any) -> Any:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 iterator = _of_own_data(iterator, extended)
+            if trains:
+                extended.stopping.check()
             try:
-                with context():
+                with extended.stopping.counted() if trains else contextlib.nullcontext():
                     logs = function(iterator)
             except tf.errors.InvalidArgumentError as error:
                 if (told := other_rows(error)) is None:

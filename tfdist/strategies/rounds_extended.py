@@ -22,6 +22,7 @@ from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.steps_in_rounds import StepsInRounds
+from tfdist.strategies.stopping import WishesInRounds
 
 
 class RoundsExtended(AllReduceExtended, TrainsInRounds):
@@ -52,6 +53,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self.compressor = courses.compressor
         self.averaging_processes = group.size
         self._courses = courses
+        courses.wishes = WishesInRounds(self.stopping)
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()

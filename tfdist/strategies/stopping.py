@@ -5,21 +5,39 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tfdist.local_sgd.course import Wishes
+
 
 class Stopping:
     """What a process wishes, and what the processes that take steps together have found in the count of a step.
 
     The wish is counted with the samples of the next step, which then nobody takes: `fit` ends after the step in which
-    ``stop_training`` was set, as in one process.
+    ``stop_training`` was set, as in one process. Where processes take steps on their own, it goes along with their next
+    exchange, after which nobody takes another step.
 
     Attributes:
         is_wished: whether this process wishes to end the steps of the `fit` that is under way.
+        is_agreed: whether an exchange has told that a process wishes so.
         is_found: whether the last step of a `fit` was not taken, because a process wished so.
     """
 
     def __init__(self) -> None:
-        self.is_wished = self.is_found = False
+        self.is_wished = self.is_agreed = self.is_found = False
         self._counts = False
+
+    def begin(self) -> None:
+        """Begins a `fit`, or another epoch of it: nobody wishes anything."""
+        self.is_wished = self.is_agreed = False
+
+    def check(self) -> None:
+        """Ends the steps before the next one, if an exchange has told so.
+
+        Raises:
+            StopIteration: it has.
+        """
+        if self.is_agreed:
+            self.is_found = True
+            raise StopIteration
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -46,3 +64,22 @@ class Stopping:
         if wishes:
             self.is_found = True
             raise StopIteration
+
+
+class WishesInRounds(Wishes):
+    """What of this goes along with the exchanges of processes that take steps on their own.
+
+    Args:
+        stopping: of the strategy.
+    """
+
+    def __init__(self, stopping: Stopping) -> None:
+        self._stopping = stopping
+
+    def own(self) -> int:
+        """See `Wishes`."""
+        return int(self._stopping.is_wished)
+
+    def learn(self, wishes: int) -> None:
+        """See `Wishes`."""
+        self._stopping.is_agreed = wishes > 0

@@ -194,6 +194,29 @@ def loops():
     assert_close(model, expected.centre)
 
 
+def stopped():
+    """One process ends the steps of all: they learn it in their next exchange, in an epoch that has no end."""
+
+    class Stops(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if rank == size - 1 and self.seen == 7:
+                self.model.stop_training = True
+
+    endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True).repeat()
+    for arguments, steps in (({"sync_every": 3}, 9), ({"sync_every": 4, "fragments": 2, "delay": 1}, 8)):
+        model, stops = linear(tfdist.LocalSGDStrategy(**arguments)), Stops()
+        history = model.fit(endless, epochs=3, verbose=0, callbacks=[stops]).history
+        assert stops.seen == (steps if size > 1 else 7), (arguments, stops.seen)
+        assert len(history["loss"]) == 1
+        assert_alike(model)
+        fit(model, epochs=1)  # nobody wishes anything any more
+        assert stops.seen == (steps if size > 1 else 7)
+        assert_alike(model)
+
+
 def again():
     """A model that is compiled and trained again, partly frozen, and with weights that were set between."""
     strategy = tfdist.LocalSGDStrategy(3)
