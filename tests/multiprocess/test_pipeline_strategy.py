@@ -57,6 +57,7 @@ def differences(ranks, plain):
 SOURCE = "\n".join(file.read_text() for file in sorted(EQUAL.parent.glob("*.py")))
 CHECKS = [
     *((int(size), name) for size, name in re.findall(r"^@check\((\d).*\)\ndef (\w+)", SOURCE, re.MULTILINE)),
+    *((4, name) for name in re.findall(r"^@pipelines\(.*\)\ndef (\w+)", SOURCE, re.MULTILINE)),
     *(
         (int(size), name)
         for size, name in re.findall(r'^check\((\d).*\)\(\s*of_model\(\s*"(\w+)"', SOURCE, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tfdist.engine import operations
 from tfdist.engine.group import Group
 from tfdist.engine.host_calls import host_call
+from tfdist.engine.operations import Operation
 from tfdist.tensors import call_site, to_array, to_tensor
 
 
@@ -37,22 +39,40 @@ class Counts:
         Args:
             numbers: of this process, one-dimensional int64.
         """
+        return self._call("count", self._sum, numbers, numbers.shape)
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The numbers of each process, in rows; as `sum`."""
+        return self._call("comparison", self._gather, numbers, [self._group.size, *numbers.shape])
+
+    def _call(self, kind: str, function: Callable[..., np.ndarray], numbers: tf.Tensor, shape: Any) -> tf.Tensor:
         if tf.executing_eagerly():
             try:
-                return to_tensor(self._sum(f"eager count of {numbers.shape[0]}", to_array(numbers), blocking=True))
+                return to_tensor(function(f"eager {kind} of {numbers.shape[0]}", to_array(numbers), blocking=True))
             except StopIteration:
                 raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
-        key = call_site("count", self._group.members)
-        total = host_call(lambda given: to_tensor(self._sum(key, to_array(given))), [numbers], tf.int64, "tfdist_count")
-        total.set_shape(numbers.shape)
-        return total
+        key = call_site(kind, self._group.members)
+        found = host_call(
+            lambda given: to_tensor(function(key, to_array(given))), [numbers], tf.int64, f"tfdist_{kind}"
+        )
+        found.set_shape(shape)
+        return found
 
     def _sum(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
         total = np.append(numbers, self._own())
         if self._group.size > 1:
             plan = operations.all_reduce(total, self._group.choose(total.nbytes))
-            signature = f"int64 {total.shape}"
-            pending = self._group.post(key, plan, signature, overlaps=False, contents=self._contents)
-            self._group.wait(pending, blocking)
+            self._run(key, plan, f"int64 {total.shape}", blocking)
         self._learn(int(total[-1]))
         return total[:-1]
+
+    def _gather(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
+        own = np.append(numbers, self._own())[np.newaxis]
+        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking)
+        self._learn(int(rows[:, -1].sum()))
+        return np.ascontiguousarray(rows[:, :-1])
+
+    def _run(self, key: str, plan: Operation, signature: str, blocking: bool) -> Any:
+        pending = self._group.post(key, plan, signature, overlaps=False, contents=self._contents)
+        return self._group.wait(pending, blocking)

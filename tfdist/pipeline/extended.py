@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
+from tfdist.engine.counts import Counts
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.model_parallel.model_calls import ModelCalls
@@ -59,7 +60,7 @@ class PipelinedModel:
         if not within:
             places.lend(self.stages, self.table.workers)
         self.placement = Placement(self.stages, self.table.workers, self._own, extended.devices_of_workers)
-        processes = None if within else Processes(mesh.pipeline, name)
+        processes = None if within else Processes(mesh.pipeline, name, extended.stopping)
         transport = None if within else Transport(Edges(mesh.pipeline), name)
         self.steps = ModelSteps(
             model,
@@ -150,6 +151,10 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self._micro_batches = micro_batches
         self._everyone = Exchange(mesh.everyone)
         self._leads = False
+        if (
+            mesh.workers > 1
+        ):  # a step is counted by those that have one stage, and then agreed on by those of a pipeline
+            self._counts = Counts(mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on)
 
     @property
     def everyone(self) -> Exchange:

@@ -92,9 +92,16 @@ def _of_a_pipeline(original: Callable[..., Any]) -> Callable[..., Any]:
         steps = _steps(self, extended)
         self.jit_compile = False  # as under other strategies: XLA compiles no calls of the host
         trains = step_function.__name__ == "train_step"
-        if trains:
-            steps.check_training()
-        return original(self, steps.train if trains else steps.test)
+        if not trains:
+            return original(self, steps.test)
+        steps.check_training()
+        function = original(self, steps.train)
+
+        def counted(iterator: Any) -> Any:
+            with extended.stopping.counted():
+                return function(iterator)
+
+        return counted
 
     return _make_function
 

@@ -179,7 +179,9 @@ class ModelSteps:
             with tf.control_dependencies(step.last):
                 self._loss(whole, self._outputs(batch, step), training=True)
         if optimizer is not None and model.trainable_variables:
-            self._update(optimizer, step)
+            read = [one for one in tree.flatten(data) if isinstance(one, tf.Tensor)]
+            with tf.control_dependencies(read):  # also what does not depend on it, as the count of updates
+                self._update(optimizer, step)
         return self._logs(data, batch, step, [*objective.losses, *step.added_losses])
 
     def test(self, data: Any) -> Any:

@@ -8,10 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
+from tfdist.engine.counts import Counts
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.strategies.keras_private import tree
+from tfdist.strategies.stopping import Stopping
 
 OTHER_DATA = "the processes of a pipeline have read different data"
 """The beginning of an error."""
@@ -25,14 +27,17 @@ class Processes:
     Args:
         group: of the processes; the rank of each is the number of its worker.
         name: of the model, which tells its tensors from those of others.
+        stopping: whether a process wishes to end the steps of an epoch; by default nobody does.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: Group, name: str, stopping: Stopping | None = None) -> None:
         self.size = group.size
         self.worker = group.rank
         self._group = group
         self._name = name
         self._exchange = Exchange(group)
+        stopping = stopping or Stopping()
+        self._counts = Counts(group, "what each has read", stopping.own, stopping.learn)
         self._edges = Edges(group)
         self._bridges: dict[tuple[int, ...], Bridge] = {}
 
@@ -44,8 +49,9 @@ class Processes:
 
         Raises:
             InvalidArgumentError: they have not; also as the error of a graph.
+            OutOfRangeError: a process wishes to end the steps of the epoch.
         """
-        rows = self._exchange.all_gather(tf.reshape(tf.stack(_digest(data)), [1, 2]))
+        rows = self._counts.gather(tf.stack(_digest(data)))
         same = tf.reduce_all(tf.equal(rows, rows[:1]))
         message = (
             f"{OTHER_DATA}: their batches differ in size or contents. Each process reads the data itself, so that it "

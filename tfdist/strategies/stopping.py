@@ -18,11 +18,12 @@ class Stopping:
     Attributes:
         is_wished: whether this process wishes to end the steps of the `fit` that is under way.
         is_agreed: whether an exchange has told that a process wishes so.
+        is_passed_on: whether the count of a step has told so some of the processes, which tell the others in that step.
         is_found: whether the last step of a `fit` was not taken, because a process wished so.
     """
 
     def __init__(self) -> None:
-        self.is_wished = self.is_agreed = self.is_found = False
+        self.is_wished = self.is_agreed = self.is_passed_on = self.is_found = False
         self._counts = False
 
     def begin(self) -> None:
@@ -42,7 +43,7 @@ class Stopping:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Context of a step of `fit`; the wish does not end other loops over data, such as `evaluate`."""
-        self.is_found, self._counts = False, True
+        self.is_found, self.is_passed_on, self._counts = False, False, True
         try:
             yield
         finally:
@@ -50,7 +51,15 @@ class Stopping:
 
     def own(self) -> int:
         """What this process adds to the count of a step."""
-        return int(self.is_wished and self._counts)
+        return int((self.is_wished or self.is_passed_on) and self._counts)
+
+    def pass_on(self, wishes: int) -> None:
+        """As `learn`, where those that have counted the step are not all: they tell the others.
+
+        Args:
+            wishes: as of `learn`.
+        """
+        self.is_passed_on = wishes > 0
 
     def learn(self, wishes: int) -> None:
         """Ends the steps if a process wishes so.

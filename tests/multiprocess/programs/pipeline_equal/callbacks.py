@@ -47,6 +47,32 @@ def callbacks(place):
     return {**found, "seen": seen}
 
 
+class StopsAfterThree(keras.callbacks.Callback):
+    """Ends training after the third batch, on the last process alone."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.wishes = place.strategy is None or place.strategy.rank == place.strategy.size - 1
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(batch)
+        if self.wishes and len(self.seen) == 3:
+            self.model.stop_training = True
+
+
+def stopped_in_the_middle(place):
+    x, y = vectors()
+    model, stops = made(place, network, "sgd", "mse"), StopsAfterThree(place)
+    found = trained(place, model, x, y, callbacks=[stops], validation_data=(x, y))
+    return {**found, "seen": stops.seen, "again": trained(place, model, x, y, epochs=1)}
+
+
+@check(2)
+def training_stops_in_the_middle_of_an_epoch(place):
+    return stopped_in_the_middle(place)
+
+
 @check(2)
 def weights_are_swapped_for_their_averages(place):
     x, y = vectors()

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from callbacks import stopped_in_the_middle
 from keras import layers
 from world import ROWS, check, classes, crossentropy, fitted, made, network, trained, vectors
 
@@ -22,6 +23,12 @@ def pipelines(**arguments):
 def pipelines_with_weights_of_samples(place):
     model = made(place, network, "adam", crossentropy(), metrics=lambda: ["accuracy"])
     return fitted(place, model, *classes(), sample_weight=np.linspace(0, 2, ROWS), epochs=1)
+
+
+@pipelines()
+def pipelines_stop_together(place):
+    """The wish of a process of one pipeline reaches those of its stage in the other, and these all."""
+    return stopped_in_the_middle(place)
 
 
 @pipelines(schedule="1f1b")
