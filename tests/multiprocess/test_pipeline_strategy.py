@@ -117,6 +117,7 @@ OTHER_LENGTH = "no one may have more of them, in an epoch or in a validation, th
             "other_values": OTHER_DATA,
             "unseeded": OTHER_DATA,
             "other_sizes": OTHER_DATA,
+            "longer_as_is_known": "x: a tf.data.Dataset of 5 batches on rank(s) [0], a tf.data.Dataset of 8 batches on",
             "longer": OTHER_LENGTH,
         },
         {"shorter_validation": OTHER_LENGTH},

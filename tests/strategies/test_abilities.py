@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies import abilities, at_work, datasets, keras_callbacks, keras_seams
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.stopping import Stopping
 
 X = np.random.default_rng(0).normal(size=(23, 4))
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]])
@@ -70,6 +71,7 @@ class Merger(private.MirroredExtended, abilities.MergesMetrics):
 
 class Ender(Merger, abilities.EndsEpochsTogether):
     checks_weights = False
+    stopping = Stopping()
 
 
 class Samples(keras.metrics.Sum):

@@ -17,6 +17,7 @@ def warning(monkeypatch):
     """As after `tfdist.init`; Keras is as it was afterwards."""
     monkeypatch.setattr(tf_trainer.TensorFlowTrainer, "fit", tf_trainer.TensorFlowTrainer.fit)
     monkeypatch.setattr(keras_unsynchronized, "_installed", False)
+    monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
     keras_unsynchronized.warn_in_fit()
 
 
@@ -61,9 +62,8 @@ def test_it_is_installed_once():
 
 
 @pytest.mark.usefixtures("warning")
-def test_a_model_that_was_made_outside_of_the_scope_is_named_once(caplog, ranks, monkeypatch):
+def test_a_model_that_was_made_outside_of_the_scope_is_named_once(caplog, ranks):
     """Also if it has a step of its own, as long as the strategy is there; a model in the scope is not."""
-    monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
     strategy = Ranked(ranks(1).groups[0])
     strategy.size = 2
     keras_unsynchronized.warn_outside_of(strategy)

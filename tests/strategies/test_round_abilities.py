@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.engine.exchange import Exchange
+from tfdist.runtime import world
 from tfdist.strategies import keras_seams
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
@@ -40,6 +42,11 @@ class Recording(private.MirroredExtended, TrainsInRounds):
 
     def step_taken(self, optimizer):
         self.calls.append("step taken")
+
+    @property
+    def everyone(self):
+        """One process, which has the same logs as itself."""
+        return Exchange(world.alone().group)
 
     def begin_rounds(self, model, anew):
         self.calls.append("begin anew" if anew else "begin")

@@ -5,16 +5,21 @@ import tensorflow as tf
 
 from tests.strategies.ranked import RankedLocal
 from tfdist.errors import MismatchError
+from tfdist.strategies import tensorflow_private as private
 
 
 def test_what_replicas_reduce_in_a_step_is_of_their_process(ranks):
+    """What tfdist reduces by itself; a user's reduction over all replicas is an error, as there is none in a step."""
+
     def work(group):
         strategy = RankedLocal(group)
 
-        def replica():
-            return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0 + group.rank))
+        def replica(options=None):
+            return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0 + group.rank), options)
 
-        own = strategy.run(replica)
+        with pytest.raises(ValueError, match="all_reduce in a step: under RankedLocal each process takes its steps on"):
+            strategy.run(replica)
+        own = strategy.run(replica, args=(private.OwnOptions(),))
         return float(own), float(strategy.reduce("SUM", own, axis=None)), strategy.num_replicas_in_sync
 
     assert ranks(2)(work) == [(1.0, 3.0, 2), (2.0, 3.0, 2)]

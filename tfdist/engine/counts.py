@@ -69,7 +69,8 @@ class Counts:
 
     def _gather(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
         own = np.append(numbers, self._own())[np.newaxis]
-        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking)
+        # Nothing else is under way meanwhile, also in a graph: a rank that is somewhere else is named at once.
+        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking=True)
         self._learn(int(rows[:, -1].sum()))
         return np.ascontiguousarray(rows[:, :-1])
 
