@@ -14,9 +14,9 @@ X = np.ones((4, 2), np.float32)
 
 @pytest.fixture
 def warning(monkeypatch):
-    """As after `tfdist.init`; Keras is as it was afterwards."""
+    """As after `tfdist.init`, where an earlier test may have installed it; Keras is as it was afterwards."""
     monkeypatch.setattr(tf_trainer.TensorFlowTrainer, "fit", tf_trainer.TensorFlowTrainer.fit)
-    monkeypatch.setattr(keras_unsynchronized, "_installed", False)
+    monkeypatch.setattr(keras_unsynchronized, "_installed", keras_unsynchronized._installed)
     monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
     keras_unsynchronized.warn_in_fit()
 

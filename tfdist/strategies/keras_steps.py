@@ -201,6 +201,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
             except (StopIteration, tf.errors.OutOfRangeError):
                 if extended is None or not extended.stopping.is_found:
                     raise
+                extended.stopping.is_found = False
                 self._current_iterator = None
                 self.data_adapter.on_epoch_end()
 

@@ -19,7 +19,7 @@ class Stopping:
         is_wished: whether this process wishes to end the steps of the `fit` that is under way.
         is_agreed: whether an exchange has told that a process wishes so.
         is_passed_on: whether the count of a step has told so some of the processes, which tell the others in that step.
-        is_found: whether the last step of a `fit` was not taken, because a process wished so.
+        is_found: whether the last step of a `fit` was not taken, because a process wished so, until that is acted upon.
     """
 
     def __init__(self) -> None:
