@@ -338,7 +338,10 @@ def edges():
     large = tf.range(3e6) + rank
     tfdist.send(large, right, "large")
     equal(tfdist.receive(tf.TensorSpec([None]), left, "large")[:5], np.arange(5.0) + left)
-    reused = np.full(1_000_000, float(rank))
+    memory = np.empty(8_000_064, np.uint8)
+    begin = -memory.ctypes.data % 64
+    reused = memory[begin : begin + 8_000_000].view(np.float64)  # so aligned that TensorFlow shares its memory
+    reused[:] = rank
     tfdist.send(reused, right, "an array that is used again")
     reused[:] = -1
     equal(tfdist.receive(tf.TensorSpec([None], tf.float64), left, "an array that is used again"), left)
