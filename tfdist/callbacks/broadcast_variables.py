@@ -59,8 +59,8 @@ class BroadcastVariables(keras.callbacks.Callback):
             return
         exchange = Exchange(processes_of(self.model))
         everything = [*self.model.variables, *self.model.optimizer.variables]
-        own = {id(one) for one in _of_each(self.model.optimizer, everything)}
-        new = [variable for variable in everything if id(variable) not in self._sent | own]
+        left_out = self._sent | {id(one) for one in _of_each(self.model.optimizer, everything)}
+        new = [variable for variable in everything if id(variable) not in left_out]
         kinds = ", ".join(f"{one.path.rpartition('/')[2]} {one.dtype} {tuple(one.shape)}" for one in new)
         everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
         for rank, theirs in enumerate(everyone):

@@ -16,12 +16,12 @@ from tfdist.tensors import call_site, to_array, to_tensor
 
 
 class Counts:
-    """Sums numbers over the processes of a group.
+    """Sums numbers over the processes of a group, or gathers them.
 
     Args:
         group: the processes.
         contents: what is counted, for messages.
-        own: this process's number that only the host knows, when a sum begins.
+        own: this process's number that only the host knows, when a collective begins.
         learn: is called with the sum of those numbers, on the host. It may raise `StopIteration`: the caller gets
             `tf.errors.OutOfRangeError`.
     """
@@ -67,10 +67,10 @@ class Counts:
         self._learn(int(total[-1]))
         return total[:-1]
 
-    def _gather(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
+    def _gather(self, key: str, numbers: np.ndarray, blocking: bool = True) -> np.ndarray:
+        # Blocking also in a graph, as nothing else is under way meanwhile: a rank that is elsewhere is named at once.
         own = np.append(numbers, self._own())[np.newaxis]
-        # Nothing else is under way meanwhile, also in a graph: a rank that is somewhere else is named at once.
-        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking=True)
+        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking)
         self._learn(int(rows[:, -1].sum()))
         return np.ascontiguousarray(rows[:, :-1])
 
