@@ -151,9 +151,8 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self._micro_batches = micro_batches
         self._everyone = Exchange(mesh.everyone)
         self._leads = False
-        if (
-            mesh.workers > 1
-        ):  # a step is counted by those that have one stage, and then agreed on by those of a pipeline
+        if mesh.workers > 1:
+            # Those that have one stage count a step, and then those of a pipeline agree on it: only then all know.
             self._counts = Counts(mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on)
 
     @property

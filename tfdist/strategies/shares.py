@@ -71,7 +71,7 @@ def other_rows(error: tf.errors.InvalidArgumentError) -> ValueError | None:
     found = re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message)
     if found is None:
         return None
-    pairs = zip(found[1].split(", "), found[2].split(), strict=True)
+    pairs = zip(found[1].split(", "), found[2].split(), strict=False)
     return ValueError(f"{OTHER_ROWS} Rows: {', '.join(f'{name} has {count}' for name, count in pairs)}.")
 
 
