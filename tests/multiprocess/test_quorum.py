@@ -15,7 +15,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "quorum.py")
 FAULTS = str(harness.PROGRAMS / "in_rounds" / "quorum_faults.py")
-CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted", "uneven"]
+CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted", "schedules", "uneven"]
 
 
 @checks({1: ["restarted", sweep("golden")], 2: CHECKS, 3: ["golden", "again", sweep("layers"), sweep("loading")]})
@@ -76,6 +76,9 @@ def test_processes_stop_die_and_come_again(tmp_path):
     assert found[0]["epochs"][0] == 0
     assert 0 < found[1]["epochs"][0] < found[2]["epochs"][0], "they begin with the epoch of the others"
     assert [one["epochs"][-1] for one in found] == [last] * 3
+    for one in found:
+        expected = [0.01 * 0.999 ** (epoch + 1) for epoch in one["epochs"]]
+        assert one["rates"] == pytest.approx(expected, rel=1e-3), "a schedule that is relative to the rate before"
     assert found[2]["losses"][0] < 0.5 * found[0]["losses"][0], "with the weights of the others"
     assert "worker 2 " in outputs[0], "who is lost is told by name"
     harness.assert_nothing_left()

@@ -131,6 +131,7 @@ class Member:
     def __init__(self, job, task):
         self.task, self.grace, self.patience = task, job.grace, SECONDS
         self.fit, self.epoch, self.others = None, 0, 0
+        self.is_in_epoch = False
         self.links = Links(task, "127.0.0.1", None)
         self._job = job
 

@@ -23,7 +23,7 @@ class Says:
     def begin_fit(self, model):
         return self.epoch
 
-    def begin_epoch(self, epoch):
+    def begin_epoch(self, model, epoch):
         self.begun.append(epoch)
 
     def epoch_has_ended(self, model):

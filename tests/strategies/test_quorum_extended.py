@@ -93,6 +93,24 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):
     assert strategy.extended.begin_fit(second) == 0, "of the next call of fit"
 
 
+@pytest.mark.parametrize(("at", "expected"), [(0, 1.0), (2, 0.25)])
+def test_who_comes_has_the_rate_from_before_the_callbacks_of_the_epoch(job, at, expected):
+    made = job(2)
+    (_, first), (strategy, second) = (built(made.members[task]) for task in range(2))
+    seen = []
+
+    class Comes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and len(self.model.history.epoch) == at:
+                seen.append((strategy.extended.begin_fit(second), float(second.optimizer.learning_rate)))
+                strategy.extended.end_fit(second)
+
+    halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    first.optimizer.learning_rate = 1.0
+    first.fit(*data(0), batch_size=8, epochs=3, verbose=0, callbacks=[halves, Comes()])
+    assert seen == [(at, expected)]
+
+
 def test_who_comes_when_fit_has_ended_trains_no_more(job):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
@@ -133,7 +151,7 @@ def test_who_comes_when_all_have_left_is_told(job, caplog):
 def test_epochs_end_when_others_are_further(job, others, own, expected):
     made = job(1)
     strategy, model = built(made.members[0])
-    strategy.extended.begin_epoch(own)
+    strategy.extended.begin_epoch(model, own)
     made.members[0].others = others
     assert strategy.extended.epoch_has_ended(model) is expected
     assert strategy.extended.fit_is_over(model) is False

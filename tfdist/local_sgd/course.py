@@ -68,6 +68,10 @@ class Live(abc.ABC):
     def state(self) -> list[np.ndarray]:
         """The values of its own variables: slots, the number of updates, the learning rate; in arrays of their own."""
 
+    def rates(self) -> list[float]:
+        """The values of its learning rates that can be set: several of a `keras.optimizers.MultiOptimizer`."""
+        return []
+
     @abc.abstractmethod
     def left(self) -> int:
         """After how many more steps the next turn comes."""
@@ -83,10 +87,14 @@ class Joined(NamedTuple):
     Attributes:
         step: the number of steps that count as taken.
         state: values of the optimizer's variables, as of `Live`.
+        rates: values of its learning rates, as of `Live`; None if they are those in ``state``.
+        epoch: that the process which gave the state is in; -1 outside of `fit`.
     """
 
     step: int
     state: list[np.ndarray]
+    rates: tuple[float, ...] | None = None
+    epoch: int = -1
 
 
 class Settled(NamedTuple):

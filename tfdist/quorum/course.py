@@ -21,6 +21,7 @@ from tfdist.quorum.contributions import Contributions
 from tfdist.quorum.exchange import AbortedError, Exchange
 from tfdist.quorum.members import Members
 from tfdist.quorum.messages import State
+from tfdist.quorum.rates import Rates, before
 
 log = logging.getLogger("tfdist")
 
@@ -93,6 +94,7 @@ class Quorum(Course):
         self._settings = f"{settings}, {len(form)} variables (form {zlib.crc32(repr(form).encode()):08x})"
         self._are_weights = are_weights
         self._rate = trained.learning_rate
+        self._rates = Rates()
         self._last = Progress(0, 0)
         self._settled = 0  # steps taken when there was nothing left to bring, or it was left for later
         self._before = list(trained.centre)
@@ -249,10 +251,11 @@ class Quorum(Course):
         live = self._live
         with self._lock:
             centre, rule, number = list(self.centre), self._rule.state(), self._round
+            epoch, rates = self._rates.epoch, self._rates.of_epochs
         own = live.state()
         counts = len(centre), len(rule), len(own)
         step = live.step() if number else self._last.step  # of the first round, all take all steps
-        return State(request, number, live.left(), step, counts), [*centre, *rule, *own]
+        return State(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
 
     def _newest(self) -> tuple[State, list[np.ndarray]] | None:
         """Takes the newest state over from another process.
@@ -311,9 +314,26 @@ class Quorum(Course):
         self.joined = None
         if found is not None:
             state, of_optimizer = found
-            self.joined = Joined(state.step, of_optimizer)
+            to_begin = self._members.epoch + 1 if self._members.is_in_epoch else state.epoch
+            rates = before(to_begin, state.epoch, state.rates)
+            self.joined = Joined(state.step, of_optimizer, rates, state.epoch)
             self._first = state.left if state.round else None  # at the job's beginning all take a whole round
         return found is not None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes the learning rates for those that come; before callbacks.
+
+        Args:
+            epoch: its number.
+        """
+        with self._lock:
+            self._rates.begin_epoch(epoch, self._live.rates())
+
+    def end_fit(self) -> None:
+        """Forgets what belongs to a call of `fit`."""
+        self.is_over = False
+        with self._lock:
+            self._rates.end_fit()
 
     def replace(self) -> None:
         """Makes this process's state, to which its program has given other values, that of all."""

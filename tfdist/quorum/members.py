@@ -35,6 +35,7 @@ class Members(Protocol):
         task: this one's number.
         fit: how many calls of `fit` came before the one under way; None outside of `fit`.
         epoch: that this process is in.
+        is_in_epoch: whether it has begun one in this `fit`.
         others: the last epoch of this `fit` that others are known to have come to.
         grace: seconds.
         patience: seconds in which something has to come that another process has.
@@ -43,6 +44,7 @@ class Members(Protocol):
     task: int
     fit: int | None
     epoch: int
+    is_in_epoch: bool
     others: int
     grace: float
     patience: float
@@ -119,6 +121,7 @@ class Together(Members):
         self._links = links
         self.fit = None
         self.epoch = self.others = 0
+        self.is_in_epoch = False
         self.grace, self.patience = grace, timeouts.start
         self._control, self._quorum, self._timeouts = control, quorum, timeouts
         self._aborted: dict[str, int] = {}
@@ -220,6 +223,7 @@ class Alone(Members):
     task = 0
     fit = None
     epoch = others = 0
+    is_in_epoch = False
     grace = patience = 0.0
 
     @property

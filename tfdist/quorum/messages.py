@@ -26,6 +26,8 @@ class State(Message, frozen=True):
         left: steps that the sender takes until it is ready for the next round.
         step: how many it has taken.
         parts: how many arrays there are of each of the three.
+        epoch: in which the sender is; -1 outside of `fit`.
+        rates: as of `tfdist.quorum.rates.Rates.of_epochs`.
     """
 
     id: int
@@ -33,6 +35,8 @@ class State(Message, frozen=True):
     left: int = 1
     step: int = 0
     parts: tuple[int, int, int] = (0, 0, 0)
+    epoch: int = -1
+    rates: tuple[tuple[float, ...], ...] = ()
 
 
 class Piece(Message, frozen=True):

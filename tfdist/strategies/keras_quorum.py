@@ -81,7 +81,7 @@ class Pace(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self._extended.begin_epoch(epoch)
+        self._extended.begin_epoch(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""

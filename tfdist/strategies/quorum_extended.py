@@ -141,6 +141,9 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 self.step_begins(optimizer)
             self._state_of(model)
         epoch = members.epoch_of(members.fit)
+        # The rates are those of the epoch in which they were read, which may have ended since.
+        joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
+        epoch = min([epoch, *(one for one in joined if one >= 0)])
         if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
             log.warning(
                 "tfdist: the other processes have ended this call of fit, and none is left that has its weights: "
@@ -184,10 +187,13 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 self._states[model].begin(self._progress_of(model))
         return any(found)
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, model: Any, epoch: int) -> None:
         """See `ComesAndGoes`."""
         members = self._quorums.members
         members.epoch, members.others = epoch, max(epoch, members.others)
+        members.is_in_epoch = True
+        for course in self._courses_of_optimizers(model):
+            course.begin_epoch(epoch)
         if members.fit is not None:
             members.reach(members.fit, epoch)
 
@@ -205,8 +211,9 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         if members.fit is not None:
             members.reach(members.fit + 1, 0)
         members.fit, members.epoch, members.others = None, 0, 0
+        members.is_in_epoch = False
         for course in self._courses_of(model):
-            course.is_over = False
+            course.end_fit()
 
 
 class _State:

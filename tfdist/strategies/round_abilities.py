@@ -162,10 +162,11 @@ class ComesAndGoes(TrainsInRounds):
         """
 
     @abc.abstractmethod
-    def begin_epoch(self, epoch: int) -> None:
-        """Tells those that come which epoch has begun.
+    def begin_epoch(self, model: Any, epoch: int) -> None:
+        """Tells those that come which epoch has begun, and with which learning rates; before the user's callbacks.
 
         Args:
+            model: a Keras model.
             epoch: its number.
         """
 

@@ -42,7 +42,7 @@ class StepsInRounds:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._left, self._what = _counter("left"), _counter("turn")
             self._samples, self._step = _counter("samples"), _counter("step")
-            live = _Training(self._left, self._step, list(optimizer.variables))
+            live = _Training(self._left, self._step, optimizer)
             centre, rate = Centre(self.variables), float(_rate(optimizer))
             trained = Trained(f"optimizer {number}", paths, centre, rate, live, rules)
             self._course = courses.of(trained)
@@ -56,6 +56,9 @@ class StepsInRounds:
         if (joined := self._course.joined) is not None:
             assign(self.variables, [tf.constant(one) for one in self._course.centre])
             assign(self.optimizer.variables, [tf.constant(one) for one in joined.state])
+            if joined.rates is not None:
+                rates = _rates(self.optimizer)
+                assign(rates, [tf.constant(one, read(rates)[0].dtype) for one in joined.rates])
             self._step.assign(joined.step)
 
     def refresh(self, patience: float | None) -> bool:
@@ -203,15 +206,20 @@ class _Training(Live):
     Args:
         left: counts the steps to the next turn.
         step: counts the steps taken.
-        state: the optimizer's variables.
+        optimizer: of Keras, which is built.
     """
 
-    def __init__(self, left: tf.Variable, step: tf.Variable, state: Sequence[Any]) -> None:
-        self._left, self._step, self._state = left, step, state
+    def __init__(self, left: tf.Variable, step: tf.Variable, optimizer: Any) -> None:
+        self._left, self._step = left, step
+        self._state, self._rates = list(optimizer.variables), _rates(optimizer)
 
     def state(self) -> list[np.ndarray]:
         """See `Live`."""
         return [np.array(value.numpy()) for value in read(self._state)]
+
+    def rates(self) -> list[float]:
+        """See `Live`."""
+        return [float(value.numpy()) for value in read(self._rates)]
 
     def left(self) -> int:
         """See `Live`."""
@@ -265,6 +273,11 @@ def slots_of(optimizer: Any) -> list[Any]:
         for variable in optimizer.variables
         if variable.dtype.startswith(("float", "bfloat")) and variable.name not in ("learning_rate", "dynamic_scale")
     ]
+
+
+def _rates(optimizer: Any) -> list[Any]:
+    """The variables that are learning rates."""
+    return [variable for variable in optimizer.variables if variable.name == "learning_rate"]
 
 
 def _rate(optimizer: Any) -> Any:

@@ -7,7 +7,9 @@ import itertools
 import json
 import os
 import sys
+import time
 import zlib
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -222,6 +224,32 @@ def loading():
     )
     fit(model, epochs=1)
     note("loading", model)
+
+
+class Tells(keras.callbacks.Callback):
+    """Writes a file when the first epoch has begun."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.path.touch()
+
+
+def schedules():
+    """Rates that callbacks set relative to the one before are equal on all processes, also where one begins first."""
+    for inputs in ([keras.layers.Input((5,))], []):
+        with strategy().scope():
+            model = keras.Sequential([*inputs, keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(RATE), "mse")
+        halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
+        begun = Path(FOLDER, f"begun-{size}-{len(inputs)}")
+        while rank and not begun.exists():
+            time.sleep(0.01)
+        found = fit(model, callbacks=[halves, Tells(begun)])
+        assert found["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8], found
+        note("schedules", model)
 
 
 def uneven():

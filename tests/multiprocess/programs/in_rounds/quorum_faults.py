@@ -47,9 +47,11 @@ found = model.fit(
     epochs=1_000_000,
     validation_data=(x, y),
     verbose=0,
-    callbacks=[Tells()],
+    callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.999 * rate), Tells()],
 )
 hashes = [zlib.crc32(one.numpy().tobytes()) for one in model.weights]
 losses = found.history.get("val_loss", [])
 late = sum(count for missed, count in strategy.extended.staleness(model).items() if missed)
-print("RESULT", json.dumps({"hashes": hashes, "epochs": found.epoch, "losses": losses, "late": late}), flush=True)
+rates = [float(rate) for rate in found.history.get("learning_rate", [])]
+result = {"hashes": hashes, "epochs": found.epoch, "losses": losses, "late": late, "rates": rates}
+print("RESULT", json.dumps(result), flush=True)
