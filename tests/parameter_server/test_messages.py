@@ -15,6 +15,7 @@ FROM_WORKER = [
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
     m.Push(3, 3, 7, 5, 4, 9, 32.0, pulls=True, edition=((1 << 63) - 1, 4), rows=(0, 2)),
     m.Pull(4, 3, 7, "averages"),
+    m.Pull(4, 3, 8, "final"),
     m.Suspend(5, 3, 7, is_end=True),
     m.Put(7, 3, 7),
     m.Leave(6, 3, 7, is_over=True),

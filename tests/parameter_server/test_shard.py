@@ -152,6 +152,22 @@ def test_the_state_and_averages():
     np.testing.assert_array_equal(talk.answers[talk.number][0][1][0], np.full(15, -1.75))
 
 
+def test_after_fit_values_are_averages_unless_something_is_assigned():
+    talk = Talk(optimizer=keras.optimizers.SGD(1.0, momentum=0.5, use_ema=True, ema_momentum=0.5))
+
+    def final():
+        talk.pull(what="final")
+        return talk.answers[talk.number][0][1][0]
+
+    for clock in range(2):
+        talk.push(clock=clock)
+    np.testing.assert_array_equal(final(), np.full(15, -1.75))
+    talk.shard.heard(Put(99, 0, 1), [np.full(15, 3.0, np.float32)], lambda *answer: None)
+    np.testing.assert_array_equal(final(), np.full(15, 3.0))
+    talk.push(clock=2)
+    assert not np.any(final() == 3.0), "averages again"
+
+
 def test_late_gradients_are_corrected():
     """Worker 1 reads before worker 0 pushes; the correction is g + g² (w − w′)."""
     talk = Talk(workers=2, policy=DelayCompensated(1.0))

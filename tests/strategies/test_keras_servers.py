@@ -341,6 +341,23 @@ def test_moving_averages_stay_after_fit():
         assert_close(model, alone)
 
 
+def test_moving_averages_are_what_other_workers_read_after_fit():
+    """Also before the chief has given them to the servers, and what it assigns then is newer."""
+    with served(workers=2) as (first, second):
+        chief, worker = model_in(first, **OPTIONS["averages"]), model_in(second, **OPTIONS["averages"])
+        fit(chief, epochs=1)
+        fit(worker, epochs=1)
+        averages = worker.get_weights()
+        worker.evaluate(X, Y, verbose=0)
+        for one, expected in zip(worker.get_weights(), averages, strict=True):
+            np.testing.assert_array_equal(one, expected)
+        chief.set_weights(ones := [np.ones_like(one) for one in averages])
+        chief.evaluate(X, Y, verbose=0)
+        worker.evaluate(X, Y, verbose=0)
+        for one, expected in zip(worker.get_weights(), ones, strict=True):
+            np.testing.assert_array_equal(one, expected)
+
+
 def test_a_frozen_model_is_read_all_the_same():
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)

@@ -170,8 +170,12 @@ class OpenMemory(Message, frozen=True):
     incarnation: int
 
 
-What = Literal["values", "averages", "state"]
-"""What a worker pulls: the parameters; their moving averages; or parameters, slots and scalars (`State`)."""
+What = Literal["values", "averages", "final", "state"]
+"""What a worker pulls.
+
+The parameters; their moving averages; what the parameters are after `fit`, which is their averages unless something was
+assigned since the last update; or parameters, slots and scalars (`State`).
+"""
 
 
 class Read(Message, frozen=True):

@@ -268,6 +268,10 @@ class Session:
         """The moving averages of the variables, by the optimizer; the values if it keeps none."""
         return self.whole(self._noted(self._answers(self._pulling("averages"))))
 
+    def final(self) -> list[np.ndarray]:
+        """What the variables are after `fit`: as `averages`, unless a program has assigned to them since."""
+        return self.whole(self._noted(self._answers(self._pulling("final"))))
+
     def state(self) -> State:
         """Values, slots and scalars of the whole model."""
         answers = self._answers(self._pulling("state"))

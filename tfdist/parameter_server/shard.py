@@ -145,6 +145,7 @@ class Shard:
     _differences: Differences | None = None
     _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
+    _assigned_at: int = -1
 
     def __post_init__(self) -> None:
         self.tickets = Tickets(self.ledger)
@@ -398,6 +399,7 @@ class Shard:
         except ValueError as error:
             answer(Refused(message.id, str(error)), ())
         else:
+            self._assigned_at = self.ledger.version
             answer(Done(message.id, self.ledger.version), ())
 
     def _open_memory(self, message: OpenMemory, answer: Answer) -> None:
@@ -485,7 +487,7 @@ class Shard:
         self._settle()
         slots: tuple[tuple[str, ...], ...] = ()
         scalars: tuple[str, ...] = ()
-        if what == "averages":
+        if what == "averages" or (what == "final" and self.ledger.version != self._assigned_at):
             arrays = self.store.averages() or self.store.vectors()
         elif what == "state":
             state = self.store.state()

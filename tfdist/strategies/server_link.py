@@ -82,6 +82,7 @@ class Link:
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
         self.last_ticket = -1
+        self._is_finalized = False
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
         self._assign(self._session.begin(self._held(), on_servers, self._state if self._is_chief else None))
 
@@ -174,6 +175,7 @@ class Link:
         """Context in which the variables have the newest values; no worker waits for this one."""
         self.suspend()
         self.refresh()
+        self._take_final()
         yield
 
     @contextlib.contextmanager
@@ -181,6 +183,7 @@ class Link:
         """Context as `newest`, in which also the optimizer's slots and scalars are as they are to be saved."""
         self.suspend()
         self.fetch()
+        self._take_final()
         yield
 
     def suspend(self, is_end: bool = False) -> None:
@@ -218,6 +221,15 @@ class Link:
             self._session.forget()
         for variable, value in zip(self._variables, averages, strict=True):
             variable.assign(value)
+        self._is_finalized = not self._is_chief
+
+    def _take_final(self) -> None:
+        """Assigns averages after `fit`: the chief's, too, come to the servers only when it reads or saves again."""
+        if self._is_finalized:
+            with self._lock:
+                found = self._session.final()
+            for variable, value in zip(self._variables, found, strict=True):
+                variable.assign(value)
 
     def newest_version(self) -> int:
         """Of an evaluator: the number of updates that the servers' parameters contain now."""
@@ -286,6 +298,7 @@ class Link:
             packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
             vectors = self._session.step(packed or pushed, samples, rate, ticket)
             self._read = self._session.values
+            self._is_finalized = False
             return vectors
 
     @contextlib.contextmanager

@@ -328,8 +328,9 @@ class HostShard(Shard):
             state = State([])
             if message.what == "state":
                 state = session.state()
-            elif message.what == "averages":
-                state = State(shapes.layout().vectors(session.averages()))
+            elif message.what in ("averages", "final"):
+                found = session.averages() if message.what == "averages" else session.final()
+                state = State(shapes.layout().vectors(found))
             session.pull()
             return _fetched(session, shapes), state
 
