@@ -4,6 +4,9 @@ A tiny model is trained in short and in long epochs: the difference gives the co
 epoch is the cost of the epoch itself. Two kinds of data are measured: arrays, from which Keras makes a dataset, and a
 `tf.data` dataset. Figures are medians of several epochs and of several alternating rounds.
 
+What processes compare is timed by itself, too: what each gives `fit`, once for each call (the agreement), and weights
+and optimizer state after each epoch, for the tiny model and for one of 5.3 million parameters with Adam.
+
     python benchmarks/epochs.py
 """
 
@@ -60,8 +63,43 @@ def measure(plain):
             step = (seconds[LONG] - seconds[SHORT]) / (LONG - SHORT)
             found[f"{kind}: a step of {name}"] = 1e3 * step
             found[f"{kind}: {name} beside its steps"] = 1e3 * (seconds[SHORT] - SHORT * step)
+    found |= compared(None if plain else strategy, model, x)
     if rank == 0:
         side_by_side.report(found)
+
+
+def compared(strategy, small, x):
+    """Milliseconds of what processes compare; of plain Keras, which compares nothing, 0."""
+    names = "agreement of fit", "comparison, tiny model", "comparison, 5.3 million parameters with Adam"
+    if strategy is None:
+        return dict.fromkeys(names, 0.0)
+    import keras
+
+    from tfdist.strategies import keras_agreement, keras_comparison
+
+    extended = strategy.extended
+    with strategy.scope():
+        layers = [keras.layers.Dense(units) for units in (2048, 2048, 512, 10)]
+        large = keras.Sequential([keras.layers.Input((8,)), *layers])
+        large.compile("adam", "mse")
+    large.optimizer.build(large.trainable_variables)
+    given = {"x": x, "y": x, "batch_size": BATCH, "epochs": 1}
+    calls = (
+        lambda: keras_agreement.agree(small, extended, "fit", given),
+        lambda: keras_comparison.compare(small, extended, "here"),
+        lambda: keras_comparison.compare(large, extended, "here"),
+    )
+    return {
+        name: 1e3 * statistics.median(duration(call) for _ in range(30))
+        for name, call in zip(names, calls, strict=True)
+    }
+
+
+def duration(call):
+    """Of a call, in seconds."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def main():

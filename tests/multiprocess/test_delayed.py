@@ -11,7 +11,7 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "delayed.py")
-CHECKS = ["golden", "features", "loops", "again", "compressed", "restarted", "refused"]
+CHECKS = ["golden", "features", "callbacks", "loops", "again", "compressed", "restarted", "refused"]
 
 
 @checks({1: [sweep("golden")], 2: CHECKS, 3: ["golden", *map(sweep, CHECKS[1:])]})

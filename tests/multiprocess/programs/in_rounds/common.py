@@ -55,6 +55,46 @@ def sums_are_those_of_the_whole_batch(linear, strategy):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+class Sets(keras.callbacks.Callback):
+    """Halves the rate at each epoch's beginning, and all weights at that of the second one; may stop in an epoch.
+
+    Args:
+        stop: an epoch and the batch after which training ends.
+    """
+
+    def __init__(self, stop=None):
+        super().__init__()
+        self.stop, self.epoch = stop, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+        if epoch == 1:
+            self.model.set_weights([one / 2 for one in self.model.get_weights()])
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.stop:
+            self.model.stop_training = True
+
+
+def callbacks_set_rates_and_weights(linear, strategy):
+    """As on one process, where all average with all after each step.
+
+    Args:
+        linear: makes a model of a strategy, which begins with the same weights each time.
+        strategy: that averages so.
+    """
+    x = np.random.default_rng(1).normal(size=(48, 5))
+    results = []
+    for one in (tf.distribute.get_strategy(), strategy):
+        model = linear(one)
+        history = model.fit(x, x[:, :3], batch_size=12, epochs=3, shuffle=False, verbose=0, callbacks=[Sets()]).history
+        results.append((model, history["loss"]))
+    (plain, expected), (model, found) = results
+    assert_close(model, plain.get_weights())
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def gradient(weights, x, y):
     """Of the mean squared error of x W + b."""
     error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, assert_alike, assert_close, dealt, gradient, stepping
+from common import Gan, Interrupts, Sets, assert_alike, assert_close, dealt, gradient, stepping
 
 import tfdist
 
@@ -49,10 +49,11 @@ class Late:
     def __init__(self, momentum=0.0, clip=None):
         self.weights, self.momentum, self.clip = [one.copy() for one in START], momentum, clip
         self.velocity = [np.zeros_like(one) for one in START]
+        self.rate = RATE
 
-    def epoch(self):
+    def epoch(self, batches=7):
         waiting = None
-        for begin in range(0, ROWS, BATCH):
+        for begin in range(0, ROWS, BATCH)[:batches]:
             found = gradient(self.weights, X[begin : begin + BATCH], Y[begin : begin + BATCH])
             self.update(waiting)
             waiting = found
@@ -64,7 +65,7 @@ class Late:
         if self.clip:
             norm = np.sqrt(sum(np.sum(one**2) for one in gradients))
             gradients = [one * min(1, self.clip / norm) for one in gradients]
-        self.velocity = [self.momentum * v - RATE * g for v, g in zip(self.velocity, gradients, strict=True)]
+        self.velocity = [self.momentum * v - self.rate * g for v, g in zip(self.velocity, gradients, strict=True)]
         self.weights = [w + v for w, v in zip(self.weights, self.velocity, strict=True)]
 
 
@@ -107,6 +108,20 @@ def features():
             continue
         np.testing.assert_allclose(found["val_loss"][-1], model.evaluate(X, Y, verbose=0)[0])
         np.testing.assert_allclose(found["val_loss"][-1], np.mean((model.predict(X, verbose=0) - Y) ** 2))
+
+
+def callbacks():
+    """Rates and weights that callbacks set, and a stop in an epoch, count for what is late, too."""
+    model, reference = linear(strategy()), Late()
+    fit(model, callbacks=[Sets(stop=(2, 2))])
+    for epoch, batches in enumerate((7, 7, 3)):
+        reference.rate /= 2
+        if epoch == 1:
+            reference.weights = [one / 2 for one in reference.weights]
+        reference.epoch(batches)
+    assert int(model.optimizer.iterations) == 17
+    assert_close(model, reference.weights)
+    assert_alike(model)
 
 
 def loops():

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, assert_alike, assert_close, dealt, stepping, sums_are_those_of_the_whole_batch
+from common import (
+    Gan,
+    Interrupts,
+    assert_alike,
+    assert_close,
+    callbacks_set_rates_and_weights,
+    dealt,
+    stepping,
+    sums_are_those_of_the_whole_batch,
+)
 from local_sgd_reference import Momentum, Training
 
 import tfdist
@@ -102,6 +111,7 @@ def synchronous():
             np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
         np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
     sums_are_those_of_the_whole_batch(linear, tfdist.LocalSGDStrategy(1))
+    callbacks_set_rates_and_weights(linear, tfdist.LocalSGDStrategy(1))
 
 
 def deep(strategy, optimizer, dtype=None, model=keras.Sequential, **compiling):
