@@ -4,10 +4,12 @@ Its standard input is a socket. A line is a request in JSON, and each is answere
 number of its process, the number of a process by its exit code, or null while it runs. It ends with the other side.
 """
 
+import atexit
 import gc
 import json
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -68,7 +70,12 @@ def become(environment, output, folder):
 
 
 def run(command):
-    """Runs a script as the interpreter does: what it leaves to the end of the process comes after it."""
+    """Runs a script as the interpreter does: what it leaves to the end of the process comes after it.
+
+    What the interpreter takes apart at the end of a script that has not failed, once it has run exit handlers, is left
+    to the system: TensorFlow's modules are an eighth of what a process with a short `fit` costs. Launches by
+    `tfdist run` end as they do in life.
+    """
     script = command[0]
     sys.argv[:] = command
     sys.path[0] = str(Path(script).parent)
@@ -76,6 +83,11 @@ def run(command):
     main.__file__ = script
     sys.modules["__main__"] = main
     exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
