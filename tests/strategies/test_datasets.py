@@ -10,7 +10,10 @@ from tfdist.strategies.shares import as_share
 @pytest.mark.parametrize("samples", [0, 1, 2, 5, 11, 33, 64])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
 def test_shares_are_contiguous_and_differ_by_one_at_most(samples, replicas):
-    ends = [int(datasets._part(tf.constant(samples, tf.int64), replica, replicas)) for replica in range(replicas + 1)]
+    given = tf.constant(samples, tf.int64)
+    ends = [int(end) for end in datasets._parts(given, 0, replicas, replicas)]
+    for first in range(replicas):
+        assert [int(end) for end in datasets._parts(given, first, 1, replicas)] == ends[first : first + 2]
     sizes = np.diff(ends)
     assert (ends[0], ends[-1]) == (0, samples)
     assert sizes.max() - sizes.min() <= 1

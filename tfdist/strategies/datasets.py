@@ -110,7 +110,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
         def end() -> Any:
             self._iterator.get_next()  # raises the error
-            return shares()
+            return [self._spec.share_without_rows() for _ in self._spec.extended().worker_devices]
 
         return private.per_replica(tf.cond(another, shares, end), self._spec.extended())
 
@@ -129,21 +129,20 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
         first = extended._get_replica_id_in_sync_group(0)
         optional = self._iterator.get_next_as_optional()
+        is_there = optional.has_value()
         # If this process has no batch but another one has, a row of zeros stands in.
-        batch = tf.cond(
-            optional.has_value(), optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data
-        )
-        with tf.control_dependencies(checked_rows(batch, optional.has_value())):
-            samples = tf.where(optional.has_value(), batch_size(batch), 0)
-        parts = [_part(samples, first + device, replicas) for device in range(devices + 1)]
-        filled = tf.cast(optional.has_value(), tf.int64)
-        another = extended.count_step(filled * devices, parts[-1] - parts[0])
+        batch = tf.cond(is_there, optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data)
+        rows = batch_size(batch)
+        with tf.control_dependencies(checked_rows(batch, is_there)):
+            samples = tf.where(is_there, rows, 0)
+        parts = _parts(samples, first, devices, replicas)
+        another = extended.count_step(tf.cast(is_there, tf.int64) * devices, parts[-1] - parts[0])
 
         def shares() -> list[Any]:
             shared = []
             for device, begin, end in zip(extended.worker_devices, parts, parts[1:], strict=False):
                 with tf.device(device):
-                    shared.append(_share(batch, begin, end, spec.stand_in))
+                    shared.append(_share(batch, rows, begin, end, spec.stand_in))
             return shared
 
         return shares, another > 0
@@ -168,6 +167,11 @@ class _SharedIteratorSpec(tf.TypeSpec):
     def extended(self) -> Any:
         """The strategy's `extended`."""
         return _strategies[self._strategy]
+
+    def share_without_rows(self) -> Any:
+        """What stands for a share where none is needed, as in the branch of a conditional that raises an error."""
+        empty = private.without_rows(self.batch)
+        return Share(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
 
     def of_shares(self) -> Any:
         """The type of each step's value for all local replicas."""
@@ -194,19 +198,24 @@ class _SharedIteratorSpec(tf.TypeSpec):
         return SharedIterator(components, self)
 
 
-def _share(batch: Any, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
-    """A part of a batch; with ``stand_in``, as a `Share`."""
+def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
+    """A part of a batch, which holds some rows; with ``stand_in``, as a `Share`."""
     rows = end - begin
     if stand_in:
-        begin, end = tf.where(rows > 0, begin, 0), tf.where(rows > 0, end, tf.minimum(batch_size(batch), 1))
-    part = tf.nest.map_structure(lambda component: _rows(component, begin, end), batch)
+        is_filled = rows > 0
+        begin, end = tf.where(is_filled, begin, 0), tf.where(is_filled, end, tf.minimum(held, 1))
+    chosen = tf.range(begin, end)
+    part = tf.nest.map_structure(lambda component: _rows(component, chosen, begin, end), batch)
     return Share(part, rows) if stand_in else part
 
 
-def _part(samples: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-    """The first row of a replica's share. If samples do not divide evenly, the first replicas have one more."""
-    replica = tf.cast(replica, tf.int64)
-    return replica * (samples // replicas) + tf.minimum(replica, samples % replicas)
+def _parts(samples: tf.Tensor, first: int, devices: int, replicas: int) -> list[tf.Tensor]:
+    """The first row of each local replica's share, and the row after the last one's.
+
+    If samples do not divide evenly, the first of all replicas have one more.
+    """
+    each, more = samples // replicas, samples % replicas
+    return [each * replica + tf.minimum(more, replica) for replica in range(first, first + devices + 1)]
 
 
 def _has_rows(spec: Any) -> bool:
@@ -223,14 +232,15 @@ def _of_any_rows(spec: Any) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
-def _rows(component: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+def _rows(component: Any, chosen: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """The rows of a component from ``begin`` to ``end``, whose numbers are ``chosen``."""
     if isinstance(component, tf.SparseTensor):
         rest = component.dense_shape[1:]
         return tf.sparse.slice(
             component, tf.concat([[begin], tf.zeros_like(rest)], 0), tf.concat([[end - begin], rest], 0)
         )
     if isinstance(component, tf.RaggedTensor) or (isinstance(component, tf.Tensor) and component.shape.rank != 0):
-        return tf.gather(component, tf.range(begin, end))
+        return tf.gather(component, chosen)
     return component
 
 

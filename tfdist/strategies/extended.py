@@ -293,8 +293,9 @@ class AllReduceExtended(
         counts = tf.stack([filled, samples])
         if self.meets_in_steps and self.group.size > 1:
             counts = self._counts.sum(counts)
-        with tf.control_dependencies([self.shares.set_total(counts[1])]):
-            return tf.identity(counts[0])
+        replicas, total = tf.unstack(counts)
+        with tf.control_dependencies([self.shares.set_total(total)]):
+            return tf.identity(replicas)
 
     # Ranks and replicas.
 

@@ -57,7 +57,7 @@ def checked_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
     """
     rows = _rows_of_components(batch)
     known = [tf.get_static_value(count) for count in rows.values()]
-    if len(rows) < 2 or (None not in known and len(set(known)) == 1):
+    if len(rows) < 2 or (None not in known and len(set(map(int, known))) == 1):
         return []
     counts = tf.stack(list(rows.values()))
     text = f"{OTHER_ROWS} The rows of {', '.join(rows)} are:"
@@ -92,8 +92,10 @@ def _rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
             count = tf.cast(component.dense_shape[0], tf.int64)
         elif isinstance(component, tf.RaggedTensor):
             count = tf.cast(component.nrows(), tf.int64)
-        elif _is_left_out(component) or tf.convert_to_tensor(component).shape.rank == 0:
+        elif _is_left_out(component) or (shape := tf.convert_to_tensor(component).shape).rank == 0:
             continue
+        elif shape.rank and shape[0] is not None:
+            count = tf.constant(shape[0], tf.int64)
         else:
             count = tf.shape(component, out_type=tf.int64)[0]
         rows["/".join(map(str, path)) or "the batch"] = count
@@ -109,7 +111,8 @@ def as_share(batch: Any) -> Share:
     if isinstance(batch, Share):
         return batch
     rows = batch_size(batch)
-    if tf.get_static_value(rows):
+    known = tf.get_static_value(rows)
+    if known:
         return Share(batch, rows)
     components = tf.nest.flatten(batch)
     places = [place for place, component in enumerate(components) if _may_lack_rows(component)]
@@ -120,7 +123,8 @@ def as_share(batch: Any) -> Share:
     def rows_of_zeros() -> list[Any]:
         return [_row_of_zeros(components[place]) for place in places]
 
-    for place, component in zip(places, tf.cond(rows > 0, as_they_are, rows_of_zeros), strict=True):
+    filled = rows_of_zeros() if known == 0 else tf.cond(rows > 0, as_they_are, rows_of_zeros)
+    for place, component in zip(places, filled, strict=True):
         components[place] = component
     return Share(tf.nest.pack_sequence_as(batch, components), rows)
 
@@ -137,6 +141,8 @@ def _row_of_zeros(component: Any) -> Any:
     if isinstance(component, tf.SparseTensor):
         shape = tf.concat([tf.ones([1], tf.int64), component.dense_shape[1:]], 0)
         return tf.SparseTensor(component.indices, component.values, shape)
+    if component.shape[1:].is_fully_defined():
+        return tf.zeros([1, *component.shape[1:]], component.dtype)
     row = tf.zeros(tf.concat([[1], tf.shape(component)[1:]], 0), component.dtype)
     return tf.ensure_shape(row, [1, *component.shape[1:]])
 
