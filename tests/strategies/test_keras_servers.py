@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -521,3 +522,32 @@ def test_only_the_chief_backs_up(tmp_path):
     with served(workers=2) as strategies:
         kept = [backup in keras_callbacks.adapt([backup], strategy.extended) for strategy in strategies]
     assert kept == [True, False]
+
+
+@pytest.mark.parametrize("data", ["own", "shared"])
+def test_all_workers_go_on_where_they_were(tmp_path, data):
+    """The chief with the weights of its backup, and another worker with the epoch after its last one."""
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyError("interrupted")
+
+    def train(stops):
+        both_have_read = threading.Barrier(2)  # the chief removes the folder at its end
+        waits = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: both_have_read.wait(60))
+
+        def work(model):
+            backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+            return fit(model, epochs=4, callbacks=[backup, waits, *([Stops()] if stops else [])])
+
+        with served(workers=2, data=data) as strategies, ThreadPoolExecutor() as threads:
+            models = [model_in(strategy) for strategy in strategies]
+            return [threads.submit(work, model) for model in models]
+
+    for one in train(stops=True):
+        with pytest.raises(KeyError, match="interrupted"):
+            one.result()
+    assert (tmp_path / "backup" / "epoch_of_worker_1.json").exists()
+    assert [one.result().epoch for one in train(stops=False)] == [[2, 3], [2, 3]]
+    assert not (tmp_path / "backup" / "epoch_of_worker_1.json").exists()

@@ -209,6 +209,7 @@ class UpdatesOnServers(Ability, abc.ABC):
     """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state.
 
     Attributes:
+        worker: number of this task.
         shares_data: whether the batches of `fit` are dealt out to all workers.
         is_sharing: whether a call of `fit` reads batches that are dealt.
         workers_wait: whether workers wait for each other.
@@ -218,6 +219,7 @@ class UpdatesOnServers(Ability, abc.ABC):
         reported: what has been logged, and is not again: why data were not shared, which methods write nothing.
     """
 
+    worker: int
     shares_data = False
     is_sharing = False
     workers_wait = False

@@ -7,6 +7,7 @@ backup is kept, in case the latest one is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 import tensorflow as tf
 
 from tfdist.strategies import atomic_files, keras_saving
@@ -101,6 +103,41 @@ class _Shared:
             self._extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
         if self._extended.is_writer:
             self._end(logs)
+
+
+class OfWorker(keras.callbacks.Callback):
+    """Has a worker of parameter servers, which have its weights, go on with the epoch after the last that it ended.
+
+    Args:
+        callback: the worker's `keras.callbacks.BackupAndRestore`, in whose folder the chief saves the model.
+        worker: number of the worker.
+    """
+
+    def __init__(self, callback: Any, worker: int) -> None:
+        super().__init__()
+        self._deletes = callback.delete_checkpoint
+        self._path = os.path.join(callback.backup_dir, f"epoch_of_worker_{worker}.json")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if tf.io.gfile.exists(self._path):
+            with tf.io.gfile.GFile(self._path) as file:
+                self.model._initial_epoch = int(json.loads(file.read())["epoch"])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        partial = f"{self._path}.partial"
+        tf.io.gfile.makedirs(os.path.dirname(self._path))
+        with tf.io.gfile.GFile(partial, "w") as file:
+            file.write(json.dumps({"epoch": epoch + 1}))
+        tf.io.gfile.rename(partial, self._path, overwrite=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self.model._initial_epoch = None
+        if self._deletes:
+            with contextlib.suppress(tf.errors.NotFoundError):  # the chief removes the whole folder
+                tf.io.gfile.remove(self._path)
 
 
 class Files:

@@ -64,10 +64,11 @@ def adapt(callbacks: Any, extended: Ability) -> Any:
             elif not extended.is_writer and not saves_own:
                 continue
             _keep_local(callback, extended)
-        elif isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, LoadsForAll):
-            keras_backup.share(callback, extended)
-        elif _is_anothers_backup(callback, extended):
-            continue
+        elif isinstance(callback, keras.callbacks.BackupAndRestore):
+            if isinstance(extended, LoadsForAll):
+                keras_backup.share(callback, extended)
+            elif isinstance(extended, UpdatesOnServers) and isinstance(extended, WritesOnce) and not extended.is_writer:
+                callback = keras_backup.OfWorker(callback, extended.worker)
         kept.append(callback)
     first: list[Any] = [keras_servers.Pauses(extended)] if isinstance(extended, UpdatesOnServers) else []
     first += [keras_rounds.Rounds(extended)] if isinstance(extended, TrainsInRounds) else []
@@ -119,12 +120,6 @@ def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
 
         callback.on_epoch_end = on_epoch_end
     return callback
-
-
-def _is_anothers_backup(callback: Any, extended: Ability) -> bool:
-    """Whether a worker of parameter servers would back up in the writer's folder; it needs no backup itself."""
-    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore) and isinstance(extended, UpdatesOnServers)
-    return is_backup and isinstance(extended, WritesOnce) and not extended.is_writer
 
 
 def _keep_local(callback: Any, extended: WritesOnce) -> None:

@@ -72,7 +72,7 @@ class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         self._end = JobEnd(member) if options.observes else None
         self.observes = options.observes
         self.reported: set[str] = set()
-        self._task = member.control.task
+        self._task = self.worker = member.control.task
         self.over = threading.Event() if self._end is None else self._end.event
         ended = (lambda: None) if self._end is None else self._end.error
         self._servers = Servers(member, timeouts, options.hierarchy, ended)
