@@ -134,3 +134,23 @@ def test_what_predict_cannot_gather(ranks):
 
     with pytest.raises(TypeError, match=r"predict gathers only dense outputs; got RaggedTensor. Return dense tensors"):
         on_ranks(ranks(2), work)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_functions_of_ones_own_are_refused_and_those_around_keras_own_are_not(ranks, method):
+    name = {"fit": "make_train_function", "evaluate": "make_test_function"}[method]
+
+    def around(self, force=False):
+        return getattr(keras.Sequential, name)(self, force=force)
+
+    def own(self, force=False):
+        self.train_function = self.test_function = lambda iterator: {"loss": next(iterator)}
+
+    def work(strategy):
+        kinds = [type("Model", (keras.Sequential,), {name: one}) for one in (around, own)]
+        models = [in_scope(strategy, kind) for kind in kinds]
+        getattr(models[0], method)(X, Y, verbose=0)
+        with pytest.raises(TypeError, match=rf"Model.{name} makes a function .* Override (train|test)_step\(data\)"):
+            getattr(models[1], method)(X, Y, verbose=0)
+
+    on_ranks(ranks(2), work)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.strategies import at_work, datasets
+from tfdist.strategies import at_work, datasets, keras_steps
 from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import array_slicing, tf_trainer, tree
 from tfdist.strategies.round_abilities import ComesAndGoes
@@ -42,6 +42,8 @@ def _agreed(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is not None and not isinstance(extended, ComesAndGoes) and not is_within_fit:
             call = signature.bind(self, *args, **kwargs)
             call.apply_defaults()
+            if extended.has_several_replicas:
+                keras_steps.check_functions(self, original.__name__)
             agree(self, extended, original.__name__, call.arguments)
         return original(self, *args, **kwargs)
 

@@ -36,6 +36,37 @@ _names_of_results: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDic
 """By strategy, which logs of the last step are results of metrics."""
 
 
+_MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
+"""By Keras's method, the one that makes the function of its steps."""
+
+_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""By model, which of these have made functions on shares."""
+
+
+def check_functions(model: Any, method: str) -> None:
+    """Refuses a model that makes the functions of its steps by itself: their batches would be shares, unknown to them.
+
+    Args:
+        model: a Keras model, trained on several replicas.
+        method: `fit`, `evaluate` or `predict`, by name.
+
+    Raises:
+        TypeError: it does.
+    """
+    name = _MAKING[method]
+    owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
+    if owner.__module__.partition(".")[0] == "keras":
+        return
+    getattr(model, name)()
+    if name not in _made.get(model, ()):
+        step = name.removeprefix("make_").replace("function", "step")
+        raise TypeError(
+            f"{owner.__name__}.{name} makes a function of its own, which knows nothing of the shares of a batch that "
+            f"replicas get. Override {step}(data) instead, which each replica calls on its share; or write a loop of "
+            "your own around strategy.run."
+        )
+
+
 def names_of_results(extended: Any) -> set[str]:
     """Names of the logs of the last step that are results of metrics, and not numbers of the step alone."""
     return _names_of_results.get(extended, set())
@@ -168,6 +199,7 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         step = Step(self, extended, step_function)
         function = original(self, step)
         trains = step_function == self.train_step
+        _made.setdefault(self, set()).add(_MAKING["fit" if trains else "evaluate"])
 
         def on_shares(iterator: Any) -> Any:
             if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
@@ -245,6 +277,7 @@ def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None or not extended.has_several_replicas:
             return original(self, force=force)
         self.jit_compile = False
+        _made.setdefault(self, set()).add(_MAKING["predict"])
 
         def predict_step(data: Any) -> Any:
             share = as_share(data)
