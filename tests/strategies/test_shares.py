@@ -138,30 +138,3 @@ def test_a_row_of_zeros_of_every_kind_has_the_components_shape():
     assert shares._row_of_zeros(ragged([1, 2])[:0]).to_list() == [[]]
     sparse = shares._row_of_zeros(tf.sparse.from_dense(tf.zeros([0, 3])))
     np.testing.assert_array_equal(tf.sparse.to_dense(sparse), np.zeros((1, 3)))
-
-
-def test_rows_of_components_that_differ_are_told():
-    """Unless nothing is there but what stands in for a batch; scalars have no rows, and ragged tensors one a sample."""
-    ragged = tf.ragged.constant([[1, 2, 3], [4]])
-    sparse = tf.sparse.from_dense([[1, 0], [0, 2]])
-    same = {"dense": tf.zeros([2, 3]), "ragged": ragged, "sparse": sparse, "scalar": tf.constant(5), "none": None}
-    there = tf.constant(True)
-    shares.checked_rows(same, there)
-    shares.checked_rows(tf.zeros([3]), there)
-    other = ({**same, "nodes": ragged.values}, tf.zeros([2]))
-    shares.checked_rows(other, ~there)
-    with pytest.raises(tf.errors.InvalidArgumentError) as eagerly:
-        shares.checked_rows(other, there)
-
-    @tf.function(reduce_retracing=True)
-    def in_graph(nodes, labels):
-        with tf.control_dependencies(shares.checked_rows((nodes, labels), there)):
-            return tf.identity(nodes)
-
-    in_graph(tf.zeros([4]), tf.zeros([4]))
-    with pytest.raises(tf.errors.InvalidArgumentError) as in_a_graph:
-        in_graph(tf.zeros([4]), tf.zeros([2, 1]))
-    told = shares.other_rows(eagerly.value)
-    assert str(told).endswith("Rows: 0/dense has 2, 0/nodes has 4, 0/ragged has 2, 0/sparse has 2, 1 has 2.")
-    assert str(shares.other_rows(in_a_graph.value)).endswith("Rows: 0 has 4, 1 has 2.")
-    assert shares.other_rows(tf.errors.InvalidArgumentError(None, None, "something else")) is None

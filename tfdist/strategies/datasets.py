@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.shares import Share, as_share, batch_size, checked_rows
+from tfdist.strategies.row_checks import equal_rows
+from tfdist.strategies.shares import Share, as_share, batch_size
 
 log = logging.getLogger("tfdist")
 
@@ -133,7 +134,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         # If this process has no batch but another one has, a row of zeros stands in.
         batch = tf.cond(is_there, optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data)
         rows = batch_size(batch)
-        with tf.control_dependencies(checked_rows(batch, is_there)):
+        with tf.control_dependencies(equal_rows(batch, is_there)):
             samples = tf.where(is_there, rows, 0)
         parts = _parts(samples, first, devices, replicas)
         another = extended.count_step(tf.cast(is_there, tf.int64) * devices, parts[-1] - parts[0])

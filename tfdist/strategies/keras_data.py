@@ -18,6 +18,7 @@ from tfdist.strategies.abilities import Ability, SharesBatches
 from tfdist.strategies.datasets import SharedDataset
 from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
+from tfdist.strategies.row_checks import rows_of_model
 from tfdist.strategies.shares import Share, as_share
 
 
@@ -56,17 +57,11 @@ def _placeholder(model: Any, iterator: Any) -> Any:
     """A batch like those of an iterator; the first one of the data only if their spec does not contain the shapes."""
     spec = iterator._distributed_dataset.element_spec
     spec = spec.data if isinstance(spec, Share) else spec
-    rows = _fixed_batch(model) or 1
+    rows = rows_of_model(model) or 1
     batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
     if any(part is None for part in tree.flatten(batch)):
         return next((_local(next(step[-1])) for step in iterator), None)  # Keras 3.10 has fewer parts
     return batch
-
-
-def _fixed_batch(model: Any) -> int | None:
-    """The only number of rows that a model accepts, as with stateful layers; None if it accepts any."""
-    inputs = getattr(model, "inputs", None) or []
-    return next((part.shape[0] for part in inputs if len(part.shape)), None)
 
 
 def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:

@@ -14,7 +14,8 @@ from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_private import backend, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
-from tfdist.strategies.shares import Share, as_share, batch_size, other_rows, weighed
+from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_model
+from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -100,7 +101,7 @@ class Step:
     def __call__(self, data: Any) -> Any:
         """Called by each replica with its part of the batch."""
         extended, model = self._extended, self._model
-        share = as_share(data)
+        share = fixed_rows(as_share(data), rows_of_model(model))
         metrics = keras_metrics.all_metrics(model)
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
@@ -206,19 +207,25 @@ def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
                 iterator = _of_own_data(iterator, extended)
             if trains:
                 extended.stopping.check()
-            try:
-                with extended.stopping.counted() if trains else contextlib.nullcontext():
-                    logs = function(iterator)
-            except tf.errors.InvalidArgumentError as error:
-                if (told := other_rows(error)) is None:
-                    raise
-                raise told from None
+            with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
+                logs = function(iterator)
             _names_of_results[extended] = step.names_of_results
             return logs
 
         return on_shares
 
     return _make_function
+
+
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Context in which errors of checks of rows are raised as `row_checks` tells them."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if (told := readable(error)) is None:
+            raise
+        raise told from None
 
 
 def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,10 +287,20 @@ def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         _made.setdefault(self, set()).add(_MAKING["predict"])
 
         def predict_step(data: Any) -> Any:
-            share = as_share(data)
+            share = fixed_rows(as_share(data), rows_of_model(self))
             return tree.map_structure(lambda output: _of_samples(output, share), self.predict_step(share.data))
 
-        return original(WithPredictStep(self, predict_step), force=force)
+        before = self.predict_function
+        original(WithPredictStep(self, predict_step), force=force)
+        if (function := self.predict_function) is before:
+            return before
+
+        def predict_function(batches: Any) -> Any:
+            with _readable_errors():
+                return function(batches)
+
+        self.predict_function = predict_function
+        return predict_function
 
     return make_predict_function
 

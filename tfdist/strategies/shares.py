@@ -10,7 +10,6 @@ An empty share holds one stand-in row, because some TensorFlow kernels fail with
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,56 +35,19 @@ def batch_size(batch: Any) -> tf.Tensor:
     """The number of samples of a batch, an int64 scalar: the first dimension of its first component that has one."""
     if isinstance(batch, Share):
         return batch.rows
-    rows = _rows_of_components(batch)
+    rows = rows_of_components(batch)
     if rows:
         return next(iter(rows.values()))
     components = [one for one in tf.nest.flatten(batch) if not _is_left_out(one)]
     return tf.constant(int(bool(components)), tf.int64)  # if all components are scalars
 
 
-def checked_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
-    """Operations that fail if components of a batch, which is to be divided, have different numbers of rows.
-
-    Eagerly, this raises the error.
+def rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
+    """The number of rows of each component that has rows, an int64 scalar, by its place in the batch.
 
     Args:
         batch: of a dataset.
-        is_there: whether it is one, and not what stands in for one that is lacking; a boolean scalar.
-
-    Raises:
-        InvalidArgumentError: they have; also as the error of a graph.
     """
-    rows = _rows_of_components(batch)
-    known = [tf.get_static_value(count) for count in rows.values()]
-    if len(rows) < 2 or (None not in known and len(set(map(int, known))) == 1):
-        return []
-    counts = tf.stack(list(rows.values()))
-    text = f"{OTHER_ROWS} The rows of {', '.join(rows)} are:"
-    same = tf.reduce_all(counts[1:] == counts[0]) | ~is_there
-    operation = tf.raw_ops.Assert(condition=same, data=[tf.constant(text), counts], summarize=len(rows))
-    return [] if operation is None else [operation]
-
-
-def other_rows(error: tf.errors.InvalidArgumentError) -> ValueError | None:
-    """The error of `checked_rows` in a graph as one that is easily read; None if it is another one."""
-    found = re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message)
-    if found is None:
-        return None
-    pairs = zip(found[1].split(", "), found[2].split(), strict=False)
-    return ValueError(f"{OTHER_ROWS} Rows: {', '.join(f'{name} has {count}' for name, count in pairs)}.")
-
-
-OTHER_ROWS = (
-    "a batch cannot be divided among processes and devices, because its components have different numbers of rows, so "
-    "that nobody knows which rows belong together. Give each process batches of its own "
-    "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make it a ragged tensor, with a "
-    "row for each sample; or leave what all samples share, such as positions, to the model."
-)
-"""The beginning of an error."""
-
-
-def _rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
-    """The number of rows of each component that has rows, an int64 scalar, by its place in the batch."""
     rows = {}
     for path, component in tree.flatten_with_path(batch):
         if isinstance(component, tf.SparseTensor):
