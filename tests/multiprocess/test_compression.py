@@ -30,8 +30,10 @@ LOST = dict.fromkeys(("Float16", "Float8", "Int8", "QSGD", "schedule", "by name"
 LOST.update(TopK=0.25, DGC=0.2, Strom=0.3, RandomK=0.4)  # few steps for what sends late and little
 RATIOS = {"Float16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}
 METHODS = [
-    *("Int8", "TernGrad", "OneBit", "TopK", "DGC", "PowerSGD", "schedule", "by name"),
-    *map(sweep, ("Float16", "Float8", "QSGD", "SignSGD", "RandomK", "Strom", "AtomoSVD")),
+    *("Int8", "OneBit", "DGC", "PowerSGD", "by name"),
+    *map(
+        sweep, ("Float16", "Float8", "QSGD", "TernGrad", "SignSGD", "TopK", "RandomK", "Strom", "AtomoSVD", "schedule")
+    ),
 ]
 
 

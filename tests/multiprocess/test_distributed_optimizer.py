@@ -24,7 +24,7 @@ CHECKS = [
     "committed",
     "refused",
 ]
-ON_THREE = ["equal", "compressed", "adaptive", "uneven", "groups"]
+ON_THREE = ["uneven", "groups"]
 
 
 @checks({2: CHECKS, 3: [*ON_THREE, *(sweep(one) for one in CHECKS if one not in ON_THREE)]})

@@ -4,11 +4,12 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "gradient_noise.py")
-CHECKS = ["each_step", "without_a_strategy", "closed_form", "sparse_and_mixed", "afterwards", "refused"]
+CHECKS = ["each_step", "without_a_strategy", "closed_form", sweep("sparse_and_mixed"), sweep("afterwards"), "refused"]
 
 
 @checks({2: CHECKS})

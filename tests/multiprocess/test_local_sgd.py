@@ -18,7 +18,7 @@ KERAS = ["features", "loops", "stopped", "again", "quiet", "refused"]
 ON_TWO = ["synchronous", "compressed", "restarted"]
 
 
-@checks({1: ["synchronous", sweep("golden")], 2: ROUNDS + KERAS, 3: ["golden", "uneven", *map(sweep, ON_TWO)]})
+@checks({1: [sweep("synchronous"), sweep("golden")], 2: ROUNDS + KERAS, 3: ["golden", "uneven", *map(sweep, ON_TWO)]})
 def test_rounds(size, check, passes):
     passes(size, check)
 

@@ -26,8 +26,8 @@ PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
 
 
 MODES = [
-    *("asynchronous", "bounded", "synchronous", "local-synchronous", "hogwild"),
-    *map(sweep, ("soft", "compensated", "local", "elastic")),
+    *("asynchronous", "local-synchronous", "hogwild"),
+    *map(sweep, ("bounded", "synchronous", "soft", "compensated", "local", "elastic")),
 ]
 
 

@@ -26,21 +26,22 @@ def assert_close(model, expected, rtol=1e-9):
         np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
-def sums_are_those_of_the_whole_batch(linear, strategy):
+def sums_are_those_of_the_whole_batch(linear, strategy, place):
     """Of losses that are no means: steps, and what is reported, where all average with all after each step.
 
     Args:
         linear: makes a model of a strategy, which begins with the same weights each time.
         strategy: that averages so.
+        place: as of `dealt`, of the losses.
     """
     x = np.random.default_rng(1).normal(size=(48, 5))  # in batches that divide among 1, 2 and 3 processes
     y = x[:, :3] * 2
-    for loss in (
+    losses = (
         keras.losses.MeanSquaredError(reduction="sum"),
-        keras.losses.MeanSquaredError(reduction="none"),
         lambda y_true, y_pred: tfdist.scale_summed_loss(tf.reduce_sum(tf.square(y_true - y_pred))),
-        "mse",
-    ):
+        keras.losses.MeanSquaredError(reduction="none"),
+    )
+    for loss in dealt(losses, place, 2):
         results = []
         for one in (tf.distribute.get_strategy(), strategy):
             with one.scope():

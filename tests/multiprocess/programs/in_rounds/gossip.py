@@ -127,7 +127,7 @@ def synchronous():
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
     np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
-    sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy("complete"))
+    sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy("complete"), 1)
     callbacks_set_rates_and_weights(linear, tfdist.GossipStrategy("complete"))
 
 

@@ -110,7 +110,7 @@ def synchronous():
         if "start_after" not in arguments or size > 1:
             np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
         np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
-    sums_are_those_of_the_whole_batch(linear, tfdist.LocalSGDStrategy(1))
+    sums_are_those_of_the_whole_batch(linear, tfdist.LocalSGDStrategy(1), 0)
     callbacks_set_rates_and_weights(linear, tfdist.LocalSGDStrategy(1))
 
 
