@@ -7,7 +7,7 @@ import tfdist
 
 ROOT = Path(tfdist.__file__).parent
 ORDER = (
-    ("_version", "errors", "notices", "tensors"),
+    ("_version", "errors", "notices", "other_names", "tensors"),
     ("comm",),
     ("collectives",),
     ("compression",),

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from tfdist import other_names
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ if not TYPE_CHECKING:  # a type checker that sees it takes every name for a publ
             return getattr(importlib.import_module(_HOMES[name]), name)
         if not name.startswith("_") and importlib.util.find_spec(f"tfdist.{name}"):
             return importlib.import_module(f"tfdist.{name}")
-        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+        raise other_names.missing(__name__, name)
 
 
 def __dir__() -> list[str]:

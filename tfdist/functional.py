@@ -132,7 +132,7 @@ def init(
     global _initialized
     algorithms.check(algorithm)
     if _initialized is None:
-        entered = world.enter(discovery.discover(cluster_resolver), timeouts or Timeouts.from_environment())
+        entered = world.enter(discovery.discover(cluster_resolver), Timeouts.of(timeouts))
         _initialized = _Context(entered, algorithm)
         if entered.rank >= 0 and entered.size > 1:
             keras_unsynchronized.warn_in_fit()

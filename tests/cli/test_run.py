@@ -125,6 +125,9 @@ def test_what_cannot_be_started():
     ended = tfdist("run", "-n", "2", "no_such_script.py")
     assert ended.returncode == 2
     assert "there is no file no_such_script.py" in ended.stderr
+    ended = tfdist("run", "-np", "2", "python", "train.py", "--epochs=3")  # as Horovod has it
+    assert ended.returncode == 2
+    assert "there is no file python; name the script alone: tfdist run … train.py --epochs=3" in ended.stderr
     ended = tfdist("run", "-n", "0", "x.py")
     assert ended.returncode == 2
     assert "expected a whole number of at least 1, got '0'" in ended.stderr

@@ -26,6 +26,11 @@ def test_resolver_of_tf_config():
     assert spec.from_resolver(found) == spec.from_resolver(resolver(found.cluster_spec().as_dict(), "worker", 3))
 
 
+def test_what_is_no_resolver():
+    with pytest.raises(TypeError, match=r"cluster_resolver must be a .*; got 'worker'"):
+        discovery.discover("worker")
+
+
 def test_resolver_of_an_evaluator():
     found = resolver({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0)
     assert (found.task_type, found.task_id) == ("evaluator", 0)

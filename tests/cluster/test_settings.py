@@ -18,6 +18,14 @@ def test_timeouts_must_be_positive(value):
         Timeouts(start=value)
 
 
+def test_timeouts_that_are_given(monkeypatch):
+    monkeypatch.setenv("TFDIST_START_TIMEOUT", "7.5")
+    assert Timeouts.of(None) == Timeouts(start=7.5)
+    assert Timeouts.of(Timeouts()) == Timeouts()
+    with pytest.raises(TypeError, match=r"timeouts must be tfdist.Timeouts, such as .*; got 300"):
+        Timeouts.of(300)
+
+
 def test_secret(monkeypatch, tmp_path):
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
     monkeypatch.delenv("TFDIST_SECRET_FILE", raising=False)

@@ -19,6 +19,8 @@ from tfdist.local_sgd import rules
         ({"slots": "mean"}, ValueError, "is 'keep' or 'average'; got 'mean'"),
         ({"outer": "sgd"}, TypeError, "is an optimizer of Keras 3, such as .*; got 'sgd'"),
         ({"elastic": 1.5}, ValueError, "above 0 and at most 1; got 1.5"),
+        ({"elastic": "0.5"}, ValueError, "above 0 and at most 1; got '0.5'"),
+        ({"mix": "0.5"}, ValueError, "at least 0 and below 1; got '0.5'"),
         ({"mix": -0.5}, ValueError, "at least 0 and below 1; got -0.5"),
         ({"elastic": 0.5, "mix": 0.5}, ValueError, "leave out outer= and mix="),
         ({"sync_every": 8, "fragments": 2, "delay": 4}, ValueError, "choose a delay below 4"),

@@ -46,6 +46,11 @@ def test_without_servers_a_process_trains_as_usual():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_tensorflows_coordinator_leads_to_fit():
+    with pytest.raises(TypeError, match=r"needs no coordinator: train by model.fit, or call strategy.run"):
+        tf.distribute.coordinator.ClusterCoordinator(ParameterServerStrategy())
+
+
 def test_without_servers_no_seam_is_at_work():
     strategy = ParameterServerStrategy()
     assert (strategy.rank, strategy.size) == (0, 1)

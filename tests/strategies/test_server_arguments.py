@@ -64,6 +64,22 @@ def test_what_does_not_go_together(given, message):
         arguments(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"synchronization": "synchronous"}, TypeError, r"Synchronous\(\); got 'synchronous'"),
+        ({"synchronization": Synchronous}, TypeError, "got <class .*Synchronous'>"),
+        ({"staleness_policy": 0.5}, TypeError, r"such as AsItIs\(\), .*; got 0.5"),
+        ({"pushes": "local"}, TypeError, r"such as LocalSteps\(8\), .*; got 'local'"),
+        ({"hierarchy": True}, TypeError, r"such as PerHost\(\); got True"),
+        ({"snapshot_seconds": "60"}, ValueError, "a number of seconds above 0; got '60'"),
+    ],
+)
+def test_what_is_something_else(given, error, message):
+    with pytest.raises(error, match=message):
+        arguments(**given)
+
+
 def cluster_of(servers, workers=2):
     tasks = [Task("worker", index, f"a:{index + 1}") for index in range(workers)]
     tasks += [Task("ps", index, f"b:{index + 1}") for index in range(servers)]

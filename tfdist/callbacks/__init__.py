@@ -3,6 +3,9 @@
 Pass them to ``fit`` on every process.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from tfdist import other_names
 from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
@@ -27,3 +30,9 @@ __all__ = [
     "StalenessReport",
     "Timeline",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for a public one
+
+    def __getattr__(name: str) -> Any:
+        raise other_names.missing(__name__, name)

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         "When one of them fails, the others are ended (but for --keep-going), and its exit code is passed on. A "
         "parameter server or an evaluator that fails ends no other process.",
     )
-    parser.add_argument("-n", "--processes", type=positive, required=True, help="how many training processes")
+    parser.add_argument("-n", "-np", "--processes", type=positive, required=True, help="how many training processes")
     parser.add_argument("--ps", type=count, default=0, metavar="N", help="how many parameter servers beside them")
     parser.add_argument("--evaluators", type=count, default=0, metavar="N", help="how many evaluators beside them")
     parser.add_argument(
@@ -84,7 +84,9 @@ def count(text: str) -> int:
 def execute(options: argparse.Namespace) -> int:
     """Runs the script; returns the exit code of the process that failed first, or 0."""
     if not options.module and not os.path.exists(options.script):
-        print(f"tfdist run: there is no file {options.script}", file=sys.stderr)
+        runs_python = os.path.basename(options.script).startswith("python") and options.arguments
+        hint = f"; name the script alone: tfdist run … {' '.join(options.arguments)}" if runs_python else ""
+        print(f"tfdist run: there is no file {options.script}{hint}", file=sys.stderr)
         return 2
     script = ["-m", options.script] if options.module else [options.script]
     command = [sys.executable, "-u", *script, *options.arguments]

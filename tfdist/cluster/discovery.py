@@ -23,9 +23,15 @@ def discover(resolver: Any | None) -> Cluster | None:
         The cluster; None where an MPI launcher says who takes part, and for a process alone.
 
     Raises:
+        TypeError: the resolver is none.
         ClusterSpecError: what there is contradicts itself.
     """
     if resolver is not None:
+        if not callable(getattr(resolver, "cluster_spec", None)):
+            raise TypeError(
+                "cluster_resolver must be a tf.distribute.cluster_resolver.ClusterResolver, such as "
+                f"SimpleClusterResolver(…); got {resolver!r}"
+            )
         return spec.from_resolver(resolver)
     if launcher.size() > 1:
         return None

@@ -48,6 +48,20 @@ class Timeouts:
                     raise ClusterSpecError(f"{name} must be a number of seconds; got {os.environ[name]!r}") from None
         return cls(**given)
 
+    @classmethod
+    def of(cls, given: Timeouts | None) -> Timeouts:
+        """What a program has given, or else those of the environment.
+
+        Args:
+            given: None for none.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        if given is not None and not isinstance(given, cls):
+            raise TypeError(f"timeouts must be tfdist.Timeouts, such as tfdist.Timeouts(start=300); got {given!r}")
+        return cls.from_environment() if given is None else given
+
 
 def read_secret() -> bytes:
     """The job's secret from ``TFDIST_SECRET`` or the file ``TFDIST_SECRET_FILE``; empty when none is set.

@@ -121,7 +121,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         cluster = discovery.discover(cluster_resolver)
         if devices is not None:
             devices = device_names.all_resolved("PipelineStrategy(devices=…)", devices)
-        entered = world.train(cluster, timeouts or Timeouts.from_environment())
+        entered = world.train(cluster, Timeouts.of(timeouts))
         keras_seams.install(self)
         keras_pipelines.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)

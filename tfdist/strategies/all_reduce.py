@@ -121,7 +121,7 @@ class AllReduceStrategy(Processes):
             raise ValueError(f"AllReduceStrategy(delay=…) is 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
-        timeouts = timeouts or Timeouts.from_environment()
+        timeouts = Timeouts.of(timeouts)
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
             serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
             sys.exit()

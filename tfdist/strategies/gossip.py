@@ -124,7 +124,7 @@ class GossipStrategy(ProcessesInRounds):
         _check(lines, synchronization, overlap, compression is not None, consensus_rate)
         differences.check(compression, "gossip")
         cluster = discovery.discover(cluster_resolver)
-        timeouts = timeouts or Timeouts.from_environment()
+        timeouts = Timeouts.of(timeouts)
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
         lines.check(own.size)
 

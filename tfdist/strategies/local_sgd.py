@@ -115,7 +115,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         mix = (0.5 if delay else 0.0) if mix is None else float(mix)
         algorithms.check(algorithm)
         cluster = discovery.discover(cluster_resolver)
-        timeouts = timeouts or Timeouts.from_environment()
+        timeouts = Timeouts.of(timeouts)
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         settings = Settings(
             interval,
@@ -160,9 +160,9 @@ def _check(
         raise TypeError(
             f"{where}(outer=…) is an optimizer of Keras 3, such as keras.optimizers.SGD(0.7); got {outer!r}"
         )
-    if elastic is not None and not 0 < elastic <= 1:
+    if elastic is not None and not (isinstance(elastic, (int, float)) and 0 < elastic <= 1):
         raise ValueError(f"{where}(elastic=…) is above 0 and at most 1; got {elastic!r}")
-    if mix is not None and not 0 <= mix < 1:
+    if mix is not None and not (isinstance(mix, (int, float)) and 0 <= mix < 1):
         raise ValueError(f"{where}(mix=…) is at least 0 and below 1; got {mix!r}")
     if elastic is not None and (outer is not None or mix is not None):
         raise ValueError(f"{where}: elastic= is a rule of its own: leave out outer= and mix=")

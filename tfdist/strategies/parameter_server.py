@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from tfdist.strategies import require_tensorflow
 
@@ -65,6 +65,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         timeouts: how long to wait for other tasks.
 
     Raises:
+        TypeError: an argument is of another type.
+        ValueError: an argument is not what it may be, or does not go with another one.
         TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
@@ -93,7 +95,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             *(sparse, snapshots, snapshot_seconds, replicas, hierarchy),
         )
         cluster = discovery.discover(cluster_resolver)
-        timeouts = timeouts or Timeouts.from_environment()
+        timeouts = Timeouts.of(timeouts)
         self._cluster = cluster
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         arguments.check_cluster(cluster)
@@ -112,6 +114,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         else:
             of_worker = arguments.for_workers(observes=cluster is not None and cluster.task.job == "evaluator")
             super().__init__(ServerExtended(self, member, timeouts, of_worker, chosen))
+
+    @property
+    def _cluster_coordinator(self) -> Any:
+        """What TensorFlow's coordinator asks a strategy for first."""
+        raise TypeError(
+            "a tf.distribute.coordinator.ClusterCoordinator schedules steps of TensorFlow's own "
+            "ParameterServerStrategy. Under tfdist.ParameterServerStrategy every worker runs the whole script, and "
+            "needs no coordinator: train by model.fit, or call strategy.run on each worker in a loop of your own. The "
+            "chief evaluates and saves; or a task of the job `evaluator` does, with tfdist.SidecarEvaluator."
+        )
 
     @property
     def rank(self) -> int:

@@ -110,7 +110,7 @@ class QuorumStrategy(tf.distribute.Strategy):
         cluster = discovery.discover(cluster_resolver)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._cluster = cluster = _checked(cluster, quorum)
-        timeouts = timeouts or Timeouts.from_environment()
+        timeouts = Timeouts.of(timeouts)
         self._members = _members(cluster, quorum, float(grace), timeouts)
         keras_seams.install(self)
         own = list(devices) if devices is not None else default_devices(*place_on_host(cluster))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfdist.cluster.spec import Cluster
 from tfdist.compression.policy import Policy
@@ -25,6 +26,7 @@ class Arguments:
     """As of `tfdist.ParameterServerStrategy`, which describes them; of compression the policies.
 
     Raises:
+        TypeError: one is of another type.
         ValueError: one is not what it may be, or does not go with another one.
     """
 
@@ -42,6 +44,7 @@ class Arguments:
     hierarchy: PerHost | None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if "://" in str(self.snapshots):
             raise ValueError(f"snapshots must be a folder of a file system; got {self.snapshots}")
         if self.prefetch not in (0, 1) or (
@@ -65,6 +68,23 @@ class Arguments:
             )
         if self.hierarchy is not None:
             self._check_hierarchy(self.hierarchy)
+
+    def _check_types(self) -> None:
+        kinds: dict[str, tuple[Any, str]] = {
+            "synchronization": (Synchronization, "Asynchronous(), BoundedStaleness(4), SoftSync(2) or Synchronous()"),
+            "staleness_policy": (StalenessPolicy, "AsItIs(), Inverse() or DelayCompensated(0.1)"),
+            "pushes": (
+                LocalSteps | ElasticAveraging | Hogwild | None,
+                "LocalSteps(8), ElasticAveraging() or Hogwild()",
+            ),
+            "hierarchy": (PerHost | None, "PerHost()"),
+        }
+        for name, (kind, examples) in kinds.items():
+            given = getattr(self, name)
+            if isinstance(given, type) or not isinstance(given, kind):
+                raise TypeError(f"{name} must be one of tfdist.parameter_server, such as {examples}; got {given!r}")
+        if not (isinstance(self.snapshot_seconds, (int, float)) and self.snapshot_seconds > 0):
+            raise ValueError(f"snapshot_seconds must be a number of seconds above 0; got {self.snapshot_seconds!r}")
 
     def _check_pushes(self) -> None:
         pushes, mode, policy = self.pushes, self.synchronization, self.staleness_policy

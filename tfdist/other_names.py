@@ -1,0 +1,41 @@
+"""What is called otherwise in libraries that scripts come from, for errors about names that do not exist."""
+
+from __future__ import annotations
+
+_HERE = {
+    "Average": 'op="mean"',
+    "BroadcastGlobalVariablesCallback": "tfdist.callbacks.BroadcastVariables",
+    "Compression": "tfdist.compression, such as tfdist.compression.Float16()",
+    "LearningRateScheduleCallback": "keras.callbacks.LearningRateScheduler",
+    "LearningRateWarmupCallback": "tfdist.callbacks.LearningRateScaling",
+    "Max": 'op="max"',
+    "MetricAverageCallback": "tfdist.callbacks.MetricAverage",
+    "Min": 'op="min"',
+    "MirroredStrategy": "tfdist.AllReduceStrategy",
+    "MultiWorkerMirroredStrategy": "tfdist.AllReduceStrategy",
+    "ProcessSet": "tfdist.Group",
+    "Sum": 'op="sum"',
+    "allgather": "tfdist.all_gather",
+    "allreduce": "tfdist.all_reduce",
+    "alltoall": "tfdist.all_to_all",
+    "broadcast_global_variables": "tfdist.broadcast_variables",
+    "broadcast_object": "tfdist.broadcast, of arrays and strings",
+    "cross_rank": "tfdist.rank",
+    "elastic": "tfdist.callbacks.CommitState, or tfdist.QuorumStrategy",
+    "grouped_allreduce": "tfdist.all_reduce, of a list",
+    "reducescatter": "tfdist.reduce_scatter",
+    "shutdown": "nothing: a process leaves the job at its end",
+}
+"""Horovod's and TensorFlow's names."""
+
+
+def missing(module: str, name: str) -> AttributeError:
+    """The error about a name that a module does not have.
+
+    Args:
+        module: its name.
+        name: that was asked for.
+    """
+    here = _HERE.get(name)
+    hint = "" if here is None else f"; here it is {here} (docs/horovod.md and docs/multi_worker.md have others)"
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
