@@ -1,5 +1,6 @@
 """Connections to servers that are slow, late, gone, or killed and started again."""
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from tests.parameter_server.serving import DEADLINE, attach, connected, create, 
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server import client as clients
 from tfdist.parameter_server.client import RefusedError
-from tfdist.parameter_server.messages import Attach
+from tfdist.parameter_server.messages import Attach, Refused
 from tfdist.parameter_server.synchronization import BoundedStaleness
 
 
@@ -50,6 +51,18 @@ def test_a_refusal_is_an_error():
         with pytest.raises(RefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
             push(one)
         assert caught.value.refused.is_unknown
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_server_hears_first_that_a_worker_has_ended(monkeypatch, is_told):
+    """The error is what the rendezvous then says of that worker; the server's, if it says nothing."""
+    monkeypatch.setattr(clients, "_NEWS_SECONDS", DEADLINE if is_told else 0.2)
+    news = itertools.chain([None] * 3, itertools.repeat(PeerLostError("rank 1 died") if is_told else None))
+    with serving() as server, connected(server) as one:
+        one._answer = lambda id, seconds: (Refused(id, "worker 1 has ended", ended=1), [])
+        one._failure = lambda: next(news)
+        with pytest.raises(PeerLostError if is_told else RefusedError, match="rank 1 died" if is_told else "has ended"):
+            attach(one, 0)
 
 
 def test_a_request_is_answered_by_a_server_that_comes_late(monkeypatch):

@@ -30,6 +30,8 @@ _AGAIN_SECONDS = 2.0
 """Without an answer, a request is sent again; the server counts it once."""
 _SLOWEST_LINE = 10e6
 """Bytes a second: a message may take that long to arrive before its server counts as lost."""
+_NEWS_SECONDS = 5.0
+"""Until this task has heard of the end of another one, which a server has."""
 _PATIENCE_SECONDS = 30.0
 """After which a person is told whom a worker waits for."""
 
@@ -167,6 +169,8 @@ class Connection:
                     log.warning("tfdist: %s has waited for %d s for %s.", self._name, _PATIENCE_SECONDS, names)
             elif isinstance(answer, Refused):
                 what = type(request.message).__name__
+                if answer.ended is not None:
+                    self._await_news()
                 raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer)
             elif answer is not None:
                 return answer, values
@@ -174,6 +178,14 @@ class Connection:
             f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, the link to "
             "it is cut, or it has another secret (TFDIST_SECRET)."
         )
+
+    def _await_news(self) -> None:
+        """Raises what the rendezvous says about a worker that has ended; the server has heard of it before."""
+        end = time.monotonic() + _NEWS_SECONDS
+        while time.monotonic() < end:
+            if (failure := self._failure()) is not None:
+                raise failure
+            time.sleep(_LOOK_SECONDS / 10)
 
     def request(
         self,

@@ -399,6 +399,7 @@ class Refused(Message, frozen=True):
         is_unknown: whether the worker has to attach first: the server was started again, or took it for lost.
         is_over: whether all workers have gone on to other optimizers for the model's variables.
         newest: then, the occurrence of the model that is trained now; None if there is none.
+        ended: a worker that is lost, or has ended, without what was asked for; None if that is not why.
     """
 
     id: int
@@ -406,6 +407,7 @@ class Refused(Message, frozen=True):
     is_unknown: bool = False
     is_over: bool = False
     newest: int | None = None
+    ended: int | None = None
 
 
 class Report(Message, frozen=True):

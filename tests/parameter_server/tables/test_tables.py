@@ -254,6 +254,7 @@ def test_a_worker_that_has_ended_keeps_no_other_waiting():
     both.tables.lost(1)
     (refused,) = both.answers[0]
     assert "worker 1 has ended without its part" in refused.why
+    assert refused.ended == 1
     both.update(0, 0)
     assert "worker 1 has ended without its part" in both.answers[0][1].why, "nor a later one"
     assert both.values() == [0, 0]

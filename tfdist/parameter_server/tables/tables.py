@@ -199,7 +199,7 @@ class Tables:
     def _refuse(self, parts: list[Part], ended: int) -> None:
         for part in parts:
             why = f"the table {part.message.table[:200]}: worker {ended} has ended without its part of this update"
-            part.answer(Refused(part.message.id, why), ())
+            part.answer(Refused(part.message.id, why, ended=ended), ())
 
     def _attach(self, message: AttachTable) -> Served:
         """Finds or makes a table.
