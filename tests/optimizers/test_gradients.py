@@ -39,6 +39,33 @@ def test_dense_sparse_and_none(ranks, size, call, average):
         assert found[2] is None
 
 
+@BOTH_WAYS
+@pytest.mark.parametrize("average", [True, False])
+def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
+    """As for a penalty on gradients; a process's is its part of the derivative of the sum or mean over all."""
+
+    def work(group):
+        made, own, sparse = Gradients(group, average, is_differentiable=True), group.rank + 1.0, tf.Variable([[1.0]])
+        x = tf.Variable(2.0)
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([1, 1]))
+
+        def second():
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = own * x**3
+                total, _ = made.reduced([inner.gradient(loss, x), slices], [x, sparse])
+                penalty = total**2
+            return total, outer.gradient(penalty, x)
+
+        return own, *(float(one) for one in call(second))
+
+    for own, total, found in ranks(size)(work):
+        scale = size if average else 1
+        assert total == pytest.approx(12 * sum(range(1, size + 1)) / scale)
+        upstream = 2 * total * (1 if average else size)  # of all processes, summed or averaged
+        assert found == pytest.approx(upstream * 12 * own)
+
+
 @pytest.mark.parametrize("as_dense", [True, False])
 def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
     def work(group):

@@ -52,7 +52,7 @@ def DistributedOptimizer(
         average: whether gradients are averaged; otherwise they are summed.
         op: "mean" or "sum", in place of ``average``; or `tfdist.Adasum`.
         backward_passes_per_step: after so many calls of ``apply`` their mean gradient is averaged and applied. The same
-            as the optimizer's own ``gradient_accumulation_steps``.
+            as the optimizer's own ``gradient_accumulation_steps``; Horovod sums them, unless told otherwise.
         sparse_as_dense: whether sparse gradients, of embeddings, are made dense before they are averaged.
         group: the processes that take part; all by default.
         scale_local_gradients: whether gradients of local variables are divided by the number of processes, as if the

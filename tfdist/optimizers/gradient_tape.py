@@ -68,6 +68,7 @@ class DistributedGradientTape:
             sparse_as_dense,
             scale_local_gradients,
             LocalClipping(local_clip_norm, local_clip_global_norm, local_clip_value),
+            is_differentiable=True,
         )
 
     def __enter__(self) -> DistributedGradientTape:
@@ -97,6 +98,8 @@ class DistributedGradientTape:
             sources: as of `tf.GradientTape.gradient`.
             *args: as of `tf.GradientTape.gradient`.
             **kwargs: as of `tf.GradientTape.gradient`.
+
+        A tape around this one has gradients of them, unless they are sparse, compressed, or combined by Adasum.
 
         Returns:
             Gradients in the structure of ``sources``; None where there is none, on all processes alike.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,7 @@ class Gradients:
         sparse_as_dense: whether sparse gradients are made dense before they are summed.
         scale_local: whether gradients of local variables are divided by the number of processes, if others are.
         clipping: of this process's gradients, before they are summed.
+        is_differentiable: whether sums and means of dense gradients, without compression, have gradients themselves.
 
     Attributes:
         group: as given.
@@ -48,6 +49,7 @@ class Gradients:
         sparse_as_dense: bool = False,
         scale_local: bool = True,
         clipping: LocalClipping | None = None,
+        is_differentiable: bool = False,
     ) -> None:
         if adaptive and compression is not None:
             raise ValueError("Adasum combines gradients as they are: leave out the compression")
@@ -59,6 +61,7 @@ class Gradients:
         self._sparse_as_dense = sparse_as_dense
         self._scale_local = scale_local
         self._clipping = clipping or LocalClipping()
+        self._is_differentiable = is_differentiable
         self.compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         self.variables: list[Any] = []
         self.averages = self._average and compression is None and self._clipping == LocalClipping()
@@ -142,6 +145,8 @@ class Gradients:
             self.norms.add(means, norms, self._size * self.samples)
             return means
         if self.compressor is None:
+            if self._is_differentiable and not self._adaptive:
+                return self._differentiable(values, names)
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=self._adaptive)
         keys = [str(_identity(variable)) for variable in variables]
         shapes = zip(keys, names, variables, strict=True)
@@ -152,6 +157,28 @@ class Gradients:
         ]
         weight = tf.constant(1 / self._size, tf.float64) if self._average else None
         return self._sums.all_reduce(values, names, compressed, weight=weight)
+
+    def _differentiable(self, values: list[Any], names: list[str]) -> list[Any]:
+        """Sums or means whose gradients are those of all processes' gradients; those of sparse values have none."""
+        dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
+        found = list(values)
+
+        @tf.custom_gradient
+        def totals(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
+            inputs = list(values)
+            for place, value in zip(dense, given, strict=True):
+                inputs[place] = value
+            found[:] = self._sums.all_reduce(inputs, names, mean=self._average, adaptive=False)
+
+            def gradient(*upstream: tf.Tensor) -> list[Any]:
+                of_dense = [f"the gradient of {names[place]}" for place in dense]
+                return self._differentiable([tf.convert_to_tensor(one) for one in upstream], of_dense)
+
+            return [found[place] for place in dense], gradient
+
+        for place, total in zip(dense, totals(*(values[place] for place in dense)), strict=True):
+            found[place] = total
+        return found
 
 
 def by_op(op: str | None, average: bool) -> tuple[bool, bool]:

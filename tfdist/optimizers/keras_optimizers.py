@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.optimizers import local_layers
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
 from tfdist.strategies import keras_noise, keras_unsynchronized
@@ -134,6 +135,7 @@ def _beginning_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         gradients = gradients_of(self.optimizer)
         if gradients is None:
             return original(self, *args, **kwargs)
+        local_layers.warn(self, gradients.group.size)
         call = signature.bind(self, *args, **kwargs)
         given = call.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):

@@ -450,6 +450,12 @@ def callbacks():
         with warnings() as found:
             fit(other, share(X), share(Y))
         assert len([one for one in found if "begin to train with different weights" in one]) == told, found
+    layers = [keras.layers.Input((4,)), keras.layers.BatchNormalization(synchronized=True)]
+    other = keras.Sequential(layers)
+    other.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with warnings() as found:
+        fit(other, share(X) * 1.0, share(X) * 1.0, epochs=1)
+    assert len([one for one in found if "synchronized=True has no effect" in one]) == 1, found
     for callback, wrong in (
         (
             tfdist.callbacks.BroadcastVariables(),

@@ -1,0 +1,30 @@
+"""A warning of layers that ask for means over all replicas, of which `DistributedOptimizer` has one in each process."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+log = logging.getLogger("tfdist")
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def warn(model: Any, processes: int) -> None:
+    """Warns, once for each model, that statistics of synchronized batch normalization are each process's own.
+
+    Args:
+        model: a Keras model.
+        processes: that average its gradients.
+    """
+    names = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False) is True]
+    if processes == 1 or not names or model in _told:
+        return
+    _told.add(model)
+    log.warning(
+        "tfdist: %s: synchronized=True has no effect with DistributedOptimizer, which averages gradients alone: the "
+        "statistics of a batch are those of each process's own. Train with tfdist.AllReduceStrategy to synchronize "
+        "them.",
+        ", ".join(names[:3]),
+    )
