@@ -21,6 +21,7 @@ CHECKS = [
     "saved",
     "uneven",
     "callbacks",
+    "resumed",
     "committed",
     "refused",
 ]

@@ -20,8 +20,9 @@ class BroadcastVariables(keras.callbacks.Callback):
     """Gives all processes one process's weights, and its optimizer's variables, before the first batch.
 
     For `tfdist.DistributedOptimizer` and other training without a strategy; strategies keep weights equal themselves.
-    Variables that are made later are sent after the first batch, or before the next epoch. What is each process's own
-    is not sent: gradients that the optimizer accumulates, and variables that ``register_local_var`` names.
+    Variables that are made later are sent after the first batch, or before the next epoch. The root alone may have
+    loaded a model with its optimizer, which is built on the other processes, too. What is each process's own is not
+    sent: gradients that the optimizer accumulates, and variables that ``register_local_var`` names.
 
     Args:
         root_rank: the process whose values are sent: its rank among those that train the model.
@@ -58,10 +59,11 @@ class BroadcastVariables(keras.callbacks.Callback):
         if not has_others(self) or at_work.of_model(self.model, HasCollectives) is not None:
             return
         exchange = Exchange(processes_of(self.model))
+        self._build_alike(exchange)
         everything = [*self.model.variables, *self.model.optimizer.variables]
         left_out = self._sent | {id(one) for one in _of_each(self.model.optimizer, everything)}
         new = [variable for variable in everything if id(variable) not in left_out]
-        kinds = ", ".join(f"{one.path.rpartition('/')[2]} {one.dtype} {tuple(one.shape)}" for one in new)
+        kinds = ", ".join(f"{_kind(one)} {one.dtype} {tuple(one.shape)}" for one in new)
         everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[self._root]:
@@ -73,6 +75,21 @@ class BroadcastVariables(keras.callbacks.Callback):
         for variable in new:
             variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value), self._root))
         self._sent.update(map(id, new))
+
+    def _build_alike(self, exchange: Exchange) -> None:
+        """Builds the optimizer if the root's is built, as when the root alone has loaded a model with its optimizer."""
+        optimizer = self.model.optimizer
+        built = exchange.all_gather(tf.constant([int(optimizer.built)])).numpy()
+        if built[self._root] and not optimizer.built and self.model.built:
+            optimizer.build(self.model.trainable_variables)
+
+
+def _kind(variable: Any) -> str:
+    """What a variable is, such as kernel or velocity: the names of slots also hold those of layers, which may differ.
+
+    They do if layers are numbered otherwise, or if one process has loaded the model.
+    """
+    return str(variable.path.rpartition("/")[2].rpartition("_")[2])
 
 
 def _of_each(optimizer: Any, variables: list[Any]) -> list[Any]:

@@ -480,6 +480,27 @@ class Ends(keras.callbacks.Callback):
             raise KeyError("interrupted")
 
 
+def resumed():
+    """The root alone loads a model with its optimizer, and the others get all of it."""
+    path = os.path.join(FOLDER, "resumed.keras")
+    model = make_model(keras.optimizers.Adam(0.1))
+    if rank == 0:
+        fit(model, X, Y)
+        model.save(path)
+        model = keras.models.load_model(path)
+    model.compile(tfdist.DistributedOptimizer(model.optimizer), model.loss)
+    seen = []
+    begins = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: seen or seen.extend(one.numpy() for one in model.optimizer.variables)
+    )
+    fit(model, share(X), share(Y), epochs=1, callbacks=[tfdist.callbacks.BroadcastVariables(), begins])
+    for value in seen:
+        everyone = tfdist.all_gather(tf.constant(value[None])).numpy()
+        assert (everyone == everyone[:1]).all()
+    assert int(seen[0]) == 2 * STEPS, "the root's iterations"
+    assert_alike(model)
+
+
 def committed():
     """Training that was interrupted goes on where it was, with all that each process had kept back."""
     for compression in (None, tfdist.compression.TopK(0.25)):
