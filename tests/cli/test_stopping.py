@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -59,3 +60,26 @@ def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
         launcher.kill()
         launcher.wait()
     harness.assert_nothing_left()
+
+
+def test_ctrl_c_is_one_line_a_rank(tmp_path):
+    """And one of the launcher: nobody has failed, and no rank's last output is shown."""
+    script = harness.PROGRAMS / "endless_sums.py"
+    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", "--output", "all", str(script)]
+    env = harness.environment(TEST_FOLDER=str(tmp_path))
+    launcher = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start", launcher)
+        launcher.send_signal(signal.SIGINT)
+        _, told = launcher.communicate(timeout=harness.DEADLINE)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 128 + signal.SIGINT, told
+    lines = told.splitlines()
+    for rank in range(2):
+        found = [line for line in lines if line.startswith(f"[rank {rank}]") and "training on 2" not in line]
+        assert len(found) == 1, told
+        assert re.search(rf"rank {rank} (was interrupted|ended) at {script}:\d+", found[0]), told
+    assert lines[-1] == "tfdist run: ended by SIGINT (Ctrl-C), as were the processes."
+    assert len(lines) == 4, told

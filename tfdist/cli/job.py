@@ -97,7 +97,7 @@ class Job:
         self._keep_going = keep_going
         self._restarts = restarts
         self._restarted = 0
-        self._is_asked_to_end = False
+        self._asked_to_end_by: int | None = None
         self._outputs = Outputs(log_folder)
         self._processes: list[Process] = []
         self._ended, self._ending = os.pipe()
@@ -248,7 +248,12 @@ class Job:
         )
 
     def _is_to_start_again(self, process: Process) -> bool:
-        if not process.trains or process.popen.returncode == 0 or process.ended_by_us or self._is_asked_to_end:
+        if (
+            not process.trains
+            or process.popen.returncode == 0
+            or process.ended_by_us
+            or self._asked_to_end_by is not None
+        ):
             return False
         if self._restarted == self._restarts:
             return False
@@ -269,6 +274,11 @@ class Job:
 
     def _report(self, blamed: list[Process]) -> int:
         """Reports who failed; returns the exit code of the job."""
+        number = self._asked_to_end_by
+        if number is not None and blamed[0].popen.returncode in (-number, 128 + number):
+            how = " (Ctrl-C)" if number == signal.SIGINT else ""
+            _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
+            return 128 + number
         for process in reversed(blamed):
             self._show_kept(process.name)
         process, last = blamed[0], blamed[-1]
@@ -296,7 +306,8 @@ class Job:
         sys.stderr.buffer.flush()
 
     def _pass_on(self, number: int, frame: Any) -> None:
-        self._is_asked_to_end |= number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._asked_to_end_by = number
         for process in self._processes:
             process.signal(number)
 

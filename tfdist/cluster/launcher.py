@@ -21,6 +21,11 @@ REPORT = "TFDIST_REPORT_FD"
 CAUSE, VICTIM, ENTERED = "the cause", "a victim", "entered"
 
 
+def is_tfdist_run() -> bool:
+    """Whether `tfdist run` has started this process."""
+    return os.environ.get(REPORT, "").isdigit()
+
+
 def tell(what: str) -> None:
     """Tells `tfdist run`, if it started this process, how the process came to fail, or that it is in the job.
 
@@ -29,9 +34,8 @@ def tell(what: str) -> None:
             that one is to be named. `CAUSE` when the script has failed by an error of its own; told before the process
             ends, which may take long.
     """
-    fd = os.environ.get(REPORT, "")
-    if fd.isdigit():
+    if is_tfdist_run():
         try:
-            os.write(int(fd), f"{what}\n".encode())
+            os.write(int(os.environ[REPORT]), f"{what}\n".encode())
         except OSError:
             pass

@@ -5,10 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from traceback import extract_tb
+from types import TracebackType
 from typing import Any
 
 from tfdist import notices
@@ -48,11 +51,12 @@ def arrange(membership: Membership) -> None:
     """
     atexit.register(_leave, membership, os.getpid(), _Watchdog())
     os.register_at_fork(after_in_child=membership.control.after_fork)
-    sys.excepthook = _telling_others(membership.control, sys.excepthook)
+    sys.excepthook = _telling_others(membership, sys.excepthook)
 
 
-def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling_others(membership: Membership, original: Callable[..., Any]) -> Callable[..., Any]:
     """Reports why this task ends at once: the end of the process may wait for the user's threads."""
+    control, cluster = membership.control, membership.cluster
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if control.failure is not None or isinstance(error, PeerLostError):
@@ -61,9 +65,27 @@ def _telling_others(control: Control, original: Callable[..., Any]) -> Callable[
             control.fails_first = True
             control.tell_failure(error)
             launcher.tell(launcher.CAUSE)
-        original(kind, error, traceback)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        if cluster is None or not launcher.is_tfdist_run() or not (is_interrupt or _is_of_an_interrupt(error)):
+            original(kind, error, traceback)
+            return
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, this one perhaps only now
+        name = cluster.task if cluster.rank is None else f"rank {cluster.rank}"
+        how = f"was interrupted{_where(traceback)}" if is_interrupt else f"ended{_where(traceback)}, as {error}"
+        notices.say(f"tfdist: {name} {how.rstrip(': ')}.")
 
     return hook
+
+
+def _is_of_an_interrupt(error: BaseException) -> bool:
+    return isinstance(error, PeerLostError) and "failed: KeyboardInterrupt" in str(error)
+
+
+def _where(traceback: TracebackType | None) -> str:
+    """The line of the script at which an error was raised, for a person who has asked for the end by Ctrl-C."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    lines = [one.lineno for one in extract_tb(traceback) if one.filename == script]
+    return f" at {script}:{lines[-1]}" if lines else ""
 
 
 def _leave(membership: Membership, pid: int, watchdog: _Watchdog) -> None:
