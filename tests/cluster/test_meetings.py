@@ -102,3 +102,10 @@ def test_a_lost_task_takes_its_values_and_questions_along(told):
     assert told.replies == [(1, Reply(1, "new"))]
     told.get(0, "other")
     assert told.replies[-1] == (0, Reply(1, "x"))
+
+
+@pytest.mark.parametrize(("task", "tasks"), [(2, (0, 1)), (0, (0, 0)), (0, ())])
+def test_a_gather_that_cannot_come_about_is_an_error(told, task, tasks):
+    assert not told.gather(task, 1, tasks)
+    ((_, reply),) = told.replies
+    assert "or some come twice" in reply.error

@@ -1,5 +1,7 @@
 """The shards of several models, without sockets and without values."""
 
+import pytest
+
 from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import Attach, Attached, Done, Leave, Pull, Refused, Waiting
 from tfdist.parameter_server.shard import Shard
@@ -105,3 +107,10 @@ def test_connections_that_are_gone_are_forgotten():
     assert len(talk.shards.peers) == 1
     talk.leave(0, is_over=False)
     assert not talk.shards.peers
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "..", "x" * 201, "a\0"])
+def test_what_names_no_model_makes_nothing(name):
+    talk = Talk()
+    assert "no name of a model" in talk.say("a stranger", Attach(1, 0, 1, name)).why
+    assert not talk.shards.models()

@@ -1,6 +1,8 @@
 """What a process tells the others as it ends; `tests/multiprocess/test_endings.py` has processes that end."""
 
 import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +45,9 @@ def reports(monkeypatch):
 def raised(control, error):
     """Ends a script with an error; returns what the hook before ours has seen."""
     seen = []
-    leave._telling_others(control, lambda *details: seen.append(details))(type(error), error, None)
+    cluster = SimpleNamespace(rank=1, task=None)
+    hook = leave._telling_others(SimpleNamespace(control=control, cluster=cluster), lambda *one: seen.append(one))
+    hook(type(error), error, None)
     return seen
 
 
@@ -92,3 +96,19 @@ def test_a_task_without_mpi_leaves(monkeypatch):
         leave._leave(evaluator, os.getpid(), None)  # nothing is left to leave
     finally:
         chief.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "tfdist: rank 1 was interrupted.\n"),
+        (
+            PeerLostError("rank 0 failed: KeyboardInterrupt: "),
+            "tfdist: rank 1 ended, as rank 0 failed: KeyboardInterrupt.\n",
+        ),
+    ],
+)
+def test_an_interrupt_of_the_launcher_is_one_line(reports, capsys, monkeypatch, error, told):
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert raised(Control(), error) == []
+    assert capsys.readouterr().err == told

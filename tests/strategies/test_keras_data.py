@@ -38,13 +38,6 @@ def test_rows_like_those_of_a_dataset(spec, shape):
         assert (found.shape.as_list(), found.dtype) == (shape, spec.dtype)
 
 
-@pytest.mark.parametrize(("rows", "fixed"), [(None, None), (5, 5)])
-def test_a_model_may_take_one_number_of_rows(rows, fixed):
-    model = keras.Sequential([keras.layers.Input(batch_shape=(rows, 2)), keras.layers.Dense(1)])
-    assert keras_data._fixed_batch(model) == fixed
-    assert keras_data._fixed_batch(keras.Sequential([keras.layers.Dense(1)])) is None
-
-
 def test_models_are_built_without_drawing_a_batch(strategy):
     """Of a dataset whose spec tells the shapes. What is drawn to build a model would not be trained on."""
     drawn = []

@@ -57,3 +57,10 @@ def test_a_model_of_fixed_rows_says_that_they_are_those_of_a_share(ranks, method
     for (told,) in on_ranks(ranks(2), work):
         assert told.startswith("the model accepts batches of 4 rows only, as its layers name them"), told
         assert "this replica got 2 rows" in told
+
+
+@pytest.mark.parametrize(("rows", "fixed"), [(None, None), (5, 5)])
+def test_a_model_may_take_one_number_of_rows(rows, fixed):
+    model = keras.Sequential([keras.layers.Input(batch_shape=(rows, 2)), keras.layers.Dense(1)])
+    assert row_checks.rows_of_model(model) == fixed
+    assert row_checks.rows_of_model(keras.Sequential([keras.layers.Dense(1)])) is None

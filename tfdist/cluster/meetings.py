@@ -24,6 +24,12 @@ class Meetings:
 
     def gather(self, task: int, message: Gather) -> bool:
         """Takes a task's value; whether it was the last one, and all have been answered."""
+        if task not in message.tasks or len(set(message.tasks)) < len(message.tasks):
+            error = (
+                f"task {task} gathers from tasks {list(message.tasks)[:20]}, of which it is none, or some come twice"
+            )
+            self._reply(task, Reply(message.id, error=error))
+            return False
         for other in message.tasks:
             if other in self._failed:
                 self._reply(task, Reply(message.id, error=self._failed[other]))

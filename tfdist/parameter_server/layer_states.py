@@ -110,7 +110,7 @@ class LayerStates:
 
     def _keep(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         for place, array in zip(message.given, arrays, strict=False):
-            if place < len(message.digests) and digest(array) == message.digests[place]:
+            if 0 <= place < len(message.digests) and digest(array) == message.digests[place]:
                 self.arrays[message.digests[place]] = array.copy()
         lacking = tuple(place for place, one in enumerate(message.digests) if one not in self.arrays)
         if not lacking:

@@ -42,6 +42,8 @@ log = logging.getLogger("tfdist")
 
 _LOGGED = 100
 """Peers whose invalid messages are logged, once each."""
+_WHY_CHARACTERS = 500
+"""Of why a message is not done, which may be its own."""
 
 
 @dataclass
@@ -230,13 +232,18 @@ class Server:
                 encoded = shared.memory.moved(slot, encoded, is_answer=True)
             self._send(peer, encoded)
 
-        if isinstance(message, Share):
-            self._share(peer, message, send)
-        elif isinstance(message, (Inspect, Read)):
-            self._shards.heard(peer, message, arrays, send)
-        else:
-            self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
-            self._note(peer, message, frames)
+        try:
+            if isinstance(message, Share):
+                self._share(peer, message, send)
+            elif isinstance(message, (Inspect, Read)):
+                self._shards.heard(peer, message, arrays, send)
+            else:
+                self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
+                self._note(peer, message, frames)
+        except Exception as error:  # of what fits the form of a message, but not what is here: it ends nobody's job
+            why = f"{type(message).__name__} fits nothing that is here: {type(error).__name__}: {error}"
+            self._complain(received, InvalidMessageError(why[:_WHY_CHARACTERS]))
+            send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
         if isinstance(message, Leave):
             self._segments.pop(peer, None)
 
@@ -262,7 +269,7 @@ class Server:
     def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
         try:
             segment = Segment.open(message.name, message.area, message.slots)
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             answer(Refused(message.id, str(error)), ())
             return
         self._segments[peer] = _Shared(segment, message.worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.tables.messages import TableMessage
 from tfdist.parameter_server.tables.tables import Tables
+
+_MODEL = re.compile(r"[\w-][\w. -]{0,199}")
+"""A name of a model, which is also that of a folder of snapshots."""
 
 Key = tuple[str, int]
 """The name of a model, and how many of this name came before it."""
@@ -187,6 +191,8 @@ class Shards:
             Why it cannot be had.
         """
         key = message.model, message.occurrence
+        if not _MODEL.fullmatch(message.model):
+            return Refused(message.id, "this is no name of a model: letters, digits and _-. only, at most 200")
         if key in self.over:
             later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
             return Refused(

@@ -102,6 +102,8 @@ class Segment:
             if status.st_uid != os.getuid() or status.st_size != 2 * slots * area:
                 raise ValueError("the segment is another user's, or has another size")
             return cls(name, area, slots, mmap.mmap(opened, 2 * slots * area))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"the segment cannot be mapped: {error}") from None
         finally:
             os.close(opened)
 

@@ -28,6 +28,12 @@ COPIED_BYTES = 1 << 18
 MAX_HEADER = 1 << 20
 """Maximum bytes of a header."""
 
+MAX_DIMENSIONS = 32
+"""Of an array, which all versions of NumPy have."""
+
+MAX_ELEMENTS = 1 << 48
+"""Of an array, also where one dimension is 0 and it has none; NumPy counts them in 63 bits."""
+
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
     "float8_e4m3fn float8_e5m2".split()
@@ -115,7 +121,9 @@ class Codec:
 def _array(spec: Array, frame: Any) -> np.ndarray:
     if spec.dtype not in DTYPES:
         raise InvalidMessageError(f"an array of dtype {spec.dtype[:40]!r}")
-    if min(spec.shape, default=0) < 0:
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise InvalidMessageError(f"an array of {len(spec.shape)} dimensions")
+    if min(spec.shape, default=0) < 0 or prod(max(one, 1) for one in spec.shape) > MAX_ELEMENTS:
         raise InvalidMessageError(f"an array of shape {spec.shape}")
     view = memoryview(frame)
     if view.nbytes != spec.nbytes:

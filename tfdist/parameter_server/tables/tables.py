@@ -30,6 +30,8 @@ from tfdist.parameter_server.tables.table import Table
 log = logging.getLogger("tfdist")
 
 _CHIEF = 0
+_MOST_COLUMNS, _MOST_WORKERS = 1 << 20, 1 << 20
+"""Of a table; what asks for more is no worker's."""
 
 
 @dataclass
@@ -235,6 +237,8 @@ class Tables:
         """A table, from a snapshot if there is one."""
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
         found = None if snapshots is None else snapshots.find()
+        if not (1 <= message.dim <= _MOST_COLUMNS and 0 <= message.workers <= _MOST_WORKERS):
+            raise ValueError(f"a table of {message.dim} columns, which {message.workers} workers update together")
         known = message.optimizer if found is None else found.optimizer or None
         optimizer = deepcopy(known or placeholder())  # Keras writes into it
         table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
