@@ -10,9 +10,16 @@ from tfdist.cluster.spec import Task
 TASKS = [Task("worker", 0, "127.0.0.1:1"), Task("ps", 0, "127.0.0.1:2"), Task("ps", 1, "127.0.0.1:3")]
 
 
-def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch):
+def forbidden(name):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch, in_memory):
     """Which nobody else may read, and which goes with the job."""
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
+    if not in_memory:
+        monkeypatch.setattr(os, "memfd_create", forbidden)
     with status_hint.told(TASKS, "the secret"):
         said = capsys.readouterr().err
         setting, *command = shlex.split(said.split("`")[1])
@@ -21,6 +28,7 @@ def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch
         monkeypatch.setenv(name, path)
         assert read_secret() == b"the secret"
         assert os.stat(path).st_mode & 0o077 == 0
+        assert path.startswith("/proc/") is in_memory, "which goes with a launcher that is killed, too"
     assert "the secret" not in said
     assert not os.path.exists(path)
 

@@ -33,7 +33,15 @@ def test_secret(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "none"))
     with pytest.raises(ClusterSpecError, match="cannot read"):
         read_secret()
+    (tmp_path / "for_all").write_text("told")
+    (tmp_path / "for_all").chmod(0o644)
+    monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "for_all"))
+    with pytest.raises(ClusterSpecError, match=r"every user can read .*: chmod o= "):
+        read_secret()
+    (tmp_path / "for_all").chmod(0o640)
+    assert read_secret() == b"told"
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "empty").chmod(0o600)
     monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "empty"))
     with pytest.raises(ClusterSpecError, match="is empty"):
         read_secret()

@@ -263,9 +263,11 @@ def test_without_a_secret_it_is_said_who_could_join():
 
 def test_secret_from_a_file(tmp_path):
     (tmp_path / "secret").write_text("from a file\n")
+    (tmp_path / "secret").chmod(0o600)
     ended = harness.run(JOIN, 2, settings={"TFDIST_SECRET_FILE": str(tmp_path / "secret")})
     sums(ended, 2)
     assert "no job secret" not in ended[0].output
+    assert "the job's secret has 11 characters" in ended[0].output
 
 
 @waiting

@@ -26,13 +26,33 @@ def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
     if server is None:
         yield
         return
-    descriptor, path = tempfile.mkstemp(prefix="tfdist-secret-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret)
+    with _kept(secret) as path:
         command = f"TFDIST_SECRET_FILE={shlex.quote(path)} tfdist status {server.address}"
         print(f"tfdist run: `{command}` shows what the parameter servers do.", file=sys.stderr, flush=True)
         yield
+
+
+@contextlib.contextmanager
+def _kept(secret: str) -> Iterator[str]:
+    """Context in which a secret is in a file that only this user may read.
+
+    On Linux it is in memory, and goes with this process, even if that is killed.
+
+    Returns:
+        The file's path.
+    """
+    path = None
+    try:
+        descriptor = os.memfd_create("tfdist-secret")
+    except (AttributeError, OSError):  # another system, or it is forbidden
+        descriptor, path = tempfile.mkstemp(prefix="tfdist-secret-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(secret)
+            file.flush()
+            yield path or f"/proc/{os.getpid()}/fd/{descriptor}"
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)

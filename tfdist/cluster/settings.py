@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -63,19 +64,29 @@ class Timeouts:
         return cls.from_environment() if given is None else given
 
 
+LEAST_SECRET_BYTES = 16
+"""Of a secret that is not easily found by trying."""
+
+
 def read_secret() -> bytes:
     """The job's secret from ``TFDIST_SECRET`` or the file ``TFDIST_SECRET_FILE``; empty when none is set.
 
     Raises:
-        ClusterSpecError: the file cannot be read or is empty.
+        ClusterSpecError: the file cannot be read, is empty, or is one that all users can read.
     """
     if secret := os.environ.get("TFDIST_SECRET"):
         return secret.encode("utf-8", "surrogateescape")
     if path := os.environ.get("TFDIST_SECRET_FILE"):
         try:
+            is_for_all = Path(path).stat().st_mode & stat.S_IROTH
             secret_bytes = Path(path).read_bytes().strip()
         except OSError as error:
             raise ClusterSpecError(f"TFDIST_SECRET_FILE: cannot read {path}: {error.strerror}") from None
+        if is_for_all:
+            raise ClusterSpecError(
+                f"TFDIST_SECRET_FILE: every user can read {path}, which is no secret then: chmod o= {path}; for a "
+                "volume of Kubernetes, defaultMode: 0440"
+            )
         if not secret_bytes:
             raise ClusterSpecError(f"TFDIST_SECRET_FILE: {path} is empty; it must hold the job's secret")
         return secret_bytes

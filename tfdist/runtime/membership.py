@@ -14,7 +14,7 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.messages import Claims
 from tfdist.cluster.pmi import ProcessManager
 from tfdist.cluster.rendezvous import ServerProcess
-from tfdist.cluster.settings import Timeouts, read_secret
+from tfdist.cluster.settings import LEAST_SECRET_BYTES, Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.comm import segments
 from tfdist.comm.mpi import MPICommunicator
@@ -133,6 +133,12 @@ def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) ->
         return None
     if not secret:
         _say_who_can_enter(address)
+    elif len(secret) < LEAST_SECRET_BYTES:
+        log.warning(
+            "tfdist: the job's secret has %d characters, and who records the network's traffic finds it by trying. "
+            'Make one of %d or more: python -c "import secrets; print(secrets.token_hex(16))".',
+            *(len(secret), LEAST_SECRET_BYTES),
+        )
     names = [str(task) for task in cluster.tasks]
     return ServerProcess(listener, names, cluster.size, cluster.digest(), secret, timeouts, cluster.is_elastic)
 
