@@ -112,3 +112,31 @@ def test_vectors_of_another_length_are_an_error(job):
             Exchange(made.members[task], "a", met).mean("0", np.zeros(4 + 4 * task))
 
     made.side_by_side(work, range(2))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_array_with_a_gap_is_as_if_it_had_not_come(job, monkeypatch, lost):
+    """As when a connection is reset in between; it is no array of another size, and the meeting ends without it."""
+    monkeypatch.setattr(exchange, "PIECE_BYTES", 64)
+    made = job(2, grace=0.3)
+    first, second = made.members
+    send = second.links.send
+
+    def losing(address, message, array):
+        if message.place != lost or not message.kind.startswith("own"):
+            send(address, message, array)
+
+    monkeypatch.setattr(second.links, "send", losing)
+    met = meeting(made, [1, 1])
+
+    def work(task):
+        with pytest.raises(AbortedError):
+            Exchange(made.members[task], "a", met).mean("0", np.ones(80, np.float32))
+
+    lacked = []
+    for member in made.members:
+        monkeypatch.setattr(member, "is_aborted", lambda rounds, attempt: bool(lacked))
+    monkeypatch.setattr(first, "lacks", lambda rounds, attempt, tasks: lacked.append(tasks))
+    monkeypatch.setattr(second, "grace", 60.0)  # which waits for the mean
+    made.side_by_side(work, range(2))
+    assert lacked == [[1]]

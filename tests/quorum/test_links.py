@@ -131,3 +131,13 @@ def test_links_that_nobody_keeps_are_closed():
     assert not thread.is_alive()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.bind(f"tcp://{address}")
+
+
+def test_pieces_of_unknown_rounds_are_not_kept_without_end(links):
+    one, other, source = links(0), links(1), Holds()
+    one.offer("mine", source)
+    for number in range(100):
+        other.send(one.address, Piece(f"unknown {number}", 1, 1, "own 0", 0), np.zeros(1))
+    other.send(one.address, Piece("mine", 1, 1, "own 0", 0), np.zeros(1))
+    assert len(pieces(one, "mine", 1, 1)) == 1
+    assert len(one._pieces) < 20

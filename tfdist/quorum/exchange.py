@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Exchange:
         self._task = members.task
         self._partners = meeting.partners
         self._tasks = [partner.task for partner in meeting.partners]
-        self._pieces: dict[tuple[str, int], list[np.ndarray]] = {}
+        self._pieces: dict[tuple[str, int], dict[int, np.ndarray]] = {}
 
     def weights(self) -> list[float]:
         """Each partner's part of all samples; equal ones if there are none."""
@@ -122,10 +122,10 @@ class Exchange:
             place += 1
 
     def _receive(self, kind: str, task: int, like: np.ndarray | None) -> np.ndarray:
-        pieces = self._pieces.setdefault((kind, task), [])
+        pieces = self._pieces.setdefault((kind, task), {})
         heard = time.monotonic()
         count = len(pieces)
-        while not (pieces and pieces[-1].nbytes < PIECE_BYTES):
+        while (last := _last(pieces)) is None:
             self._take()
             if len(pieces) > count:
                 count, heard = len(pieces), time.monotonic()
@@ -133,7 +133,7 @@ class Exchange:
                 # Means are waited for twice as long: who sends none may itself wait for a contribution.
                 self._members.lacks(self._rounds, self._attempt, self._silent(kind, task))
                 heard = time.monotonic()
-        found = np.concatenate(pieces)
+        found = np.concatenate([pieces[place] for place in range(last + 1)])
         if like is not None and (found.size != like.size or found.dtype != like.dtype):
             raise ValueError(
                 f"task {task} has sent {found.dtype} {found.shape}; expected {like.dtype} {like.shape}. Every task "
@@ -147,8 +147,7 @@ class Exchange:
         return [one for one in self._tasks if one != self._task and not self._is_whole(own, one)] or [task]
 
     def _is_whole(self, kind: str, task: int) -> bool:
-        pieces = self._pieces.get((kind, task), [])
-        return bool(pieces) and pieces[-1].nbytes < PIECE_BYTES
+        return _last(self._pieces.get((kind, task), {})) is not None
 
     def _is_aborted(self) -> bool:
         return self._members.is_aborted(self._rounds, self._attempt)
@@ -163,8 +162,19 @@ class Exchange:
                 came = links.pieces(self._rounds, self._attempt)
         if self._is_aborted():
             raise AbortedError
-        for piece, array in came:  # those of one sender come in order
-            self._pieces.setdefault((piece.kind, piece.sender), []).append(array)
+        for piece, array in came:
+            if piece.sender in self._tasks:
+                self._pieces.setdefault((piece.kind, piece.sender), {})[piece.place] = array
+
+
+def _last(pieces: Mapping[int, np.ndarray]) -> int | None:
+    """The place of the last piece of an array, which is shorter than the others.
+
+    A connection that was reset has lost some before it; then, as when one is yet to come, this is None: who has sent
+    such an array counts as silent.
+    """
+    last = min((place for place, piece in pieces.items() if piece.nbytes < PIECE_BYTES), default=None)
+    return last if last is not None and all(place in pieces for place in range(last)) else None
 
 
 def _cut(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -27,6 +27,10 @@ log = logging.getLogger("tfdist")
 _LOOK_SECONDS = 0.2
 """Between two looks at whether there is any sense in waiting."""
 _CLOSE_SECONDS = 5.0
+_LOGGED = 20
+"""Messages that are none are logged; no more of them."""
+_UNKNOWN = 16
+"""Names of rounds that nobody here has part in, of which pieces are kept."""
 
 
 class Source(Protocol):
@@ -67,6 +71,7 @@ class Links:
         self._numbers = itertools.count()
         self._sources: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._pieces: dict[str, dict[int, list[tuple[Piece, np.ndarray]]]] = {}
+        self._refused = 0
         self._closing = threading.Event()
         arguments = weakref.ref(self), self._sockets, self._closing
         self._thread = threading.Thread(target=_serve, args=arguments, name="tfdist-quorum", daemon=True)
@@ -171,15 +176,21 @@ class Links:
         try:
             message, arrays = _decoded(frames)
         except InvalidMessageError as error:
-            log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
+            if self._refused < _LOGGED:
+                log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
+            self._refused += 1
             return
-        if isinstance(message, Piece) and len(arrays) == 1:
+        if isinstance(message, Piece) and len(arrays) == 1 and self._may_be_known(message.rounds):
             with self.arrived:
                 of_rounds = self._pieces.setdefault(message.rounds, {})
                 of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
                 self.arrived.notify_all()
         elif isinstance(message, Fetch):
             self._answer(identity, message)
+
+    def _may_be_known(self, rounds: str) -> bool:
+        """Whether to keep pieces of rounds; of those whose state is not offered here, only of a few."""
+        return rounds in self._sources or rounds in self._pieces or len(self._pieces) < len(self._sources) + _UNKNOWN
 
     def _answer(self, identity: Any, message: Fetch) -> None:
         source = self._sources.get(message.rounds)
