@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.cluster.messages import Reply
-from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Ready, Replace, Where
+from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Linger, Ready, Replace, Where
 from tfdist.cluster.quorums import Quorums
 
 GRACE = 5.0
@@ -337,3 +337,53 @@ def test_the_first_round_waits_for_a_task_that_has_enlisted_and_has_no_state_yet
     assert job.meets(0, first) is job.meets(1, second) is None
     third = job.ready(2)
     assert job.meets(0, first) == job.meets(2, third) == [0, 1, 2]
+
+
+class AfterFit(Job):
+    """Task 0 has made a round alone, and has ended the call of `fit` that task 1 is in."""
+
+    def __init__(self):
+        super().__init__(quorum=1)
+        self.begun(0, 1)
+        for task in range(2):
+            self.quorums.heard(task, Epoch(0, 3))
+        request = self.ready(0)
+        self.expire()
+        self.have(0, self.answer(0, request)["attempt"])
+        self.quorums.heard(0, Epoch(1, 0))
+        self.request = self.hear(0, Linger, 0)
+
+    @property
+    def is_released(self):
+        return any(isinstance(one, Reply) and one.id == self.request for one in self.told[0])
+
+
+def test_who_has_ended_fit_stays_until_others_have_the_newest_state():
+    job = AfterFit()
+    assert not job.is_released
+    job.enlist(1, 0)  # is pointed to it
+    assert not job.is_released
+    job.ready(1, round=2)
+    assert job.is_released, "who is ready for the next round has the state of this one"
+
+
+@pytest.mark.parametrize("how", ["has ended fit, too", "is gone", "does nothing for the time of grace"])
+def test_who_has_ended_fit_waits_for_nobody_that_needs_nothing(how):
+    job = AfterFit()
+    assert not job.is_released
+    if how == "has ended fit, too":
+        job.quorums.heard(1, Epoch(1, 0))
+    elif how == "is gone":
+        job.quorums.gone(1, lost=True)
+    else:
+        assert job.running[-1][0] == GRACE
+        job.expire()
+    assert job.is_released
+
+
+def test_nobody_stays_where_all_have_the_newest_state():
+    job = Job().begun(0, 1)
+    for task in range(2):
+        job.quorums.heard(task, Epoch(0, 0))
+    request = job.hear(0, Linger, 0)
+    assert any(isinstance(one, Reply) and one.id == request for one in job.told[0])

@@ -12,6 +12,7 @@ from tfdist.cluster.quorum_messages import (
     Epoch,
     Have,
     Lack,
+    Linger,
     Meeting,
     Outcome,
     Ready,
@@ -172,3 +173,6 @@ class Member:
 
     def reach(self, fit, epoch):
         self._job.tell(self.task, Epoch(fit, epoch))
+
+    def linger(self, fit):
+        self._job.ask(self.task, Linger, fit)

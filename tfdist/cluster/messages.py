@@ -365,6 +365,7 @@ FromTask = (
     | quorums.Lack
     | quorums.Replace
     | quorums.Where
+    | quorums.Linger
     | quorums.Epoch
 )
 FromServer = (

@@ -157,6 +157,18 @@ class Epoch(OfRounds, frozen=True):
     epoch: int
 
 
+class Linger(OfRounds, frozen=True):
+    """The task has ended a call of `fit`, and may be about to end. The reply, null, comes when all others that are in
+    this call have the newest state, or have ended the call, too; at the latest after the time of grace.
+
+    Attributes:
+        fit: how many calls of `fit` came before that one.
+    """
+
+    id: int
+    fit: int
+
+
 # From the server.
 
 

@@ -33,6 +33,7 @@ from tfdist.cluster.quorum_messages import (
     Epoch,
     Have,
     Lack,
+    Linger,
     Meeting,
     OfRounds,
     Outcome,
@@ -121,6 +122,8 @@ class Quorums:
         self._start_timeout = start_timeout
         self._rounds: dict[str, _Rounds] = {}
         self._furthest = (0, 0)
+        self._at: dict[int, tuple[int, int]] = {}  # the call of `fit` and the epoch of each task
+        self._lingering: dict[int, Linger] = {}
         self._chief_is_there = False
 
     def heard(self, task: int, message: OfRounds) -> None:
@@ -131,10 +134,14 @@ class Quorums:
             case Where(request, fit):
                 self._answer(task, request, self._epoch_of(fit))
             case Epoch(fit, epoch):
+                self._at[task] = fit, epoch
                 self._furthest = max(self._furthest, (fit, epoch))
                 self._look_for_ended_fits()
+            case Linger():
+                self._linger(task, message)
             case Ready() | Have() | Lack() | Replace() if task in self._of(message.rounds).addresses:
                 self._of_a_round(task, self._rounds[message.rounds], message)
+        self._release()
 
     def _of(self, rounds: str) -> _Rounds:
         return self._rounds.get(rounds, _NONE)
@@ -162,6 +169,8 @@ class Quorums:
             lost: whether it may come again, as its script has not ended.
         """
         self._chief_is_there &= task != _CHIEF
+        self._at.pop(task, None)
+        self._lingering.pop(task, None)
         for rounds in self._rounds.values():
             for kept in (rounds.has, rounds.addresses, rounds.waiting, rounds.ready, rounds.late):
                 kept.pop(task, None)
@@ -175,6 +184,7 @@ class Quorums:
                 self._begin_without_the_chief(rounds)
         if lost and not any(rounds.has for rounds in self._rounds.values()):
             self._furthest = (0, 0)  # who comes now begins anew
+        self._release()
 
     # States.
 
@@ -245,6 +255,7 @@ class Quorums:
             rounds.awaited.add(task)
             self._answer(task, message.id, Meeting(epoch=self._epoch_of(message.fit)))
             return
+        rounds.has[task] = message.round - 1
         if task in rounds.left_out:
             rounds.late[task] = message
         else:
@@ -351,6 +362,28 @@ class Quorums:
         self._look(rounds)
 
     # Calls of `fit`.
+
+    def _linger(self, task: int, message: Linger) -> None:
+        self._lingering[task] = message
+
+        def end() -> None:
+            if self._lingering.get(task) is message:
+                del self._lingering[task]
+                self._answer(task, message.id, None)
+
+        self._later(max((rounds.first.grace for rounds in self._rounds.values()), default=0.0), end)
+
+    def _release(self) -> None:
+        """Lets those go whose state nobody needs any more in the call of `fit` that they have ended."""
+        for task, message in list(self._lingering.items()):
+            if not any(self._needs(rounds, message.fit) for rounds in self._rounds.values()):
+                del self._lingering[task]
+                self._answer(task, message.id, None)
+
+    def _needs(self, rounds: _Rounds, fit: int) -> bool:
+        """Whether a task is in a call of `fit`, or has not begun it, without the newest state of some rounds."""
+        behind = [task for task in rounds.addresses if rounds.has.get(task, -1) < rounds.newest]
+        return any(self._at.get(task, (fit, 0))[0] <= fit for task in behind)
 
     def _epoch_of(self, fit: int | None) -> int:
         if fit is not None and fit < self._furthest[0]:

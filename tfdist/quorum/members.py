@@ -104,6 +104,10 @@ class Members(Protocol):
         """Reports that this process has come to an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
         ...
 
+    def linger(self, fit: int) -> None:
+        """Stays until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
+        ...
+
 
 class Together(Members):
     """`Members` of a job.
@@ -194,6 +198,10 @@ class Together(Members):
         """See `Members`."""
         self._control.send(messages.Epoch(fit, epoch))
 
+    def linger(self, fit: int) -> None:
+        """See `Members`."""
+        self._control.request(lambda request: messages.Linger(request, fit))
+
     def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
         told = 0.0
 
@@ -272,3 +280,6 @@ class Alone(Members):
 
     def reach(self, fit: int, epoch: int) -> None:
         """See `Members`; nobody asks."""
+
+    def linger(self, fit: int) -> None:
+        """See `Members`; nobody comes."""

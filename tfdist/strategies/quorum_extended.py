@@ -210,6 +210,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         members = self._quorums.members
         if members.fit is not None:
             members.reach(members.fit + 1, 0)
+            members.linger(members.fit)
         members.fit, members.epoch, members.others = None, 0, 0
         members.is_in_epoch = False
         for course in self._courses_of(model):
