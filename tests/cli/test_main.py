@@ -1,11 +1,37 @@
+import argparse
+import re
+from pathlib import Path
+
 import pytest
 
 import tfdist
 from tfdist.cli import main
 
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
+SOURCES = Path(tfdist.__file__).parent.rglob("*.py")
+
+
+def commands():
+    """The parser of each command."""
+    actions = main.parser()._actions
+    return next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
+
+
+def test_the_page_has_every_command_option_and_variable():
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    found = {}
+    for name, parser in commands().items():
+        options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+        documented = re.findall(r"^\| (.*?) \|", sections[f"tfdist {name}"], re.MULTILINE)
+        found[name] = set(re.findall(r"(?<=`)--?[a-z]+[a-z-]*", " ".join(documented)))
+        assert found[name] == options, name
+    assert {f"tfdist {name}" for name in found} | {"Environment variables"} == set(sections)
+    used = set(re.findall(r"TFDIST_[A-Z]+_?[A-Z]+", " ".join(path.read_text() for path in SOURCES)))
+    assert set(re.findall(r"TFDIST_[A-Z_]+", sections["Environment variables"])) == used - {"TFDIST_REPORT_FD"}
+
 
 def test_every_command_describes_itself(capsys):
-    for command in ("run", "bench", "doctor"):
+    for command in commands():
         with pytest.raises(SystemExit) as ended:
             main.main([command, "--help"])
         assert ended.value.code == 0
