@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+from tfdist.cluster import descriptors
 
 _HANDSHAKE_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
@@ -37,7 +38,9 @@ class Admission(Generic[Member]):
         self._admit = admit
         self._serve = serve
         self._line_bytes = line_bytes
-        self._most = max(_FEWEST_UNPROVEN, min(_MOST_UNPROVEN, _descriptors() - tasks - _OWN_DESCRIPTORS))
+        allowed = descriptors.raised()
+        left = _MOST_UNPROVEN if allowed is None else allowed - tasks - _OWN_DESCRIPTORS
+        self._most = max(_FEWEST_UNPROVEN, min(_MOST_UNPROVEN, left))
         self._unproven: dict[asyncio.Task[None], None] = {}
         self._sessions: set[asyncio.Task[None]] = set()
 
@@ -94,15 +97,3 @@ class Admission(Generic[Member]):
             writer.close()
         else:
             await self._serve(member, reader)
-
-
-def _descriptors() -> int:
-    """How many files this process may have open; as many as it is allowed to allow itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError):
-            pass
-    return _MOST_UNPROVEN + (1 << 20) if soft == resource.RLIM_INFINITY else soft

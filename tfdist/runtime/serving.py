@@ -6,7 +6,7 @@ import logging
 import threading
 from pathlib import Path
 
-from tfdist.cluster import hosts
+from tfdist.cluster import descriptors, hosts
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
@@ -35,6 +35,7 @@ def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> Non
     assert member.cluster is not None
     control, task, tasks = member.control, member.cluster.task, member.cluster.tasks
     keys = Keys.of_secret(read_secret())
+    descriptors.raised()
     if keys is None:
         _say_who_can_reach(task.address)
     servers = [number for number, one in enumerate(tasks) if one.job == "ps"]

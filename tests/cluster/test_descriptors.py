@@ -1,0 +1,22 @@
+import resource
+import subprocess
+import sys
+
+from tfdist.cluster import descriptors
+
+PROGRAM = """
+import resource
+from tfdist.cluster import descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+print(descriptors.raised(), resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_is_raised_to_what_is_allowed():
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert ended.stdout == "256 (256, 256)\n"
+
+
+def test_no_limit_is_none(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert descriptors.raised() is None
