@@ -437,6 +437,20 @@ def test_a_rank_that_is_lost_is_an_event_for_other_tasks(job):
 # Collectives.
 
 
+@pytest.mark.parametrize(("bound", "what_to_do"), [(False, "end it, and start the task again."), (True, "end it.")])
+def test_who_wakes_up_and_was_taken_for_lost_is_told(bound, what_to_do):
+    """And not that the server is gone, which has closed the connection."""
+
+    def then(connection, lines):
+        why = "worker 0 gave no sign of life for 9 s: it is stopped."
+        connection.sendall(messages.encode(messages.Lost(0, why, died=True, bound=bound)))
+
+    with contact(admitted(then)) as one:
+        enter_and_bind(one, 1)
+        expected = f"it is stopped. The other tasks take this process, 0, for lost: {what_to_do}"
+        assert expected in str(failure_of(one))
+
+
 class Listener:
     def __init__(self, control):
         self.control, self.heard, self.came = control, [], threading.Semaphore(0)

@@ -362,6 +362,12 @@ class Control:
         self.present.pop(lost.task, None)
         self._note_own_end(lost.task)
         error = PeerLostError(lost.why)
+        if lost.task == self.task and lost.died:
+            again = "" if lost.bound else ", and start the task again"
+            self.fail(
+                PeerLostError(f"{lost.why} The other tasks take this process, {self.task}, for lost: end it{again}.")
+            )
+            return
         for watcher in self._watchers:
             watcher.lost(lost.task, error)
         if not (lost.bound and self._is_bound):
