@@ -1,8 +1,11 @@
 import numpy as np
 
+from tfdist.gossip.encodings import Plain
 from tfdist.gossip.lines import Lines
 from tfdist.gossip.messages import Kind
 from tfdist.gossip.mixing import Mixing, added, like
+from tfdist.gossip.rounds import InRounds
+from tfdist.gossip.topologies import as_topology
 
 
 class Shouting(Mixing):
@@ -37,6 +40,43 @@ def test_what_was_sent_before_the_end_is_heard(ranks):
         return found
 
     assert ranks(3)(work) == [[12.0, 12.0], [11.0, 11.0], [1.0, 1.0]]
+
+
+class Wishing:
+    def __init__(self, own):
+        self.is_wished, self.learned = own, []
+
+    def own(self):
+        return int(self.is_wished)
+
+    def learn(self, wishes):
+        self.learned.append(wishes)
+
+
+def test_a_wish_to_stop_is_passed_on_from_neighbour_to_neighbour(ranks):
+    """Along a line of three, of which the first one wishes it; and is forgotten when all begin anew."""
+    line = as_topology({0: [1], 1: [0, 2], 2: [1]})
+
+    def work(group):
+        mixing = InRounds(Lines(group, "a"), line, Plain(), group.rank, group.size, overlaps=False)
+        wishes = mixing.wishes = Wishing(own=group.rank == 0)
+        rounds = []
+        for _ in range(2):
+            mixing.begin([np.zeros(2)])
+            count = 0
+            while not (wishes.learned or wishes.is_wished or count == 5):
+                mixing.mix([np.zeros(2)])
+                count += 1
+            mixing.finish([np.zeros(2)])
+            rounds.append((count, list(wishes.learned)))
+            wishes.is_wished = False
+            wishes.learned.clear()
+        return rounds
+
+    first, second, third = ranks(3)(work)
+    assert first == [(0, []), (5, [])]
+    assert second == [(1, [1]), (5, [])]
+    assert third == [(2, [1]), (5, [])]
 
 
 def test_sums_are_arrays():

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "gossip.py")
 ROUNDS = ["golden", "recorded"]
-TOPOLOGY = ["synchronous", "uneven", "waits_for_nobody"]
+TOPOLOGY = ["synchronous", "uneven", "stopped", "waits_for_nobody"]
 """Which three show better than two, who are each other's only neighbours."""
 KERAS = ["features", sweep("loops"), sweep("again"), "restarted", "compressed"]
 """Which meet processes, not a topology: two are enough."""

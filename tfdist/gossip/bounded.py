@@ -68,8 +68,8 @@ class Bounded(Mixing):
             message = self._lines.await_next(rank) if is_behind else self._lines.arrived(rank)
             if message is None:
                 return
-            if message.kind == Kind.ENDED:
-                self._ended.add(rank)
+            if message.kind.is_end:
+                self._has_ended(rank, message)
                 return
             self._take(rank, message, values)
 

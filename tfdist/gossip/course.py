@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.engine.group import Group
 from tfdist.gossip.mixing import Mixing
-from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn
+from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn, Wishes
 from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges
 from tfdist.local_sgd.intervals import Interval
 
@@ -27,16 +27,26 @@ class Gossip(Course):
         size: how many there are.
         interval: steps between rounds.
         trained: what is trained.
+        wishes: that go along with what neighbours are told.
     """
 
     turns = 1
 
     def __init__(
-        self, mixing: Mixing | None, everyone: Exchanges | Alone, size: int, interval: Interval, trained: Trained
+        self,
+        mixing: Mixing | None,
+        everyone: Exchanges | Alone,
+        size: int,
+        interval: Interval,
+        trained: Trained,
+        wishes: Wishes | None = None,
     ) -> None:
         self.centre = trained.centre
         self._mixing, self._everyone, self._size = mixing, everyone, size
         self._interval = interval
+        self._wishes = wishes or Wishes()
+        if mixing is not None:
+            mixing.wishes = self._wishes
         self._learning_rate = trained.learning_rate
         self._last = Progress(0, 0)
 
@@ -65,6 +75,8 @@ class Gossip(Course):
         """See `Course`."""
         self._learning_rate = learning_rate
         new = [np.array(value) for value in values] if self._mixing is None else self._mixing.mix(values)
+        if wishes := self._wishes.own():
+            self._wishes.learn(wishes)  # the neighbours learn it as this process ends its steps
         return self._next(progress.step), new
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
@@ -113,9 +125,9 @@ class Gossiping(Courses):
     def of(self, trained: Trained) -> Gossip:
         """See `Courses`."""
         if self._group.size == 1:
-            return Gossip(None, Alone(), 1, self._interval, trained)
+            return Gossip(None, Alone(), 1, self._interval, trained, self.wishes)
         everyone = Exchanges(self._group, f"all of {trained.name}", trained.paths)
-        return Gossip(self._mixing(trained), everyone, self._group.size, self._interval, trained)
+        return Gossip(self._mixing(trained), everyone, self._group.size, self._interval, trained, self.wishes)
 
 
 def _square(array: np.ndarray) -> float:

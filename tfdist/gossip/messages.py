@@ -29,6 +29,14 @@ class Kind(enum.IntEnum):
     ENDED = 4
     """The sender has taken its steps; nothing more comes before all have."""
 
+    STOPPED = 5
+    """As `ENDED`; and a process wishes that all take no more steps."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing more comes from the sender before all have taken their steps."""
+        return self in (Kind.ENDED, Kind.STOPPED)
+
 
 @dataclass(frozen=True)
 class Message:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.gossip.lines import Lines
 from tfdist.gossip.messages import Kind, Message
+from tfdist.local_sgd.course import Wishes
 
 Arrays = Sequence[np.ndarray]
 
@@ -18,21 +19,24 @@ class Mixing(abc.ABC):
     """Of the weights of one optimizer.
 
     A process that has taken its steps says so to all its neighbours, and hears out what they have still sent. They go
-    on without it.
+    on without it. If it has ended because a process wishes that all do, they end after that round, and say so in turn.
 
     Args:
         lines: to the neighbours.
         neighbours: their ranks.
 
     Attributes:
+        wishes: whether a process wishes that all take no more steps.
         staleness: how many rounds old the weights were that have been mixed with, and how often.
     """
 
     def __init__(self, lines: Lines, neighbours: Iterable[int]) -> None:
+        self.wishes = Wishes()
         self.staleness: Counter[int] = Counter()
         self._lines = lines
         self._neighbours = list(neighbours)
         self._ended: set[int] = set()
+        self._stops = False
         self._round = 0
         self._generation = 0
 
@@ -48,6 +52,7 @@ class Mixing(abc.ABC):
             values: the weights, equal on all processes.
         """
         self._ended.clear()
+        self._stops = False
         self._round = self._generation = 0
 
     @abc.abstractmethod
@@ -70,13 +75,21 @@ class Mixing(abc.ABC):
         Returns:
             As `mix`.
         """
+        end = Kind.STOPPED if self._stops or self.wishes.own() else Kind.ENDED
         for rank in self._neighbours:
-            self._lines.send(rank, self._message(Kind.ENDED))
+            self._lines.send(rank, self._message(end))
         new = [np.array(value) for value in values]
         for rank in self._left:
-            while (message := self._lines.await_next(rank, blocking=True)).kind != Kind.ENDED:
+            while not (message := self._lines.await_next(rank, blocking=True)).kind.is_end:
                 self._heard_at_the_end(rank, message, new)
         return new
+
+    def _has_ended(self, rank: int, message: Message) -> None:
+        """Notes that a neighbour has ended, as it says, while this process takes steps."""
+        self._ended.add(rank)
+        if message.kind == Kind.STOPPED:
+            self._stops = True
+            self.wishes.learn(1)
 
     def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
         """Hears what was sent before its sender ended, when this process has ended; may change the weights."""

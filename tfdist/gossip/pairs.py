@@ -87,8 +87,8 @@ class InPairs(Mixing):
             self._asked = None
             if self._given_in == self._generation:
                 self._add(message, values)
-        if message.kind == Kind.ENDED:
-            self._ended.add(rank)
+        if message.kind.is_end:
+            self._has_ended(rank, message)
 
     def _add(self, message: Message, values: list[np.ndarray]) -> None:
         if message.kind == Kind.ANSWER:

@@ -85,8 +85,8 @@ class InRounds(Mixing):
         sources, self._under_way = self._under_way, None
         for rank in sources.keys() - self._ended:
             message = self._lines.await_next(rank, blocking)
-            if message.kind == Kind.ENDED:
-                self._ended.add(rank)
+            if message.kind.is_end:
+                self._has_ended(rank, message)
             else:
                 self._encoding.received(rank, message.parts)
         weights = {rank: weight for rank, weight in sources.items() if rank not in self._ended}

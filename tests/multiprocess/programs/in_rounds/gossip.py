@@ -194,6 +194,29 @@ def features():
                 assert late["most_staleness"][-1] == float("overlap" in arguments), late
 
 
+def stopped():
+    """One process ends the steps of all, from neighbour to neighbour, in an epoch that has no end."""
+
+    class Stops(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if rank == size - 1 and self.seen == 4:
+                self.model.stop_training = True
+
+    endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True).repeat()
+    for arguments in WAYS[:5]:
+        model, stops = linear(tfdist.GossipStrategy(**arguments)), Stops()
+        history = model.fit(endless, epochs=3, verbose=0, callbacks=[stops]).history
+        assert len(history["loss"]) == 1
+        if rank == size - 1:
+            assert stops.seen == 4 + arguments.get("sync_every", 1), (arguments, stops.seen)
+        assert_alike(model)
+        fit(model, epochs=1)  # nobody wishes anything any more
+        assert_alike(model)
+
+
 def loops():
     """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
     for arguments in dealt(WAYS, 1, 2):
