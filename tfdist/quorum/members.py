@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -200,7 +201,8 @@ class Together(Members):
 
     def linger(self, fit: int) -> None:
         """See `Members`."""
-        self._control.request(lambda request: messages.Linger(request, fit))
+        with contextlib.suppress(RequestTimeoutError):  # a time of grace that is longer than all other waits
+            self._control.request(lambda request: messages.Linger(request, fit))
 
     def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
         told = 0.0
