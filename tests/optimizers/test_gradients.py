@@ -66,6 +66,18 @@ def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
         assert found == pytest.approx(upstream * 12 * own)
 
 
+def test_sparse_gradients_alone_may_be_asked_for_by_a_tape(ranks):
+    def work(group):
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
+        made = Gradients(group, is_differentiable=True)
+        (found,) = made.reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
+        return tf.convert_to_tensor(found).numpy(), made.reduced([None], [tf.Variable(0.0)])
+
+    for found, none in ranks(2)(work):
+        np.testing.assert_allclose(found, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+        assert none == [None]
+
+
 @pytest.mark.parametrize("as_dense", [True, False])
 def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
     def work(group):

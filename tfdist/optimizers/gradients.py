@@ -161,6 +161,8 @@ class Gradients:
     def _differentiable(self, values: list[Any], names: list[str]) -> list[Any]:
         """Sums or means whose gradients are those of all processes' gradients; those of sparse values have none."""
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
+        if not dense:
+            return self._sums.all_reduce(values, names, mean=self._average, adaptive=False)
         found = list(values)
 
         @tf.custom_gradient
