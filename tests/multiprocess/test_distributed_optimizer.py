@@ -22,6 +22,7 @@ CHECKS = [
     "uneven",
     "callbacks",
     "resumed",
+    "set_by_callbacks",
     "committed",
     "refused",
 ]

@@ -468,6 +468,22 @@ def callbacks():
             fit(other, share(X), share(Y), callbacks=[callback])
 
 
+class Halves(keras.callbacks.Callback):
+    """Sets rates and weights as each epoch begins."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+        self.model.set_weights([one / 2 for one in self.model.get_weights()])
+
+
+def set_by_callbacks():
+    """Weights and rates that all processes' callbacks set are those of one process."""
+    expected = fit(make_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=[Halves()])
+    found = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    assert_equal(fit(found, share(X), share(Y), callbacks=[Halves()]), expected)
+    assert_alike(found)
+
+
 class Ends(keras.callbacks.Callback):
     """Interrupts training in an epoch."""
 
