@@ -11,6 +11,7 @@ and optimizer state after each epoch, for the tiny model and for one of 5.3 mill
 """
 
 import contextlib
+import inspect
 import itertools
 import statistics
 import sys
@@ -82,10 +83,11 @@ def compared(strategy, small, x):
         layers = [keras.layers.Dense(units) for units in (2048, 2048, 512, 10)]
         large = keras.Sequential([keras.layers.Input((8,)), *layers])
         large.compile("adam", "mse")
-    large.optimizer.build(large.trainable_variables)
-    given = {"x": x, "y": x, "batch_size": BATCH, "epochs": 1}
+        large.optimizer.build(large.trainable_variables)
+    call = inspect.signature(keras.Model.fit).bind(small, x, x, batch_size=BATCH)
+    call.apply_defaults()
     calls = (
-        lambda: keras_agreement.agree(small, extended, "fit", given),
+        lambda: keras_agreement.agree(small, extended, "fit", call.arguments),
         lambda: keras_comparison.compare(small, extended, "here"),
         lambda: keras_comparison.compare(large, extended, "here"),
     )
