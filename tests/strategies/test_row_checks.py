@@ -1,5 +1,7 @@
 """Batches whose components, or shares, have other rows than they must have."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -57,6 +59,24 @@ def test_a_model_of_fixed_rows_says_that_they_are_those_of_a_share(ranks, method
     for (told,) in on_ranks(ranks(2), work):
         assert told.startswith("the model accepts batches of 4 rows only, as its layers name them"), told
         assert "this replica got 2 rows" in told
+
+
+def test_a_model_without_state_takes_batches_of_any_size_as_in_plain_keras(ranks):
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+
+    def trained(scope):
+        with scope:
+            kernel = keras.initializers.RandomNormal(seed=1)
+            layers = [keras.layers.Input(batch_shape=(4, 3)), keras.layers.Dense(3, kernel_initializer=kernel)]
+            model = keras.Sequential(layers)
+            model.compile("sgd", "mse")
+        model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = trained(contextlib.nullcontext())
+    for found in on_ranks(ranks(2), lambda strategy: trained(strategy.scope())):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "fixed"), [(None, None), (5, 5)])

@@ -134,7 +134,6 @@ class OfWorker(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self.model._initial_epoch = None
         if self._deletes:
             with contextlib.suppress(tf.errors.NotFoundError):  # the chief removes the whole folder
                 tf.io.gfile.remove(self._path)

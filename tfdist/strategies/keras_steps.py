@@ -14,7 +14,7 @@ from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_private import backend, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
-from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_model
+from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
@@ -101,7 +101,7 @@ class Step:
     def __call__(self, data: Any) -> Any:
         """Called by each replica with its part of the batch."""
         extended, model = self._extended, self._model
-        share = fixed_rows(as_share(data), rows_of_model(model))
+        share = fixed_rows(as_share(data), rows_of_state(model))
         metrics = keras_metrics.all_metrics(model)
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
@@ -287,7 +287,7 @@ def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
         _made.setdefault(self, set()).add(_MAKING["predict"])
 
         def predict_step(data: Any) -> Any:
-            share = fixed_rows(as_share(data), rows_of_model(self))
+            share = fixed_rows(as_share(data), rows_of_state(self))
             return tree.map_structure(lambda output: _of_samples(output, share), self.predict_step(share.data))
 
         before = self.predict_function

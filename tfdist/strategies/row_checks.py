@@ -45,7 +45,7 @@ def equal_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
 
 
 def fixed_rows(share: Share, rows: int | None) -> Share:
-    """A share for a model that accepts one number of rows, as with stateful layers; a step fails if it has another.
+    """A share for a model that accepts one number of rows, as of stateful layers; a step fails if it has another.
 
     Args:
         share: of a batch.
@@ -66,8 +66,20 @@ def fixed_rows(share: Share, rows: int | None) -> Share:
         return Share(tf.nest.map_structure(tf.identity, share.data, expand_composites=True), share.rows)
 
 
+def rows_of_state(model: Any) -> int | None:
+    """The only number of rows that a model accepts, as it has stateful layers; None if it accepts any.
+
+    Keras trains other models on batches of any size, whatever their inputs name.
+
+    Args:
+        model: a Keras model.
+    """
+    has_state = any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+    return rows_of_model(model) if has_state else None
+
+
 def rows_of_model(model: Any) -> int | None:
-    """The only number of rows that a model accepts, as with stateful layers; None if it accepts any.
+    """The number of rows that a model's inputs name; None if they name none.
 
     Args:
         model: a Keras model.
