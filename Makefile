@@ -26,7 +26,7 @@ demo: $(VENV)/with-examples  ## Train a small CNN on two processes
 	@echo
 	@echo "To use tfdist in this shell, activate its environment:  . $(VENV)/bin/activate"
 
-test: $(VENV)/with-test  ## Run the tests, in about half an hour on two cores
+test: $(VENV)/with-test  ## Run the tests, in about 20 minutes on two cores
 	$(PYTEST)
 
 test-all: $(VENV)/with-test $(VENV)/with-ray  ## Run the tests with all sweeps, as before a release
