@@ -161,7 +161,7 @@ class Linger(OfRounds, frozen=True):
     """The task has ended a call of `fit`, and may be about to end.
 
     The reply, null, comes when all others that are in this call have the newest state, or have ended the call, too; at
-    the latest after the time of grace.
+    the latest after the time of grace, or 10 s.
 
     Attributes:
         fit: how many calls of `fit` came before that one.

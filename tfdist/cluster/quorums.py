@@ -44,6 +44,8 @@ from tfdist.cluster.quorum_messages import (
 )
 
 _CHIEF = 0
+_LINGER_SECONDS = 10.0
+"""For which a task stays for others at least, as a short time of grace is for rounds, not for who is on its way."""
 
 
 @dataclass
@@ -371,7 +373,8 @@ class Quorums:
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 
-        self._later(max((rounds.first.grace for rounds in self._rounds.values()), default=0.0), end)
+        graces = [rounds.first.grace for rounds in self._rounds.values()]
+        self._later(max([_LINGER_SECONDS, *graces]) if graces else 0.0, end)
 
     def _release(self) -> None:
         """Lets those go whose state nobody needs any more in the call of `fit` that they have ended."""
