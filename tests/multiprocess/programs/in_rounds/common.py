@@ -78,6 +78,23 @@ class Sets(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+class Stops(keras.callbacks.Callback):
+    """Counts batches, and stops training in the middle of an epoch.
+
+    Args:
+        at: after how many batches; None for never.
+    """
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.seen = at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen == self.at:
+            self.model.stop_training = True
+
+
 def callbacks_set_rates_and_weights(linear, strategy):
     """As on one process, where all average with all after each step.
 
