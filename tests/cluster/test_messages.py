@@ -28,7 +28,7 @@ FROM_TASK = [
     quorum_messages.Replace(8, "optimizer 0"),
     quorum_messages.Where(7, 0),
     quorum_messages.Epoch(0, 3),
-    quorum_messages.Linger(9, 0),
+    quorum_messages.Linger(9, 0, ("optimizer 0",)),
 ]
 FROM_SERVER = [
     messages.Ping(),

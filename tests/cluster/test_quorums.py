@@ -45,6 +45,9 @@ class Job:
         assert not found or found[0].error is None, found
         return found[0].value if found else None
 
+    def is_answered(self, task, request):
+        return any(isinstance(one, Reply) and one.id == request for one in self.told[task])
+
     def meets(self, task, request):
         """Those that a task meets, or None if the round has not begun."""
         answer = self.answer(task, request)
@@ -351,11 +354,11 @@ class AfterFit(Job):
         self.expire()
         self.have(0, self.answer(0, request)["attempt"])
         self.quorums.heard(0, Epoch(1, 0))
-        self.request = self.hear(0, Linger, 0)
+        self.request = self.hear(0, Linger, 0, ("a",))
 
     @property
     def is_released(self):
-        return any(isinstance(one, Reply) and one.id == self.request for one in self.told[0])
+        return self.is_answered(0, self.request)
 
 
 def test_who_has_ended_fit_stays_until_others_have_the_newest_state():
@@ -381,9 +384,39 @@ def test_who_has_ended_fit_waits_for_nobody_that_needs_nothing(how):
     assert job.is_released
 
 
+def test_who_has_ended_fit_gets_what_others_make_in_a_last_round():
+    """As a slow end of `fit` may take longer than the time of grace, and the others then meet without it."""
+    job = Job(quorum=2).begun(0, 1, 2)
+    for task in range(3):
+        job.quorums.heard(task, Epoch(0, 0))
+    requests = [job.ready(task, fit=0) for task in (1, 2)]
+    job.expire()
+    attempt = job.answer(1, requests[0])["attempt"]
+    first = job.hear(0, Linger, 0, ("a",))
+    assert not job.is_answered(0, first), "others meet"
+    for task in (1, 2):
+        job.have(task, attempt)
+    assert job.is_answered(0, first)
+    others = [(task, job.hear(task, Linger, 0, ("a",))) for task in (1, 2)]
+    assert not any(job.is_answered(*one) for one in others), "task 0 looks for the newest state next"
+    assert job.answer(0, job.enlist(0, 0)) == {"round": 1, "source": 1, "address": "host1:1"}
+    assert not any(job.is_answered(*one) for one in others)
+    assert job.answer(0, job.enlist(0, 1))["source"] is None
+    assert all(job.is_answered(*one) for one in others)
+
+
+def test_two_that_are_behind_do_not_wait_for_each_other():
+    job = Job(quorum=1).begun(0, 1, 2)
+    request = job.ready(2)
+    job.expire()
+    job.have(2, job.answer(2, request)["attempt"])
+    requests = [job.hear(task, Linger, 0, ("a",)) for task in range(3)]
+    assert [job.is_answered(task, request) for task, request in enumerate(requests)] == [True, True, False]
+
+
 def test_nobody_stays_where_all_have_the_newest_state():
     job = Job().begun(0, 1)
     for task in range(2):
         job.quorums.heard(task, Epoch(0, 0))
-    request = job.hear(0, Linger, 0)
-    assert any(isinstance(one, Reply) and one.id == request for one in job.told[0])
+    request = job.hear(0, Linger, 0, ("a",))
+    assert job.is_answered(0, request)

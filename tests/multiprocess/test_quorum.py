@@ -15,7 +15,8 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "quorum.py")
 FAULTS = str(harness.PROGRAMS / "in_rounds" / "quorum_faults.py")
-CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted", "schedules", "uneven"]
+CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loading", "restarted", "schedules"]
+CHECKS += ["slow_end", "uneven"]
 
 
 @checks({1: ["restarted", sweep("golden")], 2: CHECKS, 3: ["golden", "again", sweep("layers"), sweep("loading")]})

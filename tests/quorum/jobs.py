@@ -174,5 +174,5 @@ class Member:
     def reach(self, fit, epoch):
         self._job.tell(self.task, Epoch(fit, epoch))
 
-    def linger(self, fit):
-        self._job.ask(self.task, Linger, fit)
+    def linger(self, fit, rounds):
+        self._job.ask(self.task, Linger, fit, rounds)

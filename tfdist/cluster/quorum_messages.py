@@ -160,15 +160,17 @@ class Epoch(OfRounds, frozen=True):
 class Linger(OfRounds, frozen=True):
     """The task has ended a call of `fit`, and may be about to end.
 
-    The reply, null, comes when all others that are in this call have the newest state, or have ended the call, too; at
-    the latest after the time of grace, or 10 s.
+    The reply, null, comes when no round of that call is under way, and all others that are in it, or end it, have the
+    newest state, or this task has not; at the latest after the time of grace, or 10 s.
 
     Attributes:
         fit: how many calls of `fit` came before that one.
+        rounds: the names of those of its model.
     """
 
     id: int
     fit: int
+    rounds: tuple[str, ...]
 
 
 # From the server.

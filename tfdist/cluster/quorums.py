@@ -126,6 +126,7 @@ class Quorums:
         self._furthest = (0, 0)
         self._at: dict[int, tuple[int, int]] = {}  # the call of `fit` and the epoch of each task
         self._lingering: dict[int, Linger] = {}
+        self._ending: set[int] = set()  # tasks that have ended `fit`, and get the newest states before they go on
         self._chief_is_there = False
 
     def heard(self, task: int, message: OfRounds) -> None:
@@ -136,10 +137,11 @@ class Quorums:
             case Where(request, fit):
                 self._answer(task, request, self._epoch_of(fit))
             case Epoch(fit, epoch):
-                self._at[task] = fit, epoch
-                self._furthest = max(self._furthest, (fit, epoch))
-                self._look_for_ended_fits()
+                self._ending.discard(task)
+                self._reach(task, (fit, epoch))
             case Linger():
+                self._ending.add(task)
+                self._reach(task, (message.fit + 1, 0))
                 self._linger(task, message)
             case Ready() | Have() | Lack() | Replace() if task in self._of(message.rounds).addresses:
                 self._of_a_round(task, self._rounds[message.rounds], message)
@@ -173,6 +175,7 @@ class Quorums:
         self._chief_is_there &= task != _CHIEF
         self._at.pop(task, None)
         self._lingering.pop(task, None)
+        self._ending.discard(task)
         for rounds in self._rounds.values():
             for kept in (rounds.has, rounds.addresses, rounds.waiting, rounds.ready, rounds.late):
                 kept.pop(task, None)
@@ -365,6 +368,15 @@ class Quorums:
 
     # Calls of `fit`.
 
+    def _reach(self, task: int, where: tuple[int, int]) -> None:
+        self._at[task] = where
+        self._furthest = max(self._furthest, where)
+        for rounds in self._rounds.values():
+            for one, ready in list(rounds.ready.items()):
+                if ready.fit is not None and ready.fit < self._furthest[0]:
+                    del rounds.ready[one]
+                    self._is_ready(one, rounds, ready)
+
     def _linger(self, task: int, message: Linger) -> None:
         self._lingering[task] = message
 
@@ -373,32 +385,27 @@ class Quorums:
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 
-        graces = [rounds.first.grace for rounds in self._rounds.values()]
-        self._later(max([_LINGER_SECONDS, *graces]) if graces else 0.0, end)
+        self._later(max([_LINGER_SECONDS, *(self._of(name).first.grace for name in message.rounds)]), end)
 
     def _release(self) -> None:
-        """Lets those go whose state nobody needs any more in the call of `fit` that they have ended."""
+        """Lets those go that neither get a newer state of the call of `fit` that they have ended, nor give theirs."""
         for task, message in list(self._lingering.items()):
-            if not any(self._needs(rounds, message.fit) for rounds in self._rounds.values()):
+            if not any(self._is_needed(task, self._of(name), message.fit) for name in message.rounds):
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 
-    def _needs(self, rounds: _Rounds, fit: int) -> bool:
-        """Whether a task is in a call of `fit`, or has not begun it, without the newest state of some rounds."""
-        behind = [task for task in rounds.addresses if rounds.has.get(task, -1) < rounds.newest]
-        return any(self._at.get(task, (fit, 0))[0] <= fit for task in behind)
+    def _is_needed(self, task: int, rounds: _Rounds, fit: int) -> bool:
+        """Whether others meet, or lack the newest state, which a task has: within a call of `fit`, or at its end."""
+        if rounds.meeting is not None:
+            return True
+        behind = {one for one in rounds.addresses if rounds.has.get(one, -1) < rounds.newest}
+        get = {one for one in behind if one in self._ending or self._at.get(one, (fit, 0))[0] <= fit}
+        return task not in behind and bool(get)
 
     def _epoch_of(self, fit: int | None) -> int:
         if fit is not None and fit < self._furthest[0]:
             return -1
         return self._furthest[1] if fit == self._furthest[0] else 0
-
-    def _look_for_ended_fits(self) -> None:
-        for rounds in self._rounds.values():
-            for task, ready in list(rounds.ready.items()):
-                if ready.fit is not None and ready.fit < self._furthest[0]:
-                    del rounds.ready[task]
-                    self._is_ready(task, rounds, ready)
 
     def _answer(self, task: int, request: int, value: Any) -> None:
         self._tell(task, Reply(request, msgspec.to_builtins(value)))

@@ -118,6 +118,11 @@ class Quorum(Course):
         return [(self._rule, list(self.centre))]
 
     @property
+    def name(self) -> str:
+        """Of the rounds."""
+        return self._trained.name
+
+    @property
     def round(self) -> int:
         """Of the centre."""
         return self._round

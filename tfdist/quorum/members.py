@@ -105,7 +105,7 @@ class Members(Protocol):
         """Reports that this process has come to an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
         ...
 
-    def linger(self, fit: int) -> None:
+    def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """Stays until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
         ...
 
@@ -199,10 +199,10 @@ class Together(Members):
         """See `Members`."""
         self._control.send(messages.Epoch(fit, epoch))
 
-    def linger(self, fit: int) -> None:
+    def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """See `Members`."""
         with contextlib.suppress(RequestTimeoutError):  # a time of grace that is longer than all other waits
-            self._control.request(lambda request: messages.Linger(request, fit))
+            self._control.request(lambda request: messages.Linger(request, fit, rounds))
 
     def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
         told = 0.0
@@ -283,5 +283,5 @@ class Alone(Members):
     def reach(self, fit: int, epoch: int) -> None:
         """See `Members`; nobody asks."""
 
-    def linger(self, fit: int) -> None:
+    def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """See `Members`; nobody comes."""

@@ -62,13 +62,12 @@ class Beginning(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         self.model._initial_epoch = None
-        self._extended.end_fit(self.model)
 
 
 class Pace(keras.callbacks.Callback):
     """Ends an epoch when the others have ended it, and `fit` when they have ended that.
 
-    Comes before the user's callbacks, which may end `fit` when an epoch has ended.
+    Comes before the user's callbacks, which may end `fit` when an epoch has ended, and save what it ends with.
 
     Args:
         extended: the strategy's `extended`.
@@ -97,3 +96,7 @@ class Pace(keras.callbacks.Callback):
         if self._ends_epoch:
             self._ends_epoch = False
             self.model.stop_training = self._extended.fit_is_over(self.model)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._extended.end_fit(self.model)

@@ -104,21 +104,23 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `TrainsInRounds`; what layers keep is averaged too, if this process has trained."""
         super().settle(model)
         progress = self._progress_of(model)
-        if progress.step:
-            self._state_of(model).settle(progress)
+        if progress.step and self._make_state(model):
+            self._states[model].settle(progress)
 
     def _progress_of(self, model: Any) -> Progress:
         return max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
 
-    def _state_of(self, model: Any) -> _State:
+    def _make_state(self, model: Any) -> bool:
+        """Makes the rounds of what the layers of a model keep; whether there are such."""
         if model not in self._states:
             variables = [
                 variable
                 for variable in (*keras_variables.state_of_layers(model), *self.moving_averages(model))
                 if variable.dtype.startswith(("float", "bfloat"))
             ]
-            self._states[model] = _State(f"state {self._model_number(model)}", variables, self._quorums)
-        return self._states[model]
+            if variables:
+                self._states[model] = _State(f"state {self._model_number(model)}", variables, self._quorums)
+        return model in self._states
 
     def _model_number(self, model: Any) -> int:
         if model not in self._models:
@@ -139,7 +141,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 self.build(optimizer, model.trainable_variables)
             with self._container_strategy().scope():
                 self.step_begins(optimizer)
-            self._state_of(model)
+            self._make_state(model)
         epoch = members.epoch_of(members.fit)
         # The rates are those of the epoch in which they were read, which may have ended since.
         joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
@@ -209,8 +211,9 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `ComesAndGoes`."""
         members = self._quorums.members
         if members.fit is not None:
-            members.reach(members.fit + 1, 0)
-            members.linger(members.fit)
+            members.linger(members.fit, tuple(course.name for course in self._courses_of(model)))
+            if self._refresh(model):  # of a last round that was made without this process
+                self._refresh(model)  # tells that it has that
         members.fit, members.epoch, members.others = None, 0, 0
         members.is_in_epoch = False
         for course in self._courses_of(model):
@@ -247,8 +250,6 @@ class _State:
         Args:
             progress: of this process.
         """
-        if not self._variables:
-            return
         self._progress = progress
         if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
             self._take_centre()

@@ -188,7 +188,7 @@ class ComesAndGoes(TrainsInRounds):
 
     @abc.abstractmethod
     def end_fit(self, model: Any) -> None:
-        """Tells the others that this call of `fit` has ended, and that none of them need wait.
+        """Tells the others that this call of `fit` has ended; gets and gives what is newest in it.
 
         Args:
             model: a Keras model.

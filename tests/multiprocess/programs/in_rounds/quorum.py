@@ -61,6 +61,11 @@ def data(of):
     return X[chosen], Y[chosen]
 
 
+def await_file(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def fit(model, epochs=EPOCHS, **how):
     x, y = data(rank)
     return model.fit(x, y, batch_size=2 + rank, epochs=epochs, shuffle=False, verbose=0, **how).history
@@ -245,11 +250,29 @@ def schedules():
             model.compile(keras.optimizers.SGD(RATE), "mse")
         halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
         begun = Path(FOLDER, f"begun-{size}-{len(inputs)}")
-        while rank and not begun.exists():
-            time.sleep(0.01)
+        if rank:
+            await_file(begun)
         found = fit(model, callbacks=[halves, Tells(begun)])
         assert found["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8], found
         note("schedules", model)
+
+
+def slow_end():
+    """A process gets what others make of a last round while it is slow to end `fit`."""
+    model = linear(strategy(quorum=1, grace=0.5))
+    settled, ended = Path(FOLDER, "settled"), Path(FOLDER, "ended")
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if rank and batch == STEPS - 2:
+                await_file(settled)
+
+        def on_epoch_end(self, epoch, logs=None):
+            (ended if rank else settled).touch()
+            await_file(ended)
+
+    fit(model, epochs=1, callbacks=[Slow()])
+    note("slow_end", model)
 
 
 def uneven():
