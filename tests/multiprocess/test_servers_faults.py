@@ -82,6 +82,28 @@ def test_servers_die_while_others_have_copies(tmp_path):
     harness.assert_nothing_left()
 
 
+def test_a_server_that_stands_still_is_followed_up(tmp_path):
+    """When the rendezvous says so, for which workers wait; what wakes up again is told."""
+    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "dense", "replicas"]
+    with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "5"}, per_rank=given) as processes:
+        for rank in (0, 1):
+            processes.await_output(rank, "EPOCH 3")
+        processes.signal(2, signal.SIGSTOP)
+        for worker in (0, 1):
+            (tmp_path / f"go {worker}").touch()
+        for rank in (0, 1):
+            processes.await_output(rank, "EPOCH 5")
+        processes.signal(2, signal.SIGCONT)
+        ended = processes.wait()
+        outputs = processes.outputs()
+    assert [end.code for end in ended] == [0, 0, 1, 0], outputs
+    assert "is lost: ps 1" in ended[3].output, outputs
+    assert "The other tasks take this process, 2, for lost" in ended[2].output, outputs
+    found = harness.results(ended[:2])
+    assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
+    harness.assert_nothing_left()
+
+
 def test_the_chief_dies_and_comes_back(tmp_path):
     given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), "dense"], 4, per_rank=given) as processes:

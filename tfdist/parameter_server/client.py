@@ -156,7 +156,8 @@ class Connection:
         told = time.monotonic() + _PATIENCE_SECONDS
         while (now := time.monotonic()) < end:
             if now >= request.due:
-                self._go_after()
+                if self._go_after():
+                    end = now + limit
                 self._post(request)
             answer, values = self._answer(request.message.id, min(request.due, end, now + _LOOK_SECONDS) - now)
             if (failure := self._failure()) is not None:
@@ -224,14 +225,16 @@ class Connection:
             segment.remove_name()
         return self._segment is not None
 
-    def _go_after(self) -> None:
-        """Connects to where the server is now, if it has moved."""
+    def _go_after(self) -> bool:
+        """Connects to where the server is now, if it has moved; whether it has."""
         address = self._moved()
-        if address and address != self._address:
-            self._address = address
-            self._segment = None  # the server that takes over has not mapped it
-            self._socket.close()
-            self._open[0] = self._socket = self._connect()
+        if not address or address == self._address:
+            return False
+        self._address = address
+        self._segment = None  # the server that takes over has not mapped it
+        self._socket.close()
+        self._open[0] = self._socket = self._connect()
+        return True
 
     def _post(self, request: Request) -> None:
         """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""

@@ -116,11 +116,6 @@ class Server:
                 if self._socket in ready:
                     self._receive()
                 self._log.attend()
-                if self._log.is_superseded:
-                    raise TfdistError(
-                        "this parameter server was taken for lost, and another one goes on with its copy: end this "
-                        "process, and start the task again"
-                    )
                 for one in (*self._shards, *self._shards.tables):
                     if one.snapshots is not None and not one.snapshots.seconds_left:
                         one.take_snapshot()

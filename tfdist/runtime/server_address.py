@@ -26,6 +26,7 @@ def connection(
     server: int,
     name: str,
     timeouts: Timeouts,
+    has_copy: bool,
     failure: Callable[[], BaseException | None],
 ) -> Connection:
     """A new connection to a server, when it has published its address.
@@ -36,6 +37,8 @@ def connection(
         server: number of the server's task.
         name: of the server in messages.
         timeouts: how long to wait.
+        has_copy: whether another task takes over when the server is lost. The rendezvous decides that after as much
+            silence as this task would wait, so this one waits for twice as long.
         failure: as of `Connection`.
 
     Raises:
@@ -49,7 +52,7 @@ def connection(
         return control.present.get(number, f"task {number}")  # a worker that the cluster does not name
 
     return Connection(
-        *(control.look_up(key), name, timeouts.heartbeat, Keys.of_secret(read_secret())),
+        *(control.look_up(key), name, timeouts.heartbeat * (2 if has_copy else 1), Keys.of_secret(read_secret())),
         failure=failure,
         name_of=name_of,
         moved=lambda: control.known(key),

@@ -37,7 +37,7 @@ class Host:
 
     With a copy, two tasks may run it: that of its own index, and the next one. One leads, and the other one has a copy.
     Who leads is said by the follower: it takes one leader's word, and with all of that one's state it takes over when
-    the rendezvous says that the leader is lost, or when another leader begins.
+    the rendezvous says that the leader is lost.
 
     Args:
         control: of this task; it tells of other tasks.
@@ -71,7 +71,7 @@ class Host:
             timeouts: how long to wait for the other task.
 
         Raises:
-            TfdistError: it cannot listen, or the other task has not come, or has taken over while this one was there.
+            TfdistError: it cannot listen, or the other task has not come.
         """
         follower = Log(keys)
         self._control.watch(self)

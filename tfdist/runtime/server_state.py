@@ -159,7 +159,7 @@ class Template:
         for place, root in enumerate(self._places.roots):
             made.append(
                 server_address.connection(
-                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts),
+                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts, self._options.replicas > 1),
                     failure=lambda: self._control.failure or ended(),
                 )
             )

@@ -194,5 +194,6 @@ class Arguments:
             workers_wait=any(mode.lead() is not None for mode in modes),
             bound=min((bound for bound in bounds if bound is not None), default=None),
             hierarchy=self.hierarchy,
+            has_copies=self.replicas > 1,
             observes=observes,
         )

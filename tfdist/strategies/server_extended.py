@@ -75,7 +75,7 @@ class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         self._task = self.worker = member.control.task
         self.over = threading.Event() if self._end is None else self._end.event
         ended = (lambda: None) if self._end is None else self._end.error
-        self._servers = Servers(member, timeouts, options.hierarchy, ended)
+        self._servers = Servers(member, timeouts, options.hierarchy, options.has_copies, ended)
         self._begun = begun.of(self._servers)
         self._tables = ServerTables(self._servers, numbers=self._begun.tables)
         self._is_chief = self._task == 0

@@ -30,6 +30,7 @@ class Servers:
         member: the task's membership.
         timeouts: how long to wait for servers.
         hierarchy: as of `tfdist.ParameterServerStrategy`.
+        has_copies: as of `tfdist.strategies.worker_options.WorkerOptions`.
         ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
 
     Attributes:
@@ -44,6 +45,7 @@ class Servers:
         member: Membership,
         timeouts: Timeouts,
         hierarchy: PerHost | None = None,
+        has_copies: bool = False,
         ended: Callable[[], BaseException | None] = lambda: None,
     ) -> None:
         assert member.cluster is not None
@@ -53,6 +55,7 @@ class Servers:
         self.numbers = list(places.roots)
         self.own = places.server_of(member.control.task)
         self._timeouts = timeouts
+        self._has_copies = has_copies
         self._ended = ended
 
     def __len__(self) -> int:
@@ -72,7 +75,8 @@ class Servers:
     def _connection(self, number: int, name: str) -> Connection:
         control = self.member.control
         return server_address.connection(
-            *(control, self.tasks, number, name, self._timeouts), failure=lambda: control.failure or self._ended()
+            *(control, self.tasks, number, name, self._timeouts, self._has_copies),
+            failure=lambda: control.failure or self._ended(),
         )
 
     def of_model(self, stack: contextlib.ExitStack) -> list[Connection]:

@@ -25,6 +25,7 @@ class WorkerOptions:
         workers_wait: whether workers wait for each other.
         bound: of `BoundedStaleness`; None in other modes.
         hierarchy: of servers; None for none.
+        has_copies: whether another server takes over from one that is lost.
         observes: whether this is an evaluator, which reads and does not train.
     """
 
@@ -38,4 +39,5 @@ class WorkerOptions:
     workers_wait: bool = False
     bound: int | None = None
     hierarchy: PerHost | None = None
+    has_copies: bool = False
     observes: bool = False

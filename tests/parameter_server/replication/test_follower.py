@@ -11,7 +11,7 @@ from tfdist.parameter_server.ledger import Ledger
 from tfdist.parameter_server.messages import FROM_WORKER, Attach
 from tfdist.parameter_server.replication.follower import Follower, Replica
 from tfdist.parameter_server.replication.log import Log
-from tfdist.parameter_server.replication.messages import Begin, Came, Heard, Lost, Noted, Superseded, Whole
+from tfdist.parameter_server.replication.messages import FROM_LEADER, Begin, Came, Heard, Lost, Noted, Whole
 from tfdist.parameter_server.shard import Shard
 from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.staleness import AsItIs
@@ -56,7 +56,8 @@ def test_with_everything_it_gives_way_to_no_other_leader():
     replica = followed(Begin(7, 0), Heard(7, 1, b"peer"), Whole(7, 2))
     assert replica.is_whole
     assert replica.take(Begin(7, 0), []) == Noted(7, 2), "a copy"
-    assert replica.take(Begin(8, 0), []) == Superseded(8)
+    assert replica.take(Begin(8, 0), []) is None
+    assert replica.take(Lost(7, 3, 1), []) == Noted(7, 3)
     assert replica.shards.models()
 
 
@@ -116,14 +117,15 @@ def test_it_leads_when_the_leader_is_lost(running):
     assert running.end().models() == [("Adam-1", 0)]
 
 
-def test_it_leads_when_another_leader_begins(running):
+def test_it_does_not_lead_when_a_stranger_begins(running):
     running.whole()
-    second = Log()
-    try:
-        running.begin(second, lambda log: log.is_superseded)
-    finally:
-        second.close()
-    assert running.end() is not None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"tcp://{running.follower.address}")
+        for stream in (8, running.log._stream):  # the second one is answered, as a copy
+            stranger.send_multipart(FROM_LEADER.encode(Begin(stream, 0)))
+        assert stranger.poll(1000 * DEADLINE)
+    running.follower.stop()
+    assert running.end() is None
 
 
 def test_it_does_not_lead_with_a_part(running):

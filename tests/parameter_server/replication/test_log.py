@@ -10,7 +10,7 @@ import zmq
 from tfdist.parameter_server.listening import bind
 from tfdist.parameter_server.replication import log as logs
 from tfdist.parameter_server.replication.log import Log
-from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted, Superseded
+from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted
 
 DEADLINE = 20_000
 
@@ -104,14 +104,6 @@ def test_a_lost_follower_keeps_nobody_waiting(pair):
     log.end()
     assert sent == [1, 2]
     assert log.socket is None
-
-
-def test_a_follower_that_leads_says_so(pair):
-    log, other, begin = pair
-    other.say(Superseded(begin.stream))
-    assert log.socket.poll(DEADLINE)
-    log.attend()
-    assert log.is_superseded
 
 
 def test_what_is_not_noted_is_sent_again_also_while_more_is_appended(pair, monkeypatch):

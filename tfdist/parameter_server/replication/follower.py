@@ -29,7 +29,6 @@ from tfdist.parameter_server.replication.messages import (
     ProgramsCopy,
     ShardCopy,
     StatesCopy,
-    Superseded,
     TableCopy,
     Whole,
 )
@@ -59,7 +58,7 @@ class Replica:
         self.shards = make()
         self.is_whole = False
 
-    def take(self, entry: Entry, arrays: list[np.ndarray]) -> Noted | Superseded | None:
+    def take(self, entry: Entry, arrays: list[np.ndarray]) -> Noted | None:
         """Does what an entry says, if it is the next one.
 
         Args:
@@ -69,9 +68,7 @@ class Replica:
         Returns:
             What to answer; None for an entry of nobody that this one follows.
         """
-        if isinstance(entry, Begin) and entry.stream != self._stream:
-            if self.is_whole:
-                return Superseded(entry.stream)
+        if isinstance(entry, Begin) and entry.stream != self._stream and not self.is_whole:
             self._stream, self._number, self.shards = entry.stream, -1, self._make()
         if entry.stream != self._stream:
             return None
@@ -154,8 +151,8 @@ class Follower:
         try:
             while True:
                 ready = dict(poller.poll())
-                if self._socket in ready and self._receive():
-                    return self._replica.shards
+                if self._socket in ready:
+                    self._receive()
                 if self._wake.fileno() in ready and self._socket not in ready:  # first what the leader has sent
                     self._wake.recv(1)
                     if self._events.get() == "stop":
@@ -182,12 +179,8 @@ class Follower:
         with contextlib.suppress(OSError):  # it has ended already
             self._waker.send(b"\0")
 
-    def _receive(self) -> bool:
-        """Takes an entry.
-
-        Returns:
-            Whether another leader has begun, so that the one that is followed is gone.
-        """
+    def _receive(self) -> None:
+        """Takes an entry."""
         identity, *received = self._socket.recv_multipart(copy=False)
         frames = [frame.buffer for frame in received]
         try:
@@ -196,10 +189,9 @@ class Follower:
             if not self._has_complained:
                 self._has_complained = True
                 log.warning("tfdist: the copy of a parameter server ignores invalid messages: %s", error)
-            return False
+            return
         if answer is not None:
             self._socket.send_multipart([identity.bytes, *FROM_FOLLOWER.encode(answer)])
-        return isinstance(answer, Superseded)
 
 
 def _named(peer: bytes) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry, Noted, Superseded
+from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry
 from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError
 
 _AGAIN_SECONDS = 2.0
@@ -24,9 +24,6 @@ class Log:
 
     Args:
         keys: of the job; None for no encryption.
-
-    Attributes:
-        is_superseded: whether the follower leads by now: this server has to leave it alone.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
@@ -40,7 +37,6 @@ class Log:
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._open: list[Callable[[], None]] = []
         self._due = 0.0
-        self.is_superseded = False
 
     @property
     def socket(self) -> zmq.Socket[bytes] | None:
@@ -127,11 +123,7 @@ class Log:
                 message, _ = FROM_FOLLOWER.decode(self._socket.recv_multipart())
             except InvalidMessageError:
                 continue
-            if message.stream != self._stream:
-                continue
-            if isinstance(message, Superseded):
-                self.is_superseded = True
-            elif isinstance(message, Noted):
+            if message.stream == self._stream:
                 self._note(message.number)
         if self._sent and time.monotonic() >= self._due:
             self._due = time.monotonic() + _AGAIN_SECONDS

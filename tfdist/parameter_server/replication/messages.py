@@ -33,7 +33,7 @@ class Entry(Message, frozen=True):
 
 
 class Begin(Entry, frozen=True):
-    """The first entry: the follower forgets what it has, unless that is all of another leader's."""
+    """The first entry: the follower forgets what it has. With all of another leader's state it ignores this one."""
 
 
 class Whole(Entry, frozen=True):
@@ -200,15 +200,5 @@ class Noted(Message, frozen=True):
     number: int
 
 
-class Superseded(Message, frozen=True):
-    """The follower has all of another leader's state, and takes over itself.
-
-    Attributes:
-        stream: of the entry.
-    """
-
-    stream: int
-
-
 FROM_LEADER = Codec(Begin | Whole | Heard | Lost | Came | ProgramsCopy | StatesCopy | ShardCopy | TableCopy | DealsCopy)
-FROM_FOLLOWER = Codec(Noted | Superseded)
+FROM_FOLLOWER = Codec(Noted)
