@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server import messages as m
+from tfdist.parameter_server.nameless import Where
 from tfdist.parameter_server.report import ModelReport, WorkerReport
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.wire import InvalidMessageError
@@ -20,7 +21,7 @@ FROM_WORKER = [
     m.Put(7, 3, 7),
     m.Leave(6, 3, 7, is_over=True),
     m.Inspect(8),
-    m.Share(9, 3, "tfdist_ps_0", 64, 2),
+    m.Share(9, 3, Where(7, 3, b"token"), 64, 2),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),

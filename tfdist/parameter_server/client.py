@@ -213,16 +213,17 @@ class Connection:
         self._segment = None
         if area < shared_memory.LEAST_BYTES or not hosts.is_here(self._address):
             return False
-        segment = Segment.make(area, slots)
-        if segment is None:
+        made = Segment.make(area, slots)
+        if made is None:
             return False
+        segment, where = made
         try:
-            self.request(lambda id: Share(id, worker, segment.name, area, slots))
+            self.request(lambda id: Share(id, worker, where, area, slots))
             self._segment = segment
         except RefusedError:  # it is in a container, or another user's
             pass
         finally:
-            segment.remove_name()
+            where.close()
         return self._segment is not None
 
     def _go_after(self) -> bool:

@@ -25,6 +25,7 @@ from tfdist.parameter_server.dealing.messages import (
     Take,
 )
 from tfdist.parameter_server.gradients import Kind
+from tfdist.parameter_server.nameless import Where
 from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.state import Held
 from tfdist.parameter_server.tables.messages import (
@@ -268,14 +269,14 @@ class Share(Message, frozen=True):
 
     Attributes:
         worker: its task's number.
-        name: of the segment.
+        where: the segment.
         area: bytes of an area.
         slots: how many there are.
     """
 
     id: int
     worker: int
-    name: str
+    where: Where
     area: int
     slots: int
 
@@ -379,16 +380,12 @@ class OpenedMemory(Message, frozen=True):
     """Where the values are (`tfdist.parameter_server.hogwild.memory.Memory`).
 
     Attributes:
-        process: the server's number.
-        opened: the number that the memory's open file has there.
-        token: of the memory.
+        where: the memory.
         place: the worker's own.
     """
 
     id: int
-    process: int
-    opened: int
-    token: bytes
+    where: Where
     place: int
 
 

@@ -262,10 +262,9 @@ class Server:
             self._socket.send_multipart([peer, *frames], copy=False)
 
     def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
-        try:
-            segment = Segment.open(message.name, message.area, message.slots)
-        except ValueError as error:
-            answer(Refused(message.id, str(error)), ())
+        segment = Segment.open(message.where, message.area, message.slots)
+        if segment is None:
+            answer(Refused(message.id, "the segment cannot be mapped"), ())
             return
         self._segments[peer] = _Shared(segment, message.worker)
         answer(Done(message.id, 0), ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -411,7 +410,7 @@ class Shard:
         except ValueError as error:
             answer(Refused(message.id, str(error)), ())
         else:
-            answer(OpenedMemory(message.id, os.getpid(), self.store.opened, self.store.token, place), ())
+            answer(OpenedMemory(message.id, self.store.where, place), ())
 
     def _settle(self) -> None:
         """Counts what workers have done to the values themselves."""

@@ -1,27 +1,22 @@
 """Arrays of messages in memory that a worker and a server on one machine share, instead of in frames.
 
-A worker makes a segment, a file in /dev/shm that only its user can open, and tells the server its random name. When the
-server has mapped it, the name is removed: nothing is left behind by processes that are killed. A message whose arrays
-are in the segment has two frames: a *locator*, which says where they are, and the header.
+A worker makes a segment, which the server maps. A message whose arrays are in it has two frames: a *locator*, which
+says where they are, and the header.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
-import re
-import secrets
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 import msgspec
 
+from tfdist.parameter_server import nameless
+from tfdist.parameter_server.nameless import HEAD_BYTES, Where
 from tfdist.parameter_server.wire import InvalidMessageError
 
-_FOLDER = "/dev/shm"
-_NAME = re.compile("tfdist_ps_[0-9a-f]{32}")
 _MAGIC = b"tfsm"
 _ALIGNMENT = 64
 LEAST_BYTES = 1 << 18
@@ -49,68 +44,44 @@ class Segment:
     """A segment: slots, each with an area for the arrays of a request and one for those of its answer.
 
     Args:
-        name: of its file.
         area: bytes of an area.
         slots: how many there are.
         memory: that is mapped.
     """
 
-    def __init__(self, name: str, area: int, slots: int, memory: mmap.mmap) -> None:
-        self.name = name
+    def __init__(self, area: int, slots: int, memory: mmap.mmap) -> None:
         self.area = area
         self.slots = slots
-        self._memory = memoryview(memory)
+        self._memory = memoryview(memory)[HEAD_BYTES:]
 
     @classmethod
-    def make(cls, area: int, slots: int) -> Segment | None:
+    def make(cls, area: int, slots: int) -> tuple[Segment, Where] | None:
         """Makes a segment; None where the machine has no room for it.
 
         Args:
             area: bytes of an area.
             slots: how many there are.
         """
-        name = f"tfdist_ps_{secrets.token_hex(16)}"
         try:
-            opened = os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError:
+            made, where = nameless.make(_size_of(area, slots), is_reserved=True)
+        except (OSError, OverflowError):
             return None
-        try:
-            os.posix_fallocate(opened, 0, 2 * slots * area)  # a page that cannot be had later would be a SIGBUS
-            return cls(name, area, slots, mmap.mmap(opened, 2 * slots * area))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{_FOLDER}/{name}")
-            return None
-        finally:
-            os.close(opened)
+        return cls(area, slots, made), where
 
     @classmethod
-    def open(cls, name: str, area: int, slots: int) -> Segment:
-        """Maps a segment that another process of this user on this machine has made.
+    def open(cls, where: Where, area: int, slots: int) -> Segment | None:
+        """Maps a segment that another process has made.
 
-        Raises:
-            ValueError: there is no such segment.
+        Args:
+            where: as that one says.
+            area: bytes of an area.
+            slots: how many there are.
+
+        Returns:
+            None if this process cannot open it; see `tfdist.parameter_server.nameless.mapped`.
         """
-        if not _NAME.fullmatch(name) or area < 1 or slots < 1:
-            raise ValueError("no name or size of a segment")
-        try:
-            opened = os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise ValueError(f"the segment cannot be opened: {error.strerror}") from None
-        try:
-            status = os.fstat(opened)
-            if status.st_uid != os.getuid() or status.st_size != 2 * slots * area:
-                raise ValueError("the segment is another user's, or has another size")
-            return cls(name, area, slots, mmap.mmap(opened, 2 * slots * area))
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"the segment cannot be mapped: {error}") from None
-        finally:
-            os.close(opened)
-
-    def remove_name(self) -> None:
-        """Removes the file's name; the memory stays as long as a process has it mapped."""
-        with contextlib.suppress(OSError):
-            os.unlink(f"{_FOLDER}/{self.name}")
+        found = nameless.mapped(where, _size_of(area, slots)) if min(area, slots) > 0 else None
+        return None if found is None else cls(area, slots, found)
 
     def moved(self, slot: int, frames: Sequence[Any], is_answer: bool, number: int = -1) -> list[Any]:
         """The frames of a message whose arrays are in the segment; those given where they are small or do not fit.
@@ -183,6 +154,10 @@ def area_of(shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]) -> int:
     return (
         sum(_aligned(prod(shape) * itemsize) for shape, itemsize in zip(shapes, itemsizes, strict=True)) or _ALIGNMENT
     )
+
+
+def _size_of(area: int, slots: int) -> int:
+    return HEAD_BYTES + 2 * slots * area
 
 
 def _aligned(size: int) -> int:

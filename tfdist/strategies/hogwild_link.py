@@ -177,15 +177,15 @@ class HogwildLink(LocalLink):
 
     def _opened(self) -> list[Writer] | None:
         """The servers' memory as it is now; None if this process cannot open it."""
-        known = {writer.memory.token: writer for writer in self._writers or ()}
+        known = {writer.memory.where: writer for writer in self._writers or ()}
         writers = []
         for answer, shapes in zip(self._session.memories(), self._model.shapes, strict=True):
-            if answer.token not in known:
-                memory = Memory.open(answer.process, answer.opened, answer.token, shapes)
+            if answer.where not in known:
+                memory = Memory.open(answer.where, shapes)
                 if memory is None:
                     return None
-                known[answer.token] = Writer(memory, answer.place)
-            writers.append(known[answer.token])
+                known[answer.where] = Writer(memory, answer.place)
+            writers.append(known[answer.where])
         return writers
 
     def _place(self, variable: int) -> tuple[Writer, int]:

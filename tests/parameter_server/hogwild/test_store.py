@@ -19,7 +19,7 @@ def made(scalars=None):
 
 
 def writer_of(store, worker):
-    memory = Memory.open(os.getpid(), store.opened, store.token, store.shapes)
+    memory = Memory.open(store.where, store.shapes)
     return Writer(memory, store.place_of(worker))
 
 
@@ -84,7 +84,7 @@ def test_it_goes_on_from_its_state():
     again = MemoryStore(HELD, state, {})
     assert again.iterations == 1
     np.testing.assert_array_equal(again.vectors()[0], store.vectors()[0])
-    assert again.token != store.token
+    assert again.where.token != store.where.token
 
 
 def test_there_is_room_for_so_many_workers():
@@ -97,7 +97,7 @@ def test_there_is_room_for_so_many_workers():
 
 def test_the_file_is_closed():
     store = made()
-    opened = store.opened
+    opened = store.where.opened
     os.fstat(opened)
     del store
     with pytest.raises(OSError, match="Bad file"):

@@ -1,22 +1,20 @@
 """Memory that a server makes, and that workers on its machine map: variables, and what workers note for each other.
 
-It is a file without a name (`memfd_create`), which a worker opens through the server's entry in ``/proc``: that lets
-only the same user in, and nothing is left behind by processes that are killed. Nobody locks anything. Each worker has a
-*place*, to which it alone writes: how many updates it has made, by their staleness, and a ring of the rows that it has
-changed, from which the others learn what to read again.
+Nobody locks anything. Each worker has a *place*, to which it alone writes: how many updates it has made, by their
+staleness, and a ring of the rows that it has changed, from which the others learn what to read again.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
-import secrets
 from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
+from tfdist.parameter_server import nameless
 from tfdist.parameter_server.gradients import Shapes
+from tfdist.parameter_server.nameless import HEAD_BYTES, Where
 
 PLACES = 64
 """Workers that the memory has room for; the first place is the server's."""
@@ -25,9 +23,7 @@ DELAYS = 64
 RING = 1 << 17
 """Rows that a worker's ring remembers. Who has not looked for longer reads whole variables."""
 
-_NAME = "tfdist-hogwild"
 _ALIGNMENT = 64
-_TOKEN = 16
 _ROW_BITS = 40
 _WHOLE = (1 << _ROW_BITS) - 1
 """In place of a row: all rows."""
@@ -38,17 +34,19 @@ class Memory:
 
     Args:
         mapped: memory that `size_of` tells the size of.
+        where: as others find it.
         shapes: of the variables.
 
     Attributes:
-        shapes: as given.
+        where, shapes: as given.
         arrays: the variables.
         counts: updates, by place and staleness, int64 of shape ``(PLACES, DELAYS)``.
         heads: by place, the number of rows that were ever written to its ring, int64.
         rings: by place, the last of these rows, int64 of shape ``(PLACES, RING)``.
     """
 
-    def __init__(self, mapped: mmap.mmap, shapes: Shapes) -> None:
+    def __init__(self, mapped: mmap.mmap, where: Where, shapes: Shapes) -> None:
+        self.where = where
         self.shapes = shapes
         self._bytes = np.frombuffer(mapped, np.uint8)
         views = [
@@ -58,65 +56,30 @@ class Memory:
         self.counts, self.heads, self.rings, *self.arrays = views
 
     @classmethod
-    def make(cls, shapes: Shapes) -> tuple[Memory, int]:
+    def make(cls, shapes: Shapes) -> Memory:
         """Makes memory, full of zeros.
 
         Args:
             shapes: of the variables.
 
-        Returns:
-            It, and the number of its open file.
-
         Raises:
             OSError: this system has no such files, or no memory is left.
         """
-        if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no memfd_create")
-        opened = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(opened, size_of(shapes))
-            made = cls(mmap.mmap(opened, size_of(shapes)), shapes)
-        except OSError:
-            os.close(opened)
-            raise
-        made._bytes[:_TOKEN] = np.frombuffer(secrets.token_bytes(_TOKEN), np.uint8)
-        return made, opened
+        return cls(*nameless.make(size_of(shapes), is_reserved=False), shapes)
 
     @classmethod
-    def open(cls, process: int, opened: int, token: bytes, shapes: Shapes) -> Memory | None:
+    def open(cls, where: Where, shapes: Shapes) -> Memory | None:
         """Maps memory that a server has made.
 
         Args:
-            process: the server's number.
-            opened: the number that its open file has there.
-            token: of the memory; other machines have processes of that number, too.
+            where: as the server says.
             shapes: of the variables.
 
         Returns:
-            None if this process cannot open it: the server is on another machine, in another container, or another
-            user's.
+            None if this process cannot open it; see `tfdist.parameter_server.nameless.mapped`.
         """
-        path = f"/proc/{process:d}/fd/{opened:d}"
-        try:
-            if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
-                return None
-            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            if os.fstat(own).st_size != size_of(shapes):
-                return None
-            found = cls(mmap.mmap(own, size_of(shapes)), shapes)
-        except OSError:
-            return None
-        finally:
-            os.close(own)
-        return found if found.token == token else None
-
-    @property
-    def token(self) -> bytes:
-        """Random bytes that no other memory has."""
-        return self._bytes[:_TOKEN].tobytes()
+        found = nameless.mapped(where, size_of(shapes))
+        return None if found is None else cls(found, where, shapes)
 
     def updates(self) -> int:
         """How many updates workers have made."""
@@ -239,7 +202,7 @@ def _dtypes(shapes: Shapes) -> list[np.dtype]:
 
 def _places(shapes: Shapes) -> list[int]:
     """Where each array begins, and where the memory ends."""
-    found = [_ALIGNMENT]
+    found = [HEAD_BYTES]
     for shape, dtype in zip(_shapes(shapes), _dtypes(shapes), strict=True):
         found.append(found[-1] + -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from tfdist.parameter_server.changes import Edition
 from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
 from tfdist.parameter_server.hogwild.memory import PLACES, Memory, Writer
 from tfdist.parameter_server.ledger import Ledger
+from tfdist.parameter_server.nameless import Where
 from tfdist.parameter_server.state import Held, State
 
 _OWN_PLACE = 0
@@ -33,7 +33,6 @@ class MemoryStore:
         held: as given.
         config: as ``optimizer``.
         shapes: of the variables.
-        opened: the number of the memory's open file in this process.
 
     Raises:
         ValueError: this system has no such memory, or no memory is left.
@@ -44,10 +43,10 @@ class MemoryStore:
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
         try:
-            self._memory, self.opened = Memory.make(self.shapes)
+            self._memory = Memory.make(self.shapes)
         except OSError as error:
             raise ValueError(f"Hogwild() needs memory that processes share: {error}") from None
-        weakref.finalize(self, os.close, self.opened)
+        weakref.finalize(self, self.where.close)
         self._writer = Writer(self._memory, _OWN_PLACE)
         for array, value in zip(self._memory.arrays, state.values, strict=True):
             array[...] = value
@@ -57,9 +56,9 @@ class MemoryStore:
         self._places: dict[int, int] = {}
 
     @property
-    def token(self) -> bytes:
-        """Of the memory."""
-        return self._memory.token
+    def where(self) -> Where:
+        """The memory, for workers."""
+        return self._memory.where
 
     @property
     def iterations(self) -> int:
@@ -69,7 +68,7 @@ class MemoryStore:
     @property
     def edition(self) -> Edition:
         """Of the values: other values have another one."""
-        return int.from_bytes(self.token[:7]), self.iterations + self._assigned
+        return int.from_bytes(self.where.token[:7]), self.iterations + self._assigned
 
     def place_of(self, worker: int) -> int:
         """A worker's own place in the memory.
