@@ -80,7 +80,7 @@ def announces(dtype, *shape):
         ([header((Pull(0), [])) + b"x"], "the header cannot be decoded"),
         ([header(({"type": "other"}, []))], "the header cannot be decoded"),
         ([header(({"type": "pull", "worker": "1"}, []))], "the header cannot be decoded"),
-        ([b"tfps\x01" + b"\x91" * 100_000], "the header cannot be decoded"),
+        ([b"tfps\x02" + b"\x91" * 100_000], "the header cannot be decoded"),
         ([header((Pull(0), [])), b"x"], "1 arrays; the header announces 0"),
         ([announces("float32", 3)], "0 arrays; the header announces 1"),
         ([announces("float32", 3), b"x" * 11], r"11 bytes for float32 \(3,\), which has 12"),
@@ -90,7 +90,7 @@ def announces(dtype, *shape):
         ([announces("float32", -1, -3), b"x" * 12], "an array of shape"),
         ([announces("object", 1), b"x" * 8], "an array of dtype 'object'"),
         ([announces("O" * 10_000, 1), b"x"], "an array of dtype 'OOO"),
-        ([b"tfps\x01" + b"\xc4" * (1 << 21)], "a header of more than"),
+        ([b"tfps\x02" + b"\xc4" * (1 << 21)], "a header of more than"),
     ],
 )
 def test_what_is_no_message_is_refused(frames, words):

@@ -107,7 +107,7 @@ def test_what_is_no_message_is_left_alone(links):
         stranger.linger = 0
         stranger.connect(f"tcp://{one.address}")
         stranger.send_multipart([b"nonsense"])
-        stranger.send_multipart([b"tfps\x01nonsense", b""])
+        stranger.send_multipart([b"tfps\x02nonsense", b""])
         other.send(one.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
         assert len(pieces(one, "a", 1, 1)) == 1
 

@@ -23,4 +23,4 @@ def test_messages_say_the_same_again(message, arrays):
 
 def test_what_is_no_message_is_refused():
     with pytest.raises(InvalidMessageError):
-        CODEC.decode([b"tfps\x01nothing"])
+        CODEC.decode([b"tfps\x02nothing"])

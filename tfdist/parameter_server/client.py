@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import time
@@ -18,9 +17,10 @@ from tfdist.cluster import hosts
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server import shared_memory
 from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.line import Line
 from tfdist.parameter_server.messages import FROM_SERVER, FROM_WORKER, Push, Refused, Share, Waiting
 from tfdist.parameter_server.shared_memory import Segment, located
-from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
+from tfdist.parameter_server.wire import InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
 
@@ -102,20 +102,13 @@ class Connection:
         self._context = zmq.Context(1)
         self._numbers = itertools.count()
         self._segment: Segment | None = None
-        self._socket = self._connect()
-        self._open = [self._socket]
+        self._line = self._connect()
+        self._open = [self._line]
         # Python's own order, in which the context ends before its socket, would never end.
         weakref.finalize(self, _close, self._context, self._open).atexit = False
 
-    def _connect(self) -> zmq.Socket[bytes]:
-        made = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
-            made.setsockopt(option, value)
-        if self._keys is not None:
-            self._keys.secure_client(made)
-        made.copy_threshold = COPIED_BYTES
-        made.connect(f"tcp://{self._address}")
-        return made
+    def _connect(self) -> Line:
+        return Line.to(self._context, self._address, self._keys)
 
     def send(self, make: Callable[[int], Message], arrays: Sequence[np.ndarray] = ()) -> Request:
         """Sends a message.
@@ -233,14 +226,13 @@ class Connection:
             return False
         self._address = address
         self._segment = None  # the server that takes over has not mapped it
-        self._socket.close()
-        self._open[0] = self._socket = self._connect()
+        self._line.close()
+        self._open[0] = self._line = self._connect()
         return True
 
     def _post(self, request: Request) -> None:
-        """Sends a request, again if it is due. Without a connection, for example while ZeroMQ retries, it waits."""
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart(request.frames, flags=zmq.DONTWAIT, copy=False)
+        """Sends a request, again if it is due."""
+        self._line.send(request.frames)
         request.due = time.monotonic() + request.seconds
         request.seconds = min(2 * request.seconds, self._timeout / 4)  # the answer is a sign of life
 
@@ -248,10 +240,10 @@ class Connection:
         """The answer to a request if it comes in time, else None. Answers to others are late copies."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not self._socket.poll(max(1, int(1000 * left))):
+            if not self._line.poll(max(left, 1e-3)):
                 break
             try:
-                frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+                frames = self._line.receive()
                 locator = located(frames)
                 if locator is not None and self._segment is not None:
                     frames = self._segment.restored(locator, frames[1], is_answer=True)
@@ -268,7 +260,7 @@ class Connection:
         _close(self._context, self._open)
 
 
-def _close(context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
-    for socket in sockets:
-        socket.close()
+def _close(context: zmq.Context[zmq.Socket[bytes]], lines: list[Line]) -> None:
+    for line in lines:
+        line.close()
     context.term()

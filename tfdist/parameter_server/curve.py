@@ -19,6 +19,9 @@ from zmq.utils import z85
 
 from tfdist.errors import TfdistError
 
+OVERHEAD_BYTES = 33
+"""By which a frame becomes longer."""
+
 _SIDES = (b"server", b"client")
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import zmq
 
-from tfdist.errors import TfdistError
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.listening import bind
+from tfdist.parameter_server.line import Line
 from tfdist.parameter_server.messages import (
     FROM_SERVER,
     FROM_WORKER,
@@ -36,7 +35,7 @@ from tfdist.parameter_server.shard import Answer
 from tfdist.parameter_server.shards import Shards
 from tfdist.parameter_server.shared_memory import Segment, located
 from tfdist.parameter_server.tables.messages import AttachTable
-from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
+from tfdist.parameter_server.wire import InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
 
@@ -64,9 +63,6 @@ class _Shared:
 class Server:
     """Serves shards over TCP, one for each model that is trained.
 
-    The identities of peers are the server's own, as one that a peer chooses could be taken twice: then ZeroMQ is silent
-    to the second for ever.
-
     Args:
         shards: nobody else uses them while this runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
@@ -82,19 +78,7 @@ class Server:
         self._log = follower or Log()
         self._segments: dict[bytes, _Shared] = {}
         self._context = zmq.Context(1)
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.ROUTER_MANDATORY, 1)):
-            self._socket.setsockopt(option, value)
-        self._socket.copy_threshold = COPIED_BYTES
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # at a high-water mark a ROUTER would drop answers silently
-        if keys is not None:
-            keys.secure_server(self._socket)
-        try:
-            self.address = bind(self._socket, address)
-        except TfdistError:
-            self._socket.close()
-            self._context.term()
-            raise
+        self._line, self.address = Line.listening(self._context, address, keys, (zmq.LINGER, 1000))
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
         self._complained: set[str] = set()
@@ -113,7 +97,7 @@ class Server:
                     if event is None:
                         return
                     event()
-                if self._socket in ready:
+                if self._line.socket in ready:
                     self._receive()
                 self._log.attend()
                 for one in (*self._shards, *self._shards.tables):
@@ -122,14 +106,14 @@ class Server:
         finally:
             self._shards.close()
             self._log.close()
-            self._socket.close()
+            self._line.close()
             self._context.term()
             self._wake.close()
             self._waker.close()
 
     def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for one in (self._socket, self._wake, self._log.socket):
+        for one in (self._line.socket, self._wake, self._log.socket):
             if one is not None:
                 poller.register(one, zmq.POLLIN)
         return poller
@@ -200,21 +184,19 @@ class Server:
             self._waker.send(b"\0")
 
     def _receive(self) -> None:
-        identity, *received = self._socket.recv_multipart(copy=False)
-        peer = identity.bytes
-        frames = [frame.buffer for frame in received]
+        peer, frames = self._line.receive_from()
         try:
             locator = located(frames)
             shared = self._segments.get(peer)
             if locator is not None and shared is None:
                 why = "this server was started again and has mapped no segment"
-                self._send(peer, FROM_SERVER.encode(Refused(locator.id, why, is_unknown=True)))
+                self._line.answer(peer, FROM_SERVER.encode(Refused(locator.id, why, is_unknown=True)))
                 return
             if locator is not None and shared is not None:
                 frames = shared.memory.restored(locator, frames[1], is_answer=False)
             message, arrays = FROM_WORKER.decode(frames)
         except InvalidMessageError as error:
-            self._complain(received, error)
+            self._complain(error)
             return
         slot = None
         if shared is not None and isinstance(message, Push) and message.id > shared.last:
@@ -225,7 +207,7 @@ class Server:
             encoded = FROM_SERVER.encode(message, arrays)
             if shared is not None and slot is not None:
                 encoded = shared.memory.moved(slot, encoded, is_answer=True)
-            self._send(peer, encoded)
+            self._line.answer(peer, encoded)
 
         try:
             if isinstance(message, Share):
@@ -237,7 +219,7 @@ class Server:
                 self._note(peer, message, frames)
         except Exception as error:  # of what fits the form of a message, but not what is here: it ends nobody's job
             why = f"{type(message).__name__} fits nothing that is here: {type(error).__name__}: {error}"
-            self._complain(received, InvalidMessageError(why[:_WHY_CHARACTERS]))
+            self._complain(InvalidMessageError(why[:_WHY_CHARACTERS]))
             send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
         if isinstance(message, Leave):
             self._segments.pop(peer, None)
@@ -257,10 +239,6 @@ class Server:
                     copies.append_table(self._log.append, served)
                     served.is_restored = False
 
-    def _send(self, peer: bytes, frames: Sequence[Any]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # the peer is gone; it asks again when it is back
-            self._socket.send_multipart([peer, *frames], copy=False)
-
     def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
         segment = Segment.open(message.where, message.area, message.slots)
         if segment is None:
@@ -269,11 +247,8 @@ class Server:
         self._segments[peer] = _Shared(segment, message.worker)
         answer(Done(message.id, 0), ())
 
-    def _complain(self, frames: Sequence[zmq.Frame], error: InvalidMessageError) -> None:
-        try:
-            peer = str(frames[-1].get("Peer-Address"))
-        except (IndexError, zmq.ZMQError):
-            peer = "an unknown peer"
+    def _complain(self, error: InvalidMessageError) -> None:
+        peer = self._line.last_address
         if peer not in self._complained and len(self._complained) < _LOGGED:
             self._complained.add(peer)
             log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)

@@ -16,14 +16,8 @@ import msgspec
 import numpy as np
 
 MAGIC = b"tfps"
-VERSION = 1
+VERSION = 2
 """Raised whenever the messages change, so that different versions part with a clear error."""
-
-MAX_FRAME = 1 << 36
-"""Maximum bytes of a frame: 64 GiB."""
-
-COPIED_BYTES = 1 << 18
-"""Smaller frames are copied: ZeroMQ's own way back, which frees memory when it is sent, costs more."""
 
 MAX_HEADER = 1 << 20
 """Maximum bytes of a header."""

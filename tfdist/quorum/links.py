@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 
-from tfdist.parameter_server import listening
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError, Message
+from tfdist.parameter_server.line import Line
+from tfdist.parameter_server.wire import InvalidMessageError, Message
 from tfdist.quorum.messages import CODEC, Fetch, Piece, State
 
 log = logging.getLogger("tfdist")
@@ -64,16 +64,16 @@ class Links:
         self.arrived = threading.Condition()
         self.bytes_sent = self.messages_sent = 0
         self._task = task
-        self._sockets = _Sockets(keys)
-        self.address = listening.bind(self._sockets.answering, f"{host}:0", "this task")
-        self._to: dict[str, zmq.Socket[bytes]] = {}
+        self._lines = _Lines(host, keys)
+        self.address = self._lines.address
+        self._to: dict[str, Line] = {}
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._sources: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._pieces: dict[str, dict[int, list[tuple[Piece, np.ndarray]]]] = {}
         self._refused = 0
         self._closing = threading.Event()
-        arguments = weakref.ref(self), self._sockets, self._closing
+        arguments = weakref.ref(self), self._lines, self._closing
         self._thread = threading.Thread(target=_serve, args=arguments, name="tfdist-quorum", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._closing.set).atexit = False
@@ -99,8 +99,8 @@ class Links:
         """
         with self._sending:
             if address not in self._to:
-                self._to[address] = self._sockets.connect(address)
-            self._to[address].send_multipart(CODEC.encode(message, [array]), copy=False)
+                self._to[address] = self._lines.connect(address)
+            self._to[address].send(CODEC.encode(message, [array]))
         self.messages_sent += 1
         self.bytes_sent += array.nbytes
 
@@ -112,7 +112,7 @@ class Links:
         """
         with self._sending:
             for address in self._to.keys() - set(addresses):
-                self._sockets.end(self._to.pop(address))
+                self._lines.end(self._to.pop(address))
 
     def fetch(
         self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
@@ -133,20 +133,20 @@ class Links:
         """
         request = Fetch(next(self._numbers), rounds)
         end = time.monotonic() + seconds
-        connection = self._sockets.connect(address)
+        line = self._lines.connect(address)
         try:
-            connection.send_multipart(CODEC.encode(request))
+            line.send(CODEC.encode(request))
             while time.monotonic() < end:
                 if (error := failure()) is not None:
                     raise error
-                if connection.poll(int(1000 * _LOOK_SECONDS)):
-                    message, arrays = _decoded(connection.recv_multipart(copy=False))
+                if line.poll(_LOOK_SECONDS):
+                    message, arrays = CODEC.decode(line.receive())
                     if isinstance(message, State) and message.id == request.id:
                         return None if message.round < 0 else (message, [np.array(array) for array in arrays])
         except InvalidMessageError as error:
             log.warning("tfdist: %s sent what is no state: %s", address, error)
         finally:
-            self._sockets.end(connection)
+            self._lines.end(line)
         return None
 
     # Receiving.
@@ -166,15 +166,15 @@ class Links:
             del kept[earlier]
         return kept.pop(attempt, [])
 
-    def take(self, identity: Any, frames: Sequence[Any]) -> None:
+    def take(self, peer: bytes, frames: Sequence[Any]) -> None:
         """Takes what another process has sent; on the thread that serves.
 
         Args:
-            identity: of its connection.
+            peer: which one that is.
             frames: of the message.
         """
         try:
-            message, arrays = _decoded(frames)
+            message, arrays = CODEC.decode(frames)
         except InvalidMessageError as error:
             if self._refused < _LOGGED:
                 log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
@@ -186,20 +186,20 @@ class Links:
                 of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
                 self.arrived.notify_all()
         elif isinstance(message, Fetch):
-            self._answer(identity, message)
+            self._answer(peer, message)
 
     def _may_be_known(self, rounds: str) -> bool:
         """Whether to keep pieces of rounds; of those whose state is not offered here, only of a few."""
         return rounds in self._sources or rounds in self._pieces or len(self._pieces) < len(self._sources) + _UNKNOWN
 
-    def _answer(self, identity: Any, message: Fetch) -> None:
+    def _answer(self, peer: bytes, message: Fetch) -> None:
         source = self._sources.get(message.rounds)
         try:
             state, arrays = (State(message.id, -1), []) if source is None else source.state(message.id)
         except Exception as error:  # who asks, asks another process
             log.warning("tfdist: task %d could not give its state of %s: %s", self._task, message.rounds, error)
             state, arrays = State(message.id, -1), []
-        self._sockets.answering.send_multipart([identity, *CODEC.encode(state, arrays)], copy=False)
+        self._lines.answering.answer(peer, CODEC.encode(state, arrays))
         self.bytes_sent += sum(array.nbytes for array in arrays)
 
     def close(self) -> None:
@@ -208,66 +208,53 @@ class Links:
         self._thread.join(_CLOSE_SECONDS)
 
 
-class _Sockets:
-    """Those of `Links`, and what they have in common.
+class _Lines:
+    """Those of `Links`.
 
     Args:
+        host: as of `Links`.
         keys: of the job; None for no encryption.
 
     Attributes:
         answering: the one on which others are answered.
+        address: ``host:port`` of it.
     """
 
-    def __init__(self, keys: Keys | None) -> None:
+    def __init__(self, host: str, keys: Keys | None) -> None:
         self._keys = keys
         self._context = zmq.Context(1)
-        self._open: list[zmq.Socket[bytes]] = []
-        self.answering = self._made(zmq.ROUTER, (zmq.RCVHWM, 0))
-        if keys is not None:
-            keys.secure_server(self.answering)
+        options = self._context, f"{host}:0", keys, (zmq.RCVHWM, 0)
+        self.answering, self.address = Line.listening(*options, whose="this task")
+        self._open = [self.answering]
 
-    def _made(self, kind: int, *options: tuple[int, int]) -> zmq.Socket[bytes]:
-        made: zmq.Socket[bytes] = self._context.socket(kind)
-        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), *options):
-            made.setsockopt(option, value)
-        self._open.append(made)
-        return made
-
-    def connect(self, address: str) -> zmq.Socket[bytes]:
+    def connect(self, address: str) -> Line:
         """Makes a connection.
 
         Args:
             address: of another process.
         """
-        made = self._made(zmq.DEALER, (zmq.RECONNECT_IVL, 50), (zmq.IPV6, int("[" in address)))
-        if self._keys is not None:
-            self._keys.secure_client(made)
-        made.copy_threshold = COPIED_BYTES
-        made.connect(f"tcp://{address}")
+        made = Line.to(self._context, address, self._keys)
+        self._open.append(made)
         return made
 
-    def end(self, connection: zmq.Socket[bytes]) -> None:
+    def end(self, line: Line) -> None:
         """Closes a connection."""
-        self._open.remove(connection)
-        connection.close()
+        self._open.remove(line)
+        line.close()
 
     def close(self) -> None:
         """Closes all; in the order in which Python may do it when the process ends, it would never end."""
         while self._open:
-            self._open.pop().close(linger=0)
+            self._open.pop().close()
         self._context.term()
 
 
-def _serve(reference: weakref.ref[Links], sockets: _Sockets, is_closing: threading.Event) -> None:
+def _serve(reference: weakref.ref[Links], lines: _Lines, is_closing: threading.Event) -> None:
     """Answers others until nobody needs the links any more."""
     while not is_closing.is_set():
-        if sockets.answering.poll(int(1000 * _LOOK_SECONDS)):
-            identity, *frames = sockets.answering.recv_multipart(copy=False)
+        if lines.answering.poll(_LOOK_SECONDS):
+            of_message = lines.answering.receive_from()
             if (links := reference()) is not None:
-                links.take(identity, frames)
+                links.take(*of_message)
             del links
-    sockets.close()
-
-
-def _decoded(frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
-    return CODEC.decode([frame.buffer for frame in frames])
+    lines.close()

@@ -138,7 +138,7 @@ def test_it_does_not_lead_with_a_part(running):
 def test_invalid_messages_have_no_effect(running, caplog):
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{running.follower.address}")
-        for frames in ([b"x"], [b""], [b"tfps\1junk", b"y"]):
+        for frames in ([b"x"], [b""], [b"tfps\2junk", b"y"]):
             stranger.send_multipart(frames)
     running.begin(running.log, lambda log: log.is_begun)
     running.follower.stop()

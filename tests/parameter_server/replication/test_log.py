@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tfdist.parameter_server.listening import bind
+from tfdist.parameter_server.line import Line
 from tfdist.parameter_server.replication import log as logs
 from tfdist.parameter_server.replication.log import Log
 from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted
@@ -18,18 +18,17 @@ DEADLINE = 20_000
 class Other:
     """A follower: takes entries when it is told to."""
 
-    def __init__(self, made):
-        self.socket = made
-        self.address = bind(made, "127.0.0.1:0")
+    def __init__(self, context):
+        self.line, self.address = Line.listening(context, "127.0.0.1:0", None)
         self.peer = None
 
     def take(self):
-        assert self.socket.poll(DEADLINE)
-        self.peer, *frames = self.socket.recv_multipart()
+        assert self.line.poll(DEADLINE / 1000)
+        self.peer, frames = self.line.receive_from()
         return FROM_LEADER.decode(frames)
 
     def say(self, message):
-        self.socket.send_multipart([self.peer, *FROM_FOLLOWER.encode(message)])
+        self.line.answer(self.peer, FROM_FOLLOWER.encode(message))
 
 
 @pytest.fixture
@@ -37,8 +36,8 @@ def pair():
     """A log that has begun, its follower, and the first entry."""
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
-        other = Other(stack.enter_context(context.socket(zmq.ROUTER)))
-        other.socket.setsockopt(zmq.LINGER, 0)
+        other = Other(context)
+        stack.callback(other.line.close)
         log = Log()
         stack.callback(log.close)
         log.begin(other.address)

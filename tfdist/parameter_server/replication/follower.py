@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.listening import bind
+from tfdist.parameter_server.line import Line
 from tfdist.parameter_server.messages import FROM_WORKER
 from tfdist.parameter_server.replication import copies
 from tfdist.parameter_server.replication.messages import (
@@ -33,7 +33,7 @@ from tfdist.parameter_server.replication.messages import (
     Whole,
 )
 from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError
+from tfdist.parameter_server.wire import InvalidMessageError
 
 log = logging.getLogger("tfdist")
 
@@ -123,18 +123,7 @@ class Follower:
     def __init__(self, make: Callable[[], Shards], server: int, host: str, keys: Keys | None = None) -> None:
         self._replica = Replica(make, server)
         self._context = zmq.Context(1)
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0)):
-            self._socket.setsockopt(option, value)
-        self._socket.copy_threshold = COPIED_BYTES
-        if keys is not None:
-            keys.secure_server(self._socket)
-        try:
-            self.address = bind(self._socket, f"{host}:0")
-        except BaseException:
-            self._socket.close()
-            self._context.term()
-            raise
+        self._line, self.address = Line.listening(self._context, f"{host}:0", keys, (zmq.LINGER, 1000))
         self._events: queue.SimpleQueue[Literal["lost", "stop"]] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
         self._has_complained = False
@@ -146,14 +135,14 @@ class Follower:
             The state to lead with; None after `stop`.
         """
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._line.socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         try:
             while True:
                 ready = dict(poller.poll())
-                if self._socket in ready:
+                if self._line.socket in ready:
                     self._receive()
-                if self._wake.fileno() in ready and self._socket not in ready:  # first what the leader has sent
+                if self._wake.fileno() in ready and self._line.socket not in ready:  # first what the leader has sent
                     self._wake.recv(1)
                     if self._events.get() == "stop":
                         return None
@@ -161,7 +150,7 @@ class Follower:
                         return self._replica.shards
                     self._replica.forget()
         finally:
-            self._socket.close()
+            self._line.close()
             self._context.term()
             self._wake.close()
             self._waker.close()
@@ -181,8 +170,7 @@ class Follower:
 
     def _receive(self) -> None:
         """Takes an entry."""
-        identity, *received = self._socket.recv_multipart(copy=False)
-        frames = [frame.buffer for frame in received]
+        peer, frames = self._line.receive_from()
         try:
             answer = self._replica.take(*FROM_LEADER.decode(frames))
         except InvalidMessageError as error:
@@ -191,7 +179,7 @@ class Follower:
                 log.warning("tfdist: the copy of a parameter server ignores invalid messages: %s", error)
             return
         if answer is not None:
-            self._socket.send_multipart([identity.bytes, *FROM_FOLLOWER.encode(answer)])
+            self._line.answer(peer, FROM_FOLLOWER.encode(answer))
 
 
 def _named(peer: bytes) -> bytes:

@@ -12,8 +12,9 @@ import numpy as np
 import zmq
 
 from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.line import Line
 from tfdist.parameter_server.replication.messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry
-from tfdist.parameter_server.wire import COPIED_BYTES, MAX_FRAME, InvalidMessageError
+from tfdist.parameter_server.wire import InvalidMessageError
 
 _AGAIN_SECONDS = 2.0
 """After which entries that the follower has not noted are sent again."""
@@ -29,7 +30,7 @@ class Log:
     def __init__(self, keys: Keys | None = None) -> None:
         self._keys = keys
         self._context = zmq.Context(1)
-        self._socket: zmq.Socket[bytes] | None = None
+        self._line: Line | None = None
         self._stream = 0
         self._number = 0
         self._noted = -1
@@ -41,7 +42,7 @@ class Log:
     @property
     def socket(self) -> zmq.Socket[bytes] | None:
         """To wait on for `attend`; None without a follower."""
-        return self._socket
+        return None if self._line is None else self._line.socket
 
     @property
     def is_begun(self) -> bool:
@@ -60,21 +61,15 @@ class Log:
             address: ``host:port`` of it.
         """
         self.end()
-        self._socket = made = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MAX_FRAME), (zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 50)):
-            made.setsockopt(option, value)
-        if self._keys is not None:
-            self._keys.secure_client(made)
-        made.copy_threshold = COPIED_BYTES
-        made.connect(f"tcp://{address}")
+        self._line = Line.to(self._context, address, self._keys)
         self._stream, self._number, self._noted = secrets.randbits(63), 0, -1
         self.append(Begin)
 
     def end(self) -> None:
         """Goes on without a follower: all answers go out."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
         self._sent.clear()
         for send in [*(send for _, send in self._held), *self._open]:
             send()
@@ -94,7 +89,7 @@ class Log:
             attributes: of it, behind stream and number.
             arrays: that follow; they do not change until the follower has noted the entry.
         """
-        if self._socket is None:
+        if self._line is None:
             return
         encoded = FROM_LEADER.encode(kind(self._stream, self._number, *attributes), arrays)
         if not self._sent:
@@ -111,16 +106,16 @@ class Log:
         Args:
             send: sends it.
         """
-        if self._socket is None:
+        if self._line is None:
             send()
         else:
             self._open.append(send)
 
     def attend(self) -> None:
         """Takes note of what the follower says, and sends again what it has not noted."""
-        while self._socket is not None and self._socket.poll(0):
+        while self._line is not None and self._line.poll(0.0):
             try:
-                message, _ = FROM_FOLLOWER.decode(self._socket.recv_multipart())
+                message, _ = FROM_FOLLOWER.decode(self._line.receive())
             except InvalidMessageError:
                 continue
             if message.stream == self._stream:
@@ -148,5 +143,5 @@ class Log:
             self._held.popleft()[1]()
 
     def _post(self, frames: list[Any]) -> None:
-        assert self._socket is not None
-        self._socket.send_multipart(frames, copy=False)
+        assert self._line is not None
+        self._line.send(frames)
