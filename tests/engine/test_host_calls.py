@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tfdist.engine.host_calls import GradualUnderflow, host_call
 
 SMALL = np.float32(1e-30)
@@ -38,6 +41,11 @@ def test_sums_and_products_have_the_bits_of_other_threads():
         return (product + product[::-1]).tobytes()
 
     assert in_graph(compute) == compute()
+
+
+def test_graphs_call_the_host_in_this_way_alone():
+    files = [*Path(tfdist.__file__).parent.rglob("*.py")]
+    assert [file.name for file in files if "tf.py_function(" in file.read_text()] == ["host_calls.py"]
 
 
 def test_the_environment_of_the_thread_comes_back():

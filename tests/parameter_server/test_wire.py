@@ -74,7 +74,7 @@ def announces(dtype, *shape):
         ([], "no frames"),
         ([b""], "not a message of tfdist"),
         ([b"GET / HTTP/1.1\r\n"], "not a message of tfdist"),
-        ([header((Pull(0), []), version=2)], r"version \[2\] of the messages; expected \[1\]"),
+        ([header((Pull(0), []), version=1)], r"version \[1\] of the messages; expected \[2\]"),
         ([wire.MAGIC], r"version \[\] of the messages"),
         ([header((Pull(0), []))[:-1]], "the header cannot be decoded"),
         ([header((Pull(0), [])) + b"x"], "the header cannot be decoded"),

@@ -146,7 +146,7 @@ class Store:
             TypeError: it is set by a schedule.
         """
         if value != self._rate:
-            self._optimizer.learning_rate = value
+            self._optimizer.learning_rate = np.float64(value)
             self._rate = value
 
     def assign(self, vectors: Sequence[np.ndarray]) -> None:

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.tables.client import TableClient
 from tfdist.tensors import to_array, to_tensor
 
@@ -59,7 +60,7 @@ class EmbeddedRows:
 
         with tf.device("CPU:0"):
             distinct, places = tf.unique(tf.reshape(keys, [-1]))
-            rows = tf.py_function(on_host, [distinct, create], self.table.form.dtype, name="tfdist_lookup")
+            rows = host_call(on_host, [distinct, create], self.table.form.dtype, name="tfdist_lookup")
         rows.set_shape([None, self._dim])
 
         @tf.custom_gradient
@@ -111,7 +112,7 @@ class EmbeddedRows:
 
         with tf.device("CPU:0"):
             inputs = [gradient.indices, values, tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0)]
-            tf.py_function(on_host, inputs, [], name="tfdist_rows")
+            host_call(on_host, inputs, [], name="tfdist_rows")
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """All keys in ascending order, int64 [rows], and their values [rows, dim]."""

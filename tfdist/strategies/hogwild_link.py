@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.hogwild.memory import Memory, Writer
 from tfdist.parameter_server.observer import Observer
@@ -94,7 +95,7 @@ class HogwildLink(LocalLink):
         for place in by_rows:
             dtypes += [self._variables[place].value.dtype, tf.int64]
         with tf.device("CPU:0"):
-            found = iter(tf.py_function(on_host, inputs, dtypes, name="tfdist_hogwild"))
+            found = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
         for place in whole:
             value = next(found)
             value.set_shape(self._variables[place].shape)

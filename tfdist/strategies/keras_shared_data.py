@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
 from tfdist.strategies import at_work
@@ -100,7 +101,9 @@ def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
         yield
         return
     refreshed = tf.cond(
-        has_waited, lambda: tf.py_function(refresh, [], tf.int64), lambda: tf.constant(0, tf.int64), name="tfdist_read"
+        has_waited,
+        lambda: host_call(refresh, [], tf.int64, name="tfdist_read"),
+        lambda: tf.constant(0, tf.int64),
     )
     with tf.control_dependencies([refreshed]):
         yield
@@ -124,7 +127,7 @@ def settle(model: Any, ticket: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     counted = [one for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one is not None]
     # Reading what an update assigns orders this behind the update.
-    tf.py_function(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
+    host_call(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
 
 
 def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.gradients import Gradients, Kind
 from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
@@ -105,7 +106,7 @@ class LocalLink(Link):
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
         answered = Answered(kinds_of(values, self._model), self._model)
         with tf.device("CPU:0"):
-            vectors = tf.py_function(on_host, inputs, answered.dtypes, name="tfdist_servers")
+            vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
         self._samples.assign(0.0)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import slots as slots_of
 from tfdist.parameter_server.client import Connection
@@ -135,7 +136,7 @@ class Link:
         rate = self._optimizer._learning_rate
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
-        def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
             rest = iter([to_array(tensor) for tensor in tensors])
             pushed = [
                 Gradients.received(own, [next(rest) for _ in tensors], shapes)
@@ -145,7 +146,7 @@ class Link:
             own = None if ticket is None else number_of(int(number))
             vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
             return [
-                tf.constant(self._session.iterations, tf.int64),
+                np.int64(self._session.iterations),  # TensorFlow keeps all Python numbers that it makes tensors of
                 *(to_tensor(one) for own in vectors for one in own),
             ]
 
@@ -157,7 +158,7 @@ class Link:
         answered = Answered(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]
         with tf.device("CPU:0"):
-            iterations, *tensors = tf.py_function(
+            iterations, *tensors = host_call(
                 on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
             )
         answered.assign_to(self._variables, tensors)
@@ -362,7 +363,7 @@ class Link:
 
     def _assign(self, vectors: Vectors) -> None:
         self._assign_arrays(self._session.whole(vectors))
-        self._optimizer._iterations.assign(self._session.iterations)
+        self._optimizer._iterations.assign(np.int64(self._session.iterations))
 
     def _assign_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Assigns values that the servers have."""

@@ -59,7 +59,7 @@ class StepsInRounds:
             if joined.rates is not None:
                 rates = _rates(self.optimizer)
                 assign(rates, [tf.constant(one, read(rates)[0].dtype) for one in joined.rates])
-            self._step.assign(joined.step)
+            self._step.assign(np.int64(joined.step))
 
     def refresh(self, patience: float | None) -> bool:
         """Takes a newer state of another process over.
@@ -146,7 +146,7 @@ class StepsInRounds:
             settled = self._course.settle(self.progress, [value.numpy() for value in read(everything)])
         if settled.changes:
             assign(everything, [tf.constant(one) for one in settled.values])
-        self._step.assign(settled.step)
+        self._step.assign(np.int64(settled.step))
         return settled.changes or has_taken
 
     @property
@@ -178,7 +178,7 @@ class StepsInRounds:
         """Begins a round, where none is under way; with the number of steps that a backup has restored, if it has."""
         with self._lock:
             self._began = max(int(self._step), int(self.optimizer.iterations))
-            self._step.assign(self._began)
+            self._step.assign(np.int64(self._began))
             turn = self._course.begin_anew(Progress(int(self._samples), self._began))
             self._left.assign(turn.left)
             self._what.assign(turn.what)

@@ -79,7 +79,7 @@ class RowOptimizer:
         place = block.learning_rate
         if place >= 0 and self.scalars[place] == self.scalars[place].dtype.type(value):  # as in most steps
             return
-        block.optimizer.learning_rate = value
+        block.optimizer.learning_rate = np.float64(value)
         self.scalars[block.learning_rate] = block.scalars()[block.learning_rate]
 
     def update(self, columns: Sequence[np.ndarray], slots: np.ndarray, gradients: np.ndarray) -> None:
