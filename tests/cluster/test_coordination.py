@@ -26,11 +26,13 @@ class Job:
     def __init__(self, size):
         self.told = {rank: [] for rank in range(size)}
         self.failures = []
+        self.later = []
         self.coordination = Coordination(
             size,
             lambda rank: f"rank {rank}, task {rank},",
             lambda rank, m: self.told[rank].append(m),
             lambda why, members: self.failures.append((why, members)),
+            lambda seconds, then: self.later.append(then),
         )
 
     def hear(self, rank, message):
@@ -39,11 +41,14 @@ class Job:
     def agree(self, rank, key, signature="", members=None):
         self.hear(rank, Agree(len(self.told[rank]), key, signature, members))
 
-    def stand(self, rank, key, number, call, counts, members=None):
-        self.hear(rank, Standing(Call(key, number, call, members), counts))
+    def stand(self, rank, key, number, call, counts, members=None, is_alone=True):
+        self.hear(rank, Standing(Call(key, number, call, members), counts, is_alone))
+
+    def replies(self, rank):
+        return [message for message in self.told[rank] if isinstance(message, Reply)]
 
     def numbers(self, rank):
-        return [message.value for message in self.told[rank] if isinstance(message, Reply)]
+        return [message.value for message in self.replies(rank)]
 
 
 @pytest.fixture
@@ -82,8 +87,45 @@ def test_ranks_that_wait_for_each_other_are_told_although_another_computes(job):
     job.agree(0, "a")
     job.agree(1, "b")
     job.stand(0, "a", None, 0, {})
-    assert not job.failures
     job.stand(1, "b", None, 0, {})
+    assert not job.failures
+    (after_a_while,) = job.later
+    after_a_while()
+    assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
+
+
+@pytest.mark.parametrize("of_third", ["a", "b", "c"])
+def test_calls_that_nobody_has_begun_are_errors_and_do_not_count(job, of_third):
+    keys = ["a", "b", of_third]
+    for rank, key in enumerate(keys):
+        job.agree(rank, key)
+        job.stand(rank, key, None, 0, {})
+    for rank in range(3):
+        (refused,) = job.replies(rank)
+        assert f"rank 0 waits in a; rank 1 waits in b; rank 2 waits in {of_third}." in refused.error
+        job.hear(rank, Moving())
+    for after_a_while in job.later:
+        after_a_while()
+    assert not job.failures
+    for rank in range(3):
+        job.agree(rank, "a")
+    (number,) = {job.numbers(rank)[-1] for rank in range(3)}
+    assert number >= 2, "numbers are not used again"
+
+
+@pytest.mark.parametrize("why", ["another call is under way", "a number is known", "a rank has joined"])
+def test_what_may_have_begun_is_not_undone(why):
+    job = Job(2)
+    if why == "a rank has joined":
+        job = Job(3)
+        job.hear(2, Join({}))
+    number = 0 if why == "a number is known" else None
+    job.agree(1, "b")
+    if number is None:
+        job.agree(0, "a")
+    job.stand(0, "a", number, 0, {0: 1}, is_alone=why != "another call is under way")
+    job.stand(1, "b", None, 0, {})
+    assert not job.replies(1)
     assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
 
 

@@ -15,7 +15,7 @@ FROM_TASK = [
     messages.End(),
     messages.Fails("why", mismatch=True, members=(0, 1)),
     messages.Agree(3, "key", "float32 (3,)", None),
-    messages.Standing(CALL, {3: 18}),
+    messages.Standing(CALL, {3: 18}, is_alone=True),
     messages.Moving(),
     messages.Stalled(60),
     messages.State((CALL,), {3: 18}),

@@ -47,7 +47,7 @@ class Agreeing:
     def send(self, message):
         pass
 
-    def ask(self, make, then):
+    def ask(self, make, then, refused):
         message = make(0)
         site = (message.key, message.members)
         with self._lock:

@@ -10,7 +10,7 @@ from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
-from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
+from tfdist.errors import CollectiveTimeoutError, MismatchError, PeerLostError, TfdistError
 
 
 class Agreeing:
@@ -32,7 +32,7 @@ class Agreeing:
     def send(self, message):
         pass
 
-    def ask(self, make, then):
+    def ask(self, make, then, refused):
         message = make(0)
         with self.lock:
             number = self.numbers.setdefault((message.key, message.members), len(self.numbers))
@@ -178,7 +178,7 @@ def test_key_that_two_threads_use_first_is_asked_for_once(engines):
     made, control = engines
     asked = []
     answer = control.ask
-    control.ask = lambda make, then: (asked.append(make(0).key), answer(make, then))[1]
+    control.ask = lambda make, *then: (asked.append(make(0).key), answer(make, *then))[1]
     gate = threading.Barrier(4)
 
     def sums(rank, engine):
@@ -205,7 +205,7 @@ class Late(Agreeing):
         super().__init__()
         self.waiting = {}
 
-    def ask(self, make, then):
+    def ask(self, make, then, refused):
         message = make(0)
         site = (message.key, message.members)
         with self.lock:
@@ -216,6 +216,43 @@ class Late(Agreeing):
             number = self.numbers.setdefault(site, len(self.numbers))
         for one in waiting:
             one(number)
+
+
+class Undoing(Agreeing):
+    """Has ranks differ in some keys."""
+
+    def ask(self, make, then, refused):
+        if make(0).key.startswith("wrong"):
+            threading.Thread(target=refused, args=("they differ",)).start()
+        else:
+            super().ask(make, then, refused)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_calls_that_ranks_differ_in_do_not_count(is_alone):
+    """The job goes on if a rank has nothing else under way."""
+    world, control = LocalWorld(2), Undoing()
+    made = [Engine(world.communicator(rank), control, Timeouts(collective=20), tags=1 << 20) for rank in range(2)]
+
+    def work(rank, engine):
+        if not is_alone:
+            engine.post(f"of rank {rank}", ring.all_reduce(np.ones(5)), overlaps=False)
+        for _ in range(2):
+            with pytest.raises(MismatchError, match="they differ"):
+                engine.run(f"wrong {rank}", ring.all_reduce(np.ones(5)))
+        if is_alone:
+            total = np.ones(5)
+            engine.run("right", ring.all_reduce(total))
+            assert total.tolist() == [2.0] * 5
+            assert engine.under_way() == []
+            assert engine.counts() == {0: 1}
+        return engine.failure is None
+
+    try:
+        assert on_both(made, work) == [is_alone] * 2
+    finally:
+        for engine in made:
+            engine.close()
 
 
 def test_a_hundred_new_keys_posted_in_opposite_orders():
@@ -257,7 +294,7 @@ def test_more_calls_of_one_key_than_tags():
 
 def test_calls_of_a_key_start_in_order_although_its_number_comes_while_the_queue_is_read():
     class Held(Agreeing):
-        def ask(self, make, then):
+        def ask(self, make, then, refused):
             self.answer = then
 
     class Arriving(dict):

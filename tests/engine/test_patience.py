@@ -9,6 +9,8 @@ from tfdist.engine.patience import STANDING_SECONDS, Patience
 from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
+STANDING = Standing(Call("sum", 4, 2, None), {4: 3}, is_alone=True)
+
 
 class Connection:
     """The parts of the control connection that a wait reads, and the messages that it sends."""
@@ -31,7 +33,7 @@ def control():
 def patience(control, number=4, call=2, members=None, stand_in=None, blocking=True, **timeouts):
     pending = Pending("sum", members)
     pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
-    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: {4: 3})
+    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: STANDING)
 
 
 def test_a_rank_that_does_nothing_else_says_so_once(control):
@@ -40,7 +42,7 @@ def test_a_rank_that_does_nothing_else_says_so_once(control):
     assert control.sent == []
     wait.check(STANDING_SECONDS * 1.5)
     wait.check(STANDING_SECONDS * 3)
-    assert control.sent == [Standing(Call("sum", 4, 2, None), {4: 3})]
+    assert control.sent == [STANDING]
     wait.over()
     assert control.kinds() == [Standing, Moving]
 

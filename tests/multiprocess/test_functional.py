@@ -21,6 +21,7 @@ CHECKS = [
     "edges",
     "variables",
     "wrong",
+    "mismatches",
     "fit_without_a_strategy",
     "joining",
     "whatever_ranks_count",

@@ -57,7 +57,7 @@ class Channel:
         self._interrupts = InterruptWatch()
         self._numbers = itertools.count()
         self._replies: dict[int, messages.Reply] = {}
-        self._on_reply: dict[int, Callable[[Any], None]] = {}
+        self._on_reply: dict[int, tuple[Callable[[Any], None], Callable[[str], None]]] = {}
         self._sending = threading.Lock()
         self._closing = False
         self._has_ended = False
@@ -147,15 +147,21 @@ class Channel:
                     raise
         raise RequestTimeoutError(f"no answer to {message} within {timeout:g} s from the rendezvous server")
 
-    def ask(self, make: Callable[[int], Message], then: Callable[[Any], None]) -> None:
+    def ask(
+        self,
+        make: Callable[[int], Message],
+        then: Callable[[Any], None],
+        refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
         """Sends a message and returns at once.
 
         Args:
             make: the message with the given ``id``.
             then: called with the reply's value, on the listening thread.
+            refused: called with the reason instead, where there is one.
         """
         number = next(self._numbers)
-        self._on_reply[number] = then
+        self._on_reply[number] = then, refused
         self.send(make(number))
 
     def notify(self) -> None:
@@ -240,8 +246,12 @@ class Channel:
             self._on_message(message)
 
     def _replied(self, reply: messages.Reply) -> None:
-        if then := self._on_reply.pop(reply.id, None):
-            then(reply.value)
+        if reply.id in self._on_reply:
+            then, refused = self._on_reply.pop(reply.id)
+            if reply.error is None:
+                then(reply.value)
+            else:
+                refused(reply.error)
             return
         with self.arrived:
             self._replies[reply.id] = reply

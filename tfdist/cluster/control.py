@@ -171,9 +171,14 @@ class Control:
         """Sends a message and waits for its reply, by default until the start's deadline; see `Channel.request`."""
         return self._channel.request(make, timeout or self._timeouts.start, late)
 
-    def ask(self, make: Callable[[int], Message], then: Callable[[Any], None]) -> None:
+    def ask(
+        self,
+        make: Callable[[int], Message],
+        then: Callable[[Any], None],
+        refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
         """Sends a message and returns at once; see `Channel.ask`."""
-        self._channel.ask(make, then)
+        self._channel.ask(make, then, refused)
 
     def gather(self, name: str, value: Any, tasks: Sequence[int]) -> list[Any]:
         """The values of several tasks, in their order, when each has given its own.

@@ -6,8 +6,10 @@ collectives involve the ranks alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfdist.cluster.messages import (
     Agree,
@@ -24,6 +26,9 @@ from tfdist.cluster.messages import (
     Standing,
     State,
 )
+
+_OTHERS_SECONDS = 5.0
+"""For the others of a group to come, where some wait for each other in calls that can be undone."""
 
 Site = tuple[tuple[int, ...] | None, str]
 """A key, and the members of its group; None for all ranks."""
@@ -62,6 +67,7 @@ class Coordination:
         name: a rank's name in messages.
         tell: sends a message to a rank.
         fail: reports that ranks do different things: why, and the members of the group.
+        later: calls back after some seconds.
     """
 
     def __init__(
@@ -70,11 +76,14 @@ class Coordination:
         name: Callable[[int], str],
         tell: Callable[[int, Message], None],
         fail: Callable[[str, tuple[int, ...] | None], None],
+        later: Callable[[float, Callable[[], None]], Any],
     ) -> None:
         self._everyone = frozenset(range(size))
         self._name = name
         self._tell = tell
         self._fail = fail
+        self._later = later
+        self._numbers = itertools.count()
         self._agreements: dict[Site, Agreement] = {}
         self._standing: dict[int, Standing] = {}
         self._joined: dict[int, dict[int, int]] = {}
@@ -105,7 +114,7 @@ class Coordination:
     def _agree(self, rank: int, message: Agree) -> None:
         agreement = self._agreements.get(_site(message))
         if agreement is None:
-            agreement = Agreement(len(self._agreements), self._ranks(message.members))
+            agreement = Agreement(next(self._numbers), self._ranks(message.members))
             self._agreements[_site(message)] = agreement
         for other, theirs in agreement.signatures.items():
             if theirs != message.signature:
@@ -132,18 +141,50 @@ class Coordination:
 
     def _stands(self, rank: int, message: Standing) -> None:
         self._standing[rank] = message
-        if circle := self._circle(rank):
-            waits = "; ".join(f"rank {one} waits in {_named(self._standing[one].call)}" for one in sorted(circle))
+        circle = self._circle(rank)
+        if circle and self._can_be_undone(circle):
+            if self._can_be_undone(self._ranks(message.call.members)):
+                self._undo(self._ranks(message.call.members))
+            else:
+                self._later(_OTHERS_SECONDS, lambda: self._end(self._circle(rank)))
+        else:
+            self._end(circle)
+
+    def _end(self, circle: list[int]) -> None:
+        """Ranks that wait for each other cannot go on."""
+        if circle:
             members = {self._standing[one].call.members for one in circle}
-            self._fail(
-                f"ranks take part in different collectives: {waits}. "
-                "Every rank must call the same collectives in the same order.",
-                members.pop() if len(members) == 1 else None,
-            )
+            self._fail(self._different(circle), members.pop() if len(members) == 1 else None)
+
+    def _different(self, ranks: Iterable[int]) -> str:
+        waits = "; ".join(f"rank {one} waits in {_named(self._standing[one].call)}" for one in sorted(ranks))
+        return (
+            f"ranks take part in different collectives: {waits}. "
+            "Every rank must call the same collectives in the same order."
+        )
+
+    def _can_be_undone(self, ranks: Iterable[int]) -> bool:
+        """Whether ranks wait in one call each of a group, for which nothing has been sent yet."""
+        standing = [self._standing.get(one) for one in ranks]
+        calls = [one.call for one in standing if one is not None and one.is_alone]
+        return (
+            not self._joined
+            and len(calls) == len(standing)
+            and len({call.members for call in calls}) == 1
+            and all(call.number is None for call in calls)
+        )
+
+    def _undo(self, ranks: Iterable[int]) -> None:
+        """The calls that all ranks of a group wait in are errors, and do not count: they go on as before."""
+        why = self._different(ranks)
+        for rank in ranks:
+            agreement = self._agreements.pop(_site(self._standing.pop(rank).call), None)
+            for one, request in agreement.asked.items() if agreement is not None else ():
+                self._tell(one, Reply(request, error=why))
 
     def _circle(self, begin: int) -> list[int]:
         """Ranks, this one among them, of which each stands still until the next one moves; empty if there are none."""
-        paths = [[begin]]
+        paths = [[begin]] if begin in self._standing else []
         seen = set()
         while paths:
             path = paths.pop()

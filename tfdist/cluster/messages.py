@@ -180,7 +180,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Agree(Message, frozen=True):
-    """Asks for the number of a key; the reply comes when all members have asked with the same signature."""
+    """Asks for the number of a key; the reply comes when all members have asked with the same signature.
+
+    It is an error if all of them wait in calls of different keys, with numbers that nobody knows: then no call counts.
+    """
 
     id: int
     key: str
@@ -189,10 +192,11 @@ class Agree(Message, frozen=True):
 
 
 class Standing(Message, frozen=True):
-    """The rank does nothing but wait for a call."""
+    """The rank does nothing but wait for a call, perhaps for others that it has posted, too."""
 
     call: Call
     counts: dict[int, int]
+    is_alone: bool
 
 
 class Moving(Message, frozen=True):

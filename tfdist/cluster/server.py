@@ -17,7 +17,7 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -118,12 +118,8 @@ class Server:
         self._awaited: set[int] = set()
         self._closing: asyncio.TimerHandle | None = None
         self._meetings = Meetings(self._tell)
-        self._coordination = Coordination(job.size, self._name_of, self._tell, self._mismatch)
-        self._quorums = Quorums(
-            self._tell,
-            lambda seconds, then: asyncio.get_running_loop().call_later(seconds, then),
-            job.start_timeout,
-        )
+        self._coordination = Coordination(job.size, self._name_of, self._tell, self._mismatch, _later)
+        self._quorums = Quorums(self._tell, _later, job.start_timeout)
         self._explaining: tuple[float, asyncio.TimerHandle] | None = None
         self._explained = -ANSWER_SECONDS
 
@@ -470,6 +466,10 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             yield line
         if len(pending) > messages.MAX_LINE:
             raise ValueError("a line without an end")
+
+
+def _later(seconds: float, then: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, then)
 
 
 def main() -> None:

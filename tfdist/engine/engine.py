@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.control import Control
-from tfdist.cluster.messages import Agree, State
+from tfdist.cluster.messages import Agree, Standing, State
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
@@ -34,7 +34,7 @@ from tfdist.engine.patience import Patience
 from tfdist.engine.pending import Pending
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import Timeline
-from tfdist.errors import PeerLostError, TfdistError
+from tfdist.errors import MismatchError, PeerLostError, TfdistError
 
 _EXPLANATION_SECONDS = 3.0
 _OWN = -1
@@ -310,6 +310,7 @@ class Engine:
             self.control.ask(
                 lambda request: Agree(request, key, signature, members),
                 lambda number: self._agreed(site, number),
+                lambda why: self._undone(site, why),
             )
         return None
 
@@ -321,6 +322,20 @@ class Engine:
                 if (pending.members, pending.key) == site:
                     pending.number = number
             self._work.notify()
+
+    def _undone(self, site: Site, why: str) -> None:
+        """The members call different collectives, of which nothing has been sent: this one is as if never posted."""
+        error = MismatchError(why)
+        with self._posting, self._lock:
+            under_way = self.under_way()
+            is_alone = [(pending.members, pending.key) for pending in under_way] == [site]
+            if is_alone:
+                self._queued.remove(under_way[0])
+                self._calls[site] -= 1
+                under_way[0].error = error
+                self.statistics.end_communicating()
+        if not is_alone:
+            self.fail(error, site[0])
 
     def _start_queued(self) -> None:
         """Starts every queued call whose key has a number, and whose tag is free."""
@@ -497,7 +512,10 @@ class Engine:
         return pending.result
 
     def _patience(self, control: Control, pending: Pending, blocking: bool) -> Patience:
-        return Patience(self.rank, control, self._timeouts, pending, blocking, self.counts)
+        def standing() -> Standing:
+            return Standing(pending.describe(), self.counts(), is_alone=self.under_way() == [pending])
+
+        return Patience(self.rank, control, self._timeouts, pending, blocking, standing)
 
     def _can_move(self) -> bool:
         return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())

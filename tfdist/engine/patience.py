@@ -23,7 +23,7 @@ class Patience:
         timeouts: when to report a stall, and when to give up.
         pending: the collective.
         blocking: whether this rank does nothing else meanwhile.
-        counts: returns the number of calls of each collective that this rank has begun.
+        standing: returns what the server is told of a rank that stands still.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Patience:
         timeouts: Timeouts,
         pending: Pending,
         blocking: bool,
-        counts: Callable[[], dict[int, int]],
+        standing: Callable[[], messages.Standing],
     ) -> None:
         self._rank = rank
         self._control = control
         self._timeouts = timeouts
         self._pending = pending
         self._blocking = blocking
-        self._counts = counts
+        self._report = standing
         self._standing = False
         self._stalls = 0
 
@@ -74,7 +74,7 @@ class Patience:
         """Reports the wait to the server when it is due."""
         if self._blocking and not self._standing and seconds > STANDING_SECONDS:
             self._standing = True
-            self._control.send(messages.Standing(self._pending.describe(), self._counts()))
+            self._control.send(self._report())
         if seconds > (self._stalls + 1) * self._timeouts.stall:
             self._stalls += 1
             self._control.send(messages.Stalled(self._stalls * self._timeouts.stall))

@@ -368,6 +368,29 @@ def edges():
         tfdist.receive(tf.TensorSpec(None), left)
 
 
+def mismatches():
+    """What differs between ranks is an error on all of them, and what they call next works; of unusual sizes."""
+    equal(tfdist.all_reduce(tf.ones(3)), np.ones(3))
+    pair = tfdist.Group([0, 1])
+    calls = {
+        "shapes": lambda: tfdist.all_reduce(tf.ones(101 + rank)),
+        "dimensions": lambda: tfdist.all_gather(tf.ones([2, 107 + rank])),
+        "dtypes": lambda: tfdist.all_reduce(tf.ones(109, tf.int64 if rank else tf.float32)),
+        "collectives": lambda: (tfdist.all_reduce if rank else tfdist.all_gather)(tf.ones([2, 113])),
+        "of a group": lambda: rank < 2 and tfdist.all_reduce(tf.ones(121 + rank), group=pair),
+    }
+    for what, call in calls.items():
+        if what != "of a group" or rank < 2:
+            with pytest.raises(tfdist.MismatchError, match="ranks take part in different collectives: rank 0 waits in"):
+                call()
+        equal(tfdist.all_reduce(tf.ones(3)), np.ones(3))
+        for elements in (101, 102, 109, 121, 122):  # keys that were used by some ranks alone
+            equal(tfdist.all_reduce(tf.fill(elements, 1.0 + rank), "sum"), np.full(elements, sum(everyone) + size))
+    tfdist.barrier()
+    if rank < 2:
+        equal(tfdist.all_reduce(tf.ones(121) * rank, "sum", group=pair), np.ones(121))
+
+
 def different():
     calls = {
         "op": [lambda: tfdist.all_reduce(tf.ones(2), "sum"), lambda: tfdist.all_reduce(tf.ones(2), "mean")],
