@@ -17,7 +17,7 @@ QUICK = ["--mib", "0.01", "1"]
 
 def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
-    arguments = ["bench", "-n", "2", *QUICK, "--json", str(figures), "--plot", str(plot)]
+    arguments = ["bench", "--processes", "2", *QUICK, "--json", str(figures), "--plot", str(plot)]
     ended = tfdist(*arguments, XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert "2 processes on 1 machine" in ended.stdout
@@ -30,6 +30,15 @@ def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
     assert {row["algorithm"] for row in found["rows"]} == set(ALGORITHMS)
     assert all(row["measured"] > 0 and row["bound"] > 0 for row in found["rows"])
     assert plot.stat().st_size > 1000
+
+
+def test_keeps_nothing_if_told_so(tmp_path):
+    arguments = ["bench", "-n", "2", "--mib", "0.01", "--algorithms", "ring", "--no-store"]
+    ended = tfdist(*arguments, XDG_CACHE_HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "µs a message" in ended.stdout
+    assert "Calibration kept" not in ended.stdout
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_measures_both_levels_where_mpi_sees_two_machines(tmp_path):

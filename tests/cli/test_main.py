@@ -30,6 +30,16 @@ def test_the_page_has_every_command_option_and_variable():
     assert set(re.findall(r"TFDIST_[A-Z_]+", sections["Environment variables"])) == used - {"TFDIST_REPORT_FD"}
 
 
+def test_a_test_runs_every_option():
+    """In the tests of its command."""
+    texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path.name != "test_main.py"]
+    for name, parser in commands().items():
+        text = " ".join(one for one in texts if f'"{name}"' in one or f"{name}(" in one)
+        given = [action.option_strings for action in parser._actions if {"-h"}.isdisjoint(action.option_strings)]
+        missing = [names for names in given if names and not any(f'"{one}"' in text for one in names)]
+        assert not missing, name
+
+
 def test_every_command_describes_itself(capsys):
     for command in commands():
         with pytest.raises(SystemExit) as ended:

@@ -47,6 +47,13 @@ def test_each_process_gets_its_own_place(script):
         assert not set(found[0][4]) & set(found[1][4]), "two processes share a core"
 
 
+def test_all_cores_and_a_module(script, tmp_path):
+    Path(script(RANK + "print('may use', sorted(os.sched_getaffinity(0)))"))
+    options = ["--processes", "2", "--cores", "all", "--output", "all", "--module", "script"]
+    ended = tfdist("run", *options, PYTHONPATH=str(tmp_path))
+    assert ended.stdout.count(f"may use {sorted(os.sched_getaffinity(0))}") == 2, ended.stdout + ended.stderr
+
+
 def test_more_processes_than_cores(script):
     count = len(os.sched_getaffinity(0)) + 1
     ended = tfdist("run", "-n", str(count), "--output", "all", script(RANK + "print('up', rank)"))

@@ -3,6 +3,10 @@
 import contextlib
 import io
 import json
+import os
+import pty
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -71,6 +75,28 @@ def test_rates_are_those_since_the_last_look():
     assert "14 updates, 5 a second" in text
     assert f"{10 * 4 * SIZE / 2 / 2**20:.1f} MiB/s" in text
     assert "5.0" in next(line for line in text.splitlines() if "task 0" in line)
+
+
+def test_it_looks_again_until_it_is_interrupted():
+    """On a terminal, where one table takes the place of another."""
+    screen, terminal = pty.openpty()
+    with trained() as (server, _), open(screen, "rb", buffering=0) as seen:
+        arguments = [sys.executable, "-m", "tfdist.cli", "status", server.address, "--seconds", "0.05"]
+        looking = subprocess.Popen(arguments, env=harness.environment(), stdout=terminal)
+        os.close(terminal)
+        try:
+            text = b""
+            while text.count(b"4 updates, 0 a second") < 2:
+                assert select.select([seen], [], [], harness.DEADLINE)[0], text
+                text += seen.read(1 << 16)
+            looking.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the terminal has gone with the command
+                while seen.read(1 << 16):
+                    pass
+            assert looking.wait(harness.DEADLINE) == 0
+        finally:
+            looking.kill()
+            looking.wait()
 
 
 def test_nothing_is_trained_yet():
