@@ -6,6 +6,7 @@ python benchmarks/pages.py none       # only writes the pages, from the stored f
 """
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "benchmarks"
 BASE = {"linewidth": 2.5, "color": "black", "linestyle": "-"}
 """The line style of the baseline in plots."""
+MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end of figures -->\n", re.DOTALL)
 TFDIST = [sys.executable, "-m", "tfdist.cli"]
 
 COMMANDS = {
@@ -59,13 +61,23 @@ def main():
         print(f"--- {name}", flush=True)
         subprocess.run([*map(str, COMMANDS[name]), "--json", str(RESULTS / f"{name}.json")], check=True)
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    for name, figures in found.items():
-        text = WRITERS[name](figures)
-        (RESULTS / f"{name}.md").write_text(text)
+    write({name: WRITERS[name](figures) for name, figures in found.items()})
     draw_all_reduce(found["all_reduce_2"])
     draw_network(found["network"])
     draw_compression_time(found["compression_time"])
     draw_compression_growth(found["compression_growth"])
+
+
+def write(texts):
+    """Writes figures between their marks in the pages, where they are read without being built, too."""
+    left = set(texts)
+    for page in RESULTS.parent.glob("*.md"):
+        parts = MARKS.split(page.read_text())
+        for place in range(1, len(parts), 2):
+            left.discard(parts[place])
+            parts[place] = f"<!-- figures: {parts[place]} -->\n\n{texts[parts[place]]}\n<!-- end of figures -->\n"
+        page.write_text("".join(parts))
+    assert not left, f"no page has figures of {left}"
 
 
 def table(header, rows):

@@ -15,7 +15,7 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = f"tfdist {release}"
-exclude_patterns = ["_build", "benchmarks/*.md"]  # the latter are parts of benchmarks.md
+exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
