@@ -16,6 +16,7 @@ ORDER = (
     ("engine",),
     ("local_sgd", "runtime"),
     ("gossip", "quorum"),
+    ("seams",),
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),

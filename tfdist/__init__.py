@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         CalibrationError,
         ClusterSpecError,
         CollectiveTimeoutError,
+        IncompatibleKerasError,
         MismatchError,
         MPIUnavailableError,
         PayloadError,
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
     from tfdist.strategies.quorum import QuorumStrategy
     from tfdist.strategies.sidecar_evaluator import SidecarEvaluator
 
-_ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError MPIUnavailableError MismatchError PayloadError
-PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
+_ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError IncompatibleKerasError MPIUnavailableError
+MismatchError PayloadError PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
 _FUNCTIONS = """Adasum Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init
 is_initialized join local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
@@ -110,6 +111,7 @@ __all__ = [
     "DistributedOptimizer",
     "GossipStrategy",
     "Group",
+    "IncompatibleKerasError",
     "LocalSGDStrategy",
     "MPIUnavailableError",
     "MismatchError",

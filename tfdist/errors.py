@@ -23,6 +23,10 @@ class TensorFlowMissingError(TfdistError, ImportError):
     """TensorFlow is not installed, or its version is not supported."""
 
 
+class IncompatibleKerasError(TfdistError, ImportError):
+    """A function of Keras that tfdist replaces is gone, or has changed."""
+
+
 class PeerLostError(TfdistError):
     """Another task of the job died, left, stopped responding or reported a failure."""
 

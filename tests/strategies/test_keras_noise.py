@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.strategies.ranked import on_ranks
-from tfdist.strategies import keras_noise, keras_seams
+from tfdist.strategies import keras_noise
 
 
 def doubled(seen):
@@ -26,7 +26,7 @@ def updated(make, gradients, seen):
 
 
 def test_before_clipping_and_after_accumulation():
-    keras_noise.install(keras_seams.replace)
+    keras_noise.install()
     seen = []
     assert updated(lambda: keras.optimizers.SGD(1.0), [0.5, 0.5], seen) == [-2.0]
     assert updated(lambda: keras.optimizers.SGD(1.0, clipvalue=0.75), [0.5], seen) == [-0.75]
@@ -56,7 +56,7 @@ def test_after_the_sum_over_ranks(ranks):
 
 
 def test_optimizers_without_it_are_left_alone():
-    keras_noise.install(keras_seams.replace)
+    keras_noise.install()
     variable = keras.Variable(np.zeros(1, np.float32))
     keras.optimizers.SGD(1.0).apply([tf.constant([1.0])], [variable])
     assert variable.numpy() == [-1.0]

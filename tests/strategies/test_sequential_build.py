@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tfdist.strategies import sequential_build
-from tfdist.strategies.keras_seams import replace
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def models(make, passed):
 
     made = [make()]
     for name in ("first", "second"):
-        sequential_build.replace_build(replace, seam(name))
+        sequential_build.replace_build(seam(name))
         made.append(make())
     return made
 

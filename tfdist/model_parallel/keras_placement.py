@@ -27,7 +27,8 @@ from typing import Any
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
 from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.strategies import keras_seams, requested_device, sequential_build
+from tfdist.seams.registry import replace
+from tfdist.strategies import requested_device, sequential_build
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.keras_private import (
     base_trainer,
@@ -71,20 +72,19 @@ def install() -> None:
         return
     _installed = True
     placed_gradients.install()
-    replace = keras_seams.replace
     replace(node.Node, "__init__", _noting_its_device)
     replace(function.Function, "_run_through_graph", _on_devices)
     replace(functional, "find_nodes_by_inputs_and_outputs", _telling_which_is_cloned)
     replace(functional, "clone_graph_nodes", _ending_the_clone)
     replace(sequentials.Sequential, "add", _noting_the_scope)
-    sequential_build.replace_build(replace, _in_the_scopes_of_layers)
+    sequential_build.replace_build(_in_the_scopes_of_layers)
     for caller in (operation.Operation, layer.Layer):
         replace(caller, "__call__", _in_its_scope)
     replace(cloning, "_clone_sequential_model", _with_its_scopes)
-    placed_variables.install(replace)
+    placed_variables.install()
     replace(base_trainer, "model_supports_jit", _unless_placed)
     replace(base_trainer.Trainer, "compile", _not_by_xla)
-    keras_placement_saving.install(replace, device_of, call_next_on)
+    keras_placement_saving.install(device_of, call_next_on)
 
 
 def device_of(call: Any) -> str | None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import device_names
 from tfdist.strategies.keras_private import function, functional, sequential, serialization_lib
 
@@ -41,13 +42,10 @@ _loading = _Loading()
 _missing: set[str] = set()
 
 
-def install(
-    replace: Callable[..., None], of_call: Callable[[Any], str | None], call_next_on: Callable[[str | None], None]
-) -> None:
+def install(of_call: Callable[[Any], str | None], call_next_on: Callable[[str | None], None]) -> None:
     """Installs the seams.
 
     Args:
-        replace: replaces one function by another.
         of_call: the device of a node.
         call_next_on: has the next call of a layer be on a device.
     """

@@ -88,8 +88,9 @@ class ModelCalls:
             filled = {id(tensor): _as(values[key], tensor.dtype) for tensor, key in given}
             args, kwargs = node.arguments.fill_in(filled)
             mode = call.training if training is None else training
-            results = tree.flatten(functional.operation_fn(node.operation, training=mode)(*args, **kwargs))
-            values.update(zip(call.outputs, results, strict=True))
+            if mode is not None and "training" in getattr(node.operation, "_call_context_args", ()):
+                kwargs["training"] = mode
+            values.update(zip(call.outputs, tree.flatten(node.operation(*args, **kwargs)), strict=True))
 
     def sources(self, calls: Sequence[ModelCall]) -> list[int]:
         """Keys of what some calls take and do not make.

@@ -18,16 +18,13 @@ import tensorflow as tf
 
 from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.keras_placement_saving import DEVICE
+from tfdist.seams.registry import replace
 from tfdist.strategies import requested_device
 from tfdist.strategies.keras_private import tf_core, tf_optimizer
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(tf_core.Variable, "__init__", _remembering_the_scope)
     replace(tf_core.Variable, "_initialize", _on_the_device)
     replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _beside_the_variable)

@@ -14,7 +14,6 @@ from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work, keras_noise
 from tfdist.strategies.abilities import UpdatesOnServers
-from tfdist.strategies.keras_seams import replace
 
 STRUCTURES = ("diagonal", "trace", "isotropic")
 
@@ -93,7 +92,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         self._accumulated_gradients: list[Any] = []  # by this name, they may differ between processes
         applying = getattr(self.inner_optimizer, "optimizers", None) or [self.inner_optimizer]
         if self.structure == "isotropic":
-            keras_noise.install(replace)
+            keras_noise.install()
             for optimizer in applying:
                 keras_noise.attach(optimizer, functools.partial(self._with_equal_noise, optimizer))
         elif self.ratio != 1:

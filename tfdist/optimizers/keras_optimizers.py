@@ -16,10 +16,10 @@ import tensorflow as tf
 from tfdist.optimizers import local_layers
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
+from tfdist.seams.registry import replace
 from tfdist.strategies import keras_noise, keras_unsynchronized
 from tfdist.strategies.keras_optimizers import innermost
 from tfdist.strategies.keras_private import base_optimizer, tf_trainer, tree
-from tfdist.strategies.keras_seams import replace
 
 _ATTRIBUTE = "_tfdist_gradients"
 _installed = False
@@ -42,17 +42,18 @@ def attach(optimizer: Any, gradients: Gradients) -> None:
         gradients: how. A `keras.optimizers.MultiOptimizer` hands it on to its optimizers, also those that it is yet to
             be given.
     """
-    _install()
+    install()
     for one in (optimizer, *getattr(optimizer, "optimizers", ())):
         setattr(one, _ATTRIBUTE, gradients)
 
 
-def _install() -> None:
+def install() -> None:
+    """Installs the seams, once."""
     global _installed
     if _installed:
         return
     _installed = True
-    keras_noise.install(replace)  # first, so that gradients are averaged around it
+    keras_noise.install()
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _knowing_the_variables)
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _averaged_first)
     replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist.model_parallel.keras_placement_saving import DEVICE
-from tfdist.strategies import keras_seams, requested_device
+from tfdist.seams.registry import replace
+from tfdist.strategies import requested_device
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.keras_private import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
 
@@ -89,12 +90,12 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    keras_seams.replace(tf_core.Variable, "_initialize_with_initializer", _described)
-    keras_seams.replace(tf_core.Variable, "_deferred_initialize", _described_still)
-    keras_seams.replace(tf_core.Variable, "_direct_assign", _allocated_first)
-    keras_seams.replace(tf_core.Variable, "_initialize", _with_its_key)
-    keras_seams.replace(tf_optimizer.TFOptimizer, "_var_key", _before_it_is_allocated)
-    keras_seams.replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _of_a_description)
+    replace(tf_core.Variable, "_initialize_with_initializer", _described)
+    replace(tf_core.Variable, "_deferred_initialize", _described_still)
+    replace(tf_core.Variable, "_direct_assign", _allocated_first)
+    replace(tf_core.Variable, "_initialize", _with_its_key)
+    replace(tf_optimizer.TFOptimizer, "_var_key", _before_it_is_allocated)
+    replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _of_a_description)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,8 @@ from tfdist.errors import MismatchError
 from tfdist.model_parallel.model_calls import graph_of
 from tfdist.pipeline import described_variables, model_steps, stage_optimizers
 from tfdist.pipeline.processes import OTHER_DATA
-from tfdist.strategies import at_work, keras_seams
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.keras_private import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.strategies.keras_steps import WithPredictStep
@@ -64,8 +65,7 @@ def install() -> None:
     _installed = True
     described_variables.install()
     model_steps.install()
-    replace = keras_seams.replace
-    stage_optimizers.install(replace)
+    stage_optimizers.install()
     trainer = tf_trainer.TensorFlowTrainer
     replace(trainer, "_make_function", _of_a_pipeline)
     replace(trainer, "make_predict_function", _predicting_in_stages)

@@ -23,7 +23,8 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
-from tfdist.strategies import at_work, keras_losses, keras_seams
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work, keras_losses
 from tfdist.strategies.keras_private import layer, tree
 from tfdist.strategies.keras_variables import unnoted
 
@@ -45,7 +46,7 @@ def install() -> None:
     if not _installed:
         _installed = True
         for name in ("_get_own_losses", "_get_regularization_losses"):
-            keras_seams.replace(layer.Layer, name, _added_by_stages)
+            replace(layer.Layer, name, _added_by_stages)
 
 
 def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

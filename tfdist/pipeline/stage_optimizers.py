@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.pipeline import described_variables
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
@@ -29,12 +30,8 @@ class _Counted(threading.local):
 _counted = _Counted()
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(base_optimizer, "global_norm", _over_all_stages)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_stages)
     replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _of_own_variables)

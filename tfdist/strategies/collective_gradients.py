@@ -13,17 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.shares import weighed
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for collectives.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for collectives."""
     replace(private.ReplicaContext, "all_reduce", _all_reduce)
     replace(private.ReplicaContext, "all_gather", _all_gather)
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, datasets, keras_steps
 from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import array_slicing, tf_trainer, tree
@@ -23,12 +24,8 @@ from tfdist.tensors import unnumbered
 _SHOWN_CHARACTERS = 200
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams. They have to be around those that call collectives.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams. They have to be around those that call collectives."""
     for name in ("fit", "evaluate", "predict"):
         replace(tf_trainer.TensorFlowTrainer, name, _agreed)
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import EndsEpochsTogether
@@ -18,12 +19,8 @@ from tfdist.strategies.keras_private import tf_trainer
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seam. It has to be inside those that make weights equal before `evaluate`.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seam. It has to be inside those that make weights equal before `evaluate`."""
     replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_one_model)
 
 

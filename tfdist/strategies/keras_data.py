@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches
@@ -22,12 +23,8 @@ from tfdist.strategies.row_checks import rows_of_model
 from tfdist.strategies.shares import Share, as_share
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for data.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for data."""
     replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
     replace(tf_trainer.TFEpochIterator, "__init__", _shuffled_alike)
     replace(py_dataset_adapter.PyDatasetAdapter, "_finite_generator", _in_its_order)
@@ -143,7 +140,7 @@ class _Random(threading.local):
     generator: Any = random
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.generator, name)
+        return getattr(self.generator if hasattr(self.generator, name) else random, name)
 
     @contextlib.contextmanager
     def of(self, owner: Any) -> Iterator[None]:

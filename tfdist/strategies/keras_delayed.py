@@ -8,18 +8,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_optimizers
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.delayed_sums import DelayedSums
 from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     optimizers = [base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer]
     if hasattr(keras.optimizers, "MultiOptimizer"):
         optimizers.append(keras.optimizers.MultiOptimizer)

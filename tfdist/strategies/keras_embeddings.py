@@ -8,21 +8,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, sequential_build
 from tfdist.strategies.embedded_rows import rows_of
 from tfdist.strategies.keras_private import base_optimizer
 from tfdist.strategies.shares import Shares, weighed
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(base_optimizer.BaseOptimizer, "apply", _without_rows)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _of_values)
-    sequential_build.replace_build(replace, _with_integer_keys)
+    sequential_build.replace_build(_with_integer_keys)
 
 
 def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:

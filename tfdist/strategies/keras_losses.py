@@ -31,18 +31,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.keras_private import losses
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for losses.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for losses."""
     replace(losses, "scale_loss_for_distribution", _left_alone)
     replace(losses, "unscale_loss_for_distribution", _left_alone)
     replace(losses, "reduce_values", _of_the_whole_batch)

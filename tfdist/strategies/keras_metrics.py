@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import MergesMetrics
@@ -26,12 +27,8 @@ log = logging.getLogger("tfdist")
 _COMBINE = {"sum": np.add, "mean": np.add, "only_first_replica": np.add, "max": np.maximum, "min": np.minimum}
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seam for metric results.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seam for metric results."""
     replace(base_trainer.Trainer, "get_metrics_result", _over_all_replicas)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfdist.seams.registry import replace
 from tfdist.strategies.keras_private import base_optimizer
 
 _ATTRIBUTE = "_tfdist_noise"
@@ -38,12 +39,8 @@ def attach(optimizer: Any, added: Callable[[list[Any], Sequence[Any]], list[Any]
     setattr(optimizer, _ATTRIBUTE, _Noise(added))
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seam, once.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seam, once."""
     global _installed
     if _installed:
         return

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ReducesGradients
@@ -24,12 +25,8 @@ from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 from tfdist.strategies.shares import Shares, weighed
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for optimizers.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for optimizers."""
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
     replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
     replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)

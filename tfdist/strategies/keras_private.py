@@ -1,23 +1,28 @@
 """Every private module of Keras that tfdist uses, imported here and nowhere else.
 
-Checked on Keras 3.10 and 3.15. `tfdist.strategies.keras_seams` lists what is changed in them.
+Checked on Keras 3.10 and 3.15. `tests/seams/standing.txt` lists what is changed in them.
 """
 
-from keras.src import backend, tree
-from keras.src.backend.common import symbolic_scope
-from keras.src.backend.tensorflow import core as tf_core
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
-from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.layers import layer
-from keras.src.losses import loss as losses
-from keras.src.models import cloning, functional, sequential
-from keras.src.ops import function, node, operation
-from keras.src.optimizers import base_optimizer
-from keras.src.random import seed_generator
-from keras.src.saving import saving_api, saving_lib, serialization_lib
-from keras.src.trainers import data_adapters
-from keras.src.trainers import trainer as base_trainer
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
+from tfdist.seams.signatures import incompatible
+
+try:
+    from keras.src import backend, tree
+    from keras.src.backend.common import symbolic_scope
+    from keras.src.backend.tensorflow import core as tf_core
+    from keras.src.backend.tensorflow import optimizer as tf_optimizer
+    from keras.src.backend.tensorflow import trainer as tf_trainer
+    from keras.src.layers import layer
+    from keras.src.losses import loss as losses
+    from keras.src.models import cloning, functional, sequential
+    from keras.src.ops import function, node, operation
+    from keras.src.optimizers import base_optimizer
+    from keras.src.random import seed_generator
+    from keras.src.saving import saving_api, saving_lib, serialization_lib
+    from keras.src.trainers import data_adapters
+    from keras.src.trainers import trainer as base_trainer
+    from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
+except ImportError as error:
+    raise incompatible(str(error)) from error
 
 __all__ = [
     "array_slicing",

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.keras_private import tf_trainer
 from tfdist.strategies.round_abilities import ComesAndGoes
@@ -16,12 +17,8 @@ _NEVER = 1 << 62
 """An epoch that no `fit` comes to."""
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _counting_samples)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_steps, keras_variables
 from tfdist.strategies.abilities import AveragesState
 from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer, tree
@@ -25,12 +26,8 @@ class _Applying(threading.local):
 _applying = _Applying()
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     optimizers = [base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer]
     if hasattr(keras.optimizers, "MultiOptimizer"):
         optimizers.append(keras.optimizers.MultiOptimizer)

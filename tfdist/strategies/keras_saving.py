@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, atomic_files, keras_outer
 from tfdist.strategies.abilities import (
     Ability,
@@ -51,12 +52,8 @@ def without_others() -> Iterator[None]:
         _saving.alone = False
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for saving.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for saving."""
     replace(keras.Model, "save", functools.partial(_written_once, whole=True))
     replace(keras.Model, "save_weights", functools.partial(_written_once, whole=True))
     replace(keras.Model, "export", functools.partial(_written_once, whole=False))

@@ -7,17 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
 from tfdist.strategies.keras_private import base_trainer, tf_trainer
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams. That of `compile` has to be around the one that enters the model's scope.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(base_trainer.Trainer, "compile", _checked)
     for name in ("fit", "train_on_batch"):
         replace(tf_trainer.TensorFlowTrainer, name, _made_inside)

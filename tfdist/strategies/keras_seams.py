@@ -37,13 +37,13 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import (
     at_work,
     collective_gradients,
@@ -69,7 +69,7 @@ from tfdist.strategies import (
     sidecar_evaluator,
 )
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.abilities import Ability, AveragesState, SharesBatches, WritesOnce
+from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
 from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_trainer, tree
 
 _installed = False
@@ -92,49 +92,36 @@ def install(strategy: tf.distribute.Strategy | None = None) -> None:
     if _installed:
         return
     _installed = True
-    private.install(replace, _counter_of)
+    private.install(_counter_of)
     trainer = tf_trainer.TensorFlowTrainer
     for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
         replace(trainer, name, _raising_ours)
         if name in ("fit", "evaluate", "predict"):
             replace(trainer, name, _said_once)
     replace(trainer, "fit", _with_our_callbacks)
-    keras_comparison.install(replace)  # before what makes weights equal, which then runs around it
-    replace(trainer, "evaluate", _of_equal_state)
+    keras_comparison.install()
     replace(trainer, "predict_on_batch", _of_own_rows)
     replace(base_trainer.Trainer, "compile", _in_the_scope)
     replace(trainer, "predict", _in_order)
     replace(seed_generator.SeedGenerator, "next", _folded)
-    collective_gradients.install(replace)
-    keras_steps.install(replace)
-    keras_losses.install(replace)
-    keras_metrics.install(replace)
-    keras_variables.install(replace)
-    keras_data.install(replace)
-    keras_noise.install(replace)  # before what sums gradients, which then runs around it
-    keras_optimizers.install(replace)
-    keras_saving.install(replace)
-    keras_servers.install(replace)
-    keras_embeddings.install(replace)  # after `keras_servers`, whose `apply` gets what is left
-    keras_shared_data.install(replace)
-    keras_rounds.install(replace)
-    keras_quorum.install(replace)
-    keras_delayed.install(replace)
-    keras_scope.install(replace)
-    keras_agreement.install(replace)  # after all that calls collectives
+    collective_gradients.install()
+    keras_steps.install()
+    keras_losses.install()
+    keras_metrics.install()
+    keras_variables.install()
+    keras_data.install()
+    keras_noise.install()
+    keras_optimizers.install()
+    keras_saving.install()
+    keras_servers.install()
+    keras_embeddings.install()
+    keras_shared_data.install()
+    keras_rounds.install()
+    keras_quorum.install()
+    keras_delayed.install()
+    keras_scope.install()
+    keras_agreement.install()
     replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
-
-
-def replace(owner: Any, name: str, seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces a function of Keras or TensorFlow.
-
-    Args:
-        owner: a class, or a module.
-        name: of the function.
-        seam: makes the replacement of the original.
-    """
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(seam(original)))
 
 
 def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
@@ -173,18 +160,6 @@ def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*call.args, **call.kwargs)
 
     return fit
-
-
-def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
-
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, AveragesState)
-        if extended is not None and extended.has_several_replicas and not kwargs.get("_use_cached_eval_dataset"):
-            keras_variables.average_state(self, extended)
-        return original(self, *args, **kwargs)
-
-    return evaluate
 
 
 def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:

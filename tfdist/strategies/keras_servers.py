@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.dealt_batches import Ticketed
@@ -97,12 +98,8 @@ class _Steps(threading.local):
 _steps = _Steps()
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(base_optimizer.BaseOptimizer, "apply", _on_servers)
     replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _of_averages)
     trainer = tf_trainer.TensorFlowTrainer

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -49,12 +50,8 @@ _of_models: dict[int, Shared] = {}
 """By `id` of the model, while its `fit` is under way."""
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams. The one of `fit` has to be around those that change the callbacks, or raise tfdist's errors.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams."""
     replace(tf_trainer.TensorFlowTrainer, "fit", _on_dealt_batches)
     replace(tf_trainer.TensorFlowTrainer, "evaluate", _on_own_data)
     replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_all_workers)

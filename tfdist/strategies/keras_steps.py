@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_private import backend, tf_trainer, tree
@@ -18,12 +19,8 @@ from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seams for steps.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for steps."""
     replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
     replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)

@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
@@ -32,7 +33,7 @@ from tfdist.strategies.abilities import (
     MergesMetrics,
     UpdatesOnServers,
 )
-from tfdist.strategies.keras_private import tf_core
+from tfdist.strategies.keras_private import tf_core, tf_trainer
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered
@@ -40,14 +41,11 @@ from tfdist.tensors import unnumbered
 _calling = threading.local()
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Installs the seam for assignments.
-
-    Args:
-        replace: replaces one function by another.
-    """
+def install() -> None:
+    """Installs the seams for assignments, and for state that is equal where a model is evaluated."""
     replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
     replace(tf_core.Variable, "_map_aggregation", _readable)
+    replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_equal_state)
 
 
 def check_scope(model: Any) -> None:
@@ -351,6 +349,18 @@ def _flattened(values: Iterable[Any]) -> Iterator[Any]:
             yield from _flattened(value)
         else:
             yield value
+
+
+def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
+
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, AveragesState)
+        if extended is not None and extended.has_several_replicas and not kwargs.get("_use_cached_eval_dataset"):
+            average_state(self, extended)
+        return original(self, *args, **kwargs)
+
+    return evaluate
 
 
 def average_state(model: Any, extended: AveragesState) -> None:

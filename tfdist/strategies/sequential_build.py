@@ -12,6 +12,8 @@ from typing import Any
 
 import keras
 
+from tfdist.seams.registry import replace
+
 Seam = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _SEAMS = "tfdist_seams"
@@ -19,11 +21,10 @@ _SEAMS = "tfdist_seams"
 _installed: list[Seam] = []
 
 
-def replace_build(replace: Callable[..., None], seam: Seam) -> None:
+def replace_build(seam: Seam) -> None:
     """Installs a seam for `build`.
 
     Args:
-        replace: replaces one function by another.
         seam: makes the replacement of the original.
     """
     if not _installed:

@@ -40,6 +40,8 @@ from tensorflow.python.eager import backprop, context, record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable import base as trackable
 
+from tfdist.seams.registry import replace
+
 __all__ = [
     "CheckpointInitialValue",
     "CrossDeviceOps",
@@ -359,11 +361,10 @@ def replace_recording(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     record.record_operation = seam(record.record_operation)
 
 
-def install(replace: Callable[..., None], counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:
+def install(counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:
     """Installs the seams for TensorFlow's own iterators.
 
     Args:
-        replace: replaces one function by another.
         counter_of: returns, for a strategy, the function that counts the replicas that have data: given the optionals
             of the local replicas, it returns how many have a value, over all processes, as an int64 scalar. None if
             TensorFlow counts.
