@@ -1,6 +1,7 @@
 """Names of other libraries, for which an error says what they are here."""
 
 import importlib
+import re
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_other_names_have_no_hint():
 def test_what_is_named_exists():
     for here in other_names._HERE.values():
         if here.startswith("tfdist."):
-            name, *inner = here.partition(",")[0].removeprefix("tfdist.").split(".")
+            name, *inner = re.split("[,(]", here)[0].removeprefix("tfdist.").split(".")
             found = getattr(tfdist, name)
             for part in inner:
                 found = getattr(found, part)

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from tfdist.model_parallel.device_scope import device_scope
     from tfdist.model_parallel.loading import load_model
     from tfdist.model_parallel.partition import partition
-    from tfdist.model_parallel.replicate import replicate
     from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
     from tfdist.optimizers.gradient_tape import DistributedGradientTape
     from tfdist.pipeline.strategy import PipelineStrategy
@@ -95,7 +94,6 @@ _HOMES = {
     "device_scope": "tfdist.model_parallel.device_scope",
     "load_model": "tfdist.model_parallel.loading",
     "partition": "tfdist.model_parallel.partition",
-    "replicate": "tfdist.model_parallel.replicate",
     "scale_summed_loss": "tfdist.strategies.keras_losses",
     **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
     **dict.fromkeys(_FUNCTIONS.split(), "tfdist.functional"),
@@ -153,7 +151,6 @@ __all__ = [
     "rank",
     "receive",
     "reduce_scatter",
-    "replicate",
     "role",
     "scale_summed_loss",
     "send",

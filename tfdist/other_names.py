@@ -23,10 +23,12 @@ _HERE = {
     "cross_rank": "tfdist.rank",
     "elastic": "tfdist.callbacks.CommitState, or tfdist.QuorumStrategy",
     "grouped_allreduce": "tfdist.all_reduce, of a list",
+    "multi_gpu_model": "tfdist.AllReduceStrategy(devices=…), which takes cpu_relocation=True, too",
     "reducescatter": "tfdist.reduce_scatter",
+    "replicate": "tfdist.AllReduceStrategy(devices=…), which takes cpu_relocation=True, too",
     "shutdown": "nothing: a process leaves the job at its end",
 }
-"""Horovod's and TensorFlow's names."""
+"""Names of Horovod, TensorFlow, and Keras 2."""
 
 
 def missing(module: str, name: str) -> AttributeError:

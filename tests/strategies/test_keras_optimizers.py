@@ -29,7 +29,7 @@ def alone(make, gradients):
     return variable.numpy()
 
 
-def trained(strategy, make, gradients, samples=None, **settings):
+def trained(strategy, make, gradients, samples=None):
     """A variable after steps with the rank's own gradients.
 
     Args:
@@ -37,10 +37,7 @@ def trained(strategy, make, gradients, samples=None, **settings):
         make: makes an optimizer.
         gradients: by step and rank.
         samples: of each rank's share, in all steps or by step; None outside of steps of Keras's.
-        settings: attributes of the strategy.
     """
-    for name, value in settings.items():
-        setattr(strategy.extended, name, value)
     with strategy.scope():
         optimizer, variable = make(), keras.Variable(np.ones(3, np.float32))
         optimizer.build([variable])
@@ -105,42 +102,6 @@ def test_one_ranks_infinity_makes_all_skip_the_step(ranks):
     assert np.isfinite(expected).all()
     for found in on_ranks(ranks(2), trained, OPTIMIZERS["loss scale"], gradients):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("samples", [None, (3, 1)])
-@pytest.mark.parametrize("name", ["clipnorm", "accumulation", "loss scale"])
-@pytest.mark.parametrize("answer", [False, "a variable"])
-def test_where_gradients_are_not_reduced_each_goes_on_with_its_own(ranks, name, samples, answer):
-    """The weight of the share, too, is left out."""
-
-    def work(strategy):
-        value = tf.Variable(False) if answer else False
-        return trained(strategy, OPTIMIZERS[name], GRADIENTS, samples, reduces_gradients=value)
-
-    for rank, found in enumerate(on_ranks(ranks(2), work)):
-        np.testing.assert_allclose(found, alone(OPTIMIZERS[name], GRADIENTS[:, rank]), rtol=1e-5)
-
-
-def test_one_graph_reduces_in_some_steps_and_not_in_others(ranks):
-    def work(strategy):
-        reduces = strategy.extended.reduces_gradients = tf.Variable(True)
-        with strategy.scope():
-            optimizer, variable = keras.optimizers.SGD(1.0), keras.Variable(np.zeros(3, np.float32))
-            optimizer.build([variable])
-
-        @tf.function
-        def step():
-            strategy.run(lambda: optimizer.apply([tf.fill([3], strategy.rank + 1.0)], [variable]))
-
-        found = []
-        for answer in (True, False, True):
-            reduces.assign(answer)
-            variable.assign(np.zeros(3))
-            step()
-            found.append(-float(variable.numpy()[0]))
-        return found
-
-    assert on_ranks(ranks(2), work) == [[3.0, 1.0, 3.0], [3.0, 2.0, 3.0]]
 
 
 def test_variables_that_take_their_gradient_for_a_value_take_the_largest(ranks):

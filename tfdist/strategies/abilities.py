@@ -160,15 +160,10 @@ class ReducesGradients(HasCollectives):
     With `SharesBatches` they are weighted by samples under `fit`, so that the sum is a mean.
 
     Attributes:
-        reduces_gradients: whether the step that is traced, or run eagerly, reduces gradients. A boolean scalar tensor
-            or `tf.Variable` is read in each step of a graph, and must be equal on all replicas. If it is false, every
-            replica applies the gradient of its own share. It must not change between the steps of one gradient
-            accumulation.
         compressor: compresses gradients; None for no compression.
         norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
     """
 
-    reduces_gradients: bool | tf.Tensor | tf.Variable = True
     compressor: Compressor | None = None
     norms: GradientNorms | None = None
 

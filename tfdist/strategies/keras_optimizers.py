@@ -22,7 +22,7 @@ from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ReducesGradients
 from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
-from tfdist.strategies.shares import Shares, weighed
+from tfdist.strategies.shares import weighed
 
 
 def install() -> None:
@@ -84,30 +84,16 @@ def summed_before() -> Iterator[None]:
 
 def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
     def check_finite(self: Any, grads: Any) -> Any:
-        finite = original(self, grads)
-        extended = at_work.current(ReducesGradients)
-        if extended is None or tf.distribute.get_replica_context() is None:
+        finite, replica = original(self, grads), tf.distribute.get_replica_context()
+        if at_work.current(ReducesGradients) is None or replica is None:
             return finite
         infinite = tf.cast(tf.logical_not(finite), tf.int32)
         sharing = at_work.sharing()
         if sharing is not None:  # ignore replicas without samples
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
-
-        def everywhere() -> list[tf.Tensor]:
-            replica = tf.distribute.get_replica_context()
-            return [replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions())]
-
-        def in_this_process() -> list[tf.Tensor]:
-            # The local replicas take Keras's conditional on this value together.
-            return [tf.distribute.get_replica_context().merge_call(_sum_of_local, args=(infinite,))]
-
-        return tf.equal(_where_reduced(extended, everywhere, in_this_process)[0], 0)
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
 
     return check_finite
-
-
-def _sum_of_local(strategy: Any, values: Any) -> tf.Tensor:
-    return tf.add_n(list(strategy.experimental_local_results(values)))
 
 
 def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,12 +117,7 @@ def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
             )
 
         grads = list(grads)
-        own = [grads[place] for place in chosen]
-        found = _where_reduced(
-            extended,
-            lambda: tf.distribute.get_replica_context().merge_call(largest, args=tuple(own)),
-            lambda: own,
-        )
+        found = replica.merge_call(largest, args=tuple(grads[place] for place in chosen))
         for place, value in zip(chosen, found, strict=True):
             grads[place] = value
         return original(self, grads, variables)
@@ -171,7 +152,7 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction.weight = None
         weighing = at_work.weighing()
         if weighing is not None:
-            weight = _weight(extended, weighing.shares)
+            weight = weighing.shares.weight()
             if _can_be_weighed_on_the_way(self, grads, extended):
                 reduction.weight = weight
             else:
@@ -192,19 +173,10 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return _backend_apply_gradients
 
 
-def _weight(extended: ReducesGradients, shares: Shares) -> tf.Tensor:
-    """The weight of the calling replica's gradients. If they are not reduced, one, or zero without samples."""
-    if extended.reduces_gradients is True:
-        return shares.weight()
-    own = tf.cast(tf.logical_not(shares.is_empty()), tf.float64)
-    return tf.where(extended.reduces_gradients, shares.weight(), own)
-
-
 def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: ReducesGradients) -> bool:
     """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
     return (
         len(extended.worker_devices) == 1
-        and extended.reduces_gradients is True
         and not optimizer.gradient_accumulation_steps
         and all(grad.dtype.is_floating for grad in grads)
     )
@@ -222,11 +194,7 @@ def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
             own.append(norms.own(own, weighing.shares.weight(), reduction.weight is None))
             variables = (*variables, "norms of gradients")
         options = private.WeighedOptions(variables, reduction.weight)
-
-        def summed() -> list[Any]:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options)
-
-        grads = list(_where_reduced(extended, summed, lambda: own))
+        grads = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
         if norms is not None and weighing is not None:
             of_all = grads.pop()
             if not private.local_replica_id():
@@ -249,42 +217,6 @@ def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
         return grads_and_vars
 
     return _all_reduce_sum_gradients
-
-
-def _where_reduced(
-    extended: ReducesGradients, reduced: Callable[[], list[Any]], own: Callable[[], list[Any]]
-) -> list[Any]:
-    """Calls one of two functions, depending on whether the strategy reduces gradients in this step. Called by replicas.
-
-    Args:
-        extended: the strategy's `extended`.
-        reduced: called if it does; may call collectives.
-        own: called if it does not.
-    """
-    answer = extended.reduces_gradients
-    if isinstance(answer, bool):
-        return reduced() if answer else own()
-    if len(extended.worker_devices) == 1:
-        return tf.cond(answer, reduced, own)
-
-    # With several local replicas, collectives may not run in one replica's conditional: take it for all of them.
-    def take(strategy: Any, branches: Any) -> list[Any]:
-        def run(branch: str) -> Callable[[], list[Any]]:
-            def in_each_replica() -> list[Any]:
-                found = strategy.extended.call_for_each_replica(
-                    lambda functions: functions.branches[branch](), args=(branches,)
-                )
-                # A value that is the same object on all replicas is returned once.
-                parts = [strategy.experimental_local_results(value) for value in found]
-                return [list(part) * (len(extended.worker_devices) // len(part)) for part in parts]
-
-            return in_each_replica
-
-        found = tf.cond(answer, run("reduced"), run("own"))
-        return [private.PerReplica(parts) for parts in found]
-
-    branches = _Branches({"reduced": reduced, "own": own})
-    return tf.distribute.get_replica_context().merge_call(take, args=(branches,))
 
 
 class _OptimizerOps:
