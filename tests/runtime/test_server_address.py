@@ -17,7 +17,7 @@ def test_a_server_is_found_where_its_leader_has_published(monkeypatch):
         published = {address_of(1): server.address}
         control = SimpleNamespace(look_up=published.__getitem__, known=published.get, present={})
         timeouts = Timeouts(heartbeat=DEADLINE)
-        made = connection(control, tasks, 2, "ps 1", timeouts, failure=lambda: failures[0] if failures else None)
+        made = connection(control, tasks, 2, "ps 1", timeouts, False, failure=lambda: failures[0] if failures else None)
         try:
             assert not attach(made).is_created
             failures.append(TfdistError("over"))
@@ -27,13 +27,22 @@ def test_a_server_is_found_where_its_leader_has_published(monkeypatch):
             made.close()
 
 
+@pytest.mark.parametrize(("has_copy", "seconds"), [(False, 7.0), (True, 14.0)])
+def test_where_there_is_a_copy_a_worker_waits_until_another_server_may_have_taken_over(has_copy, seconds):
+    control = SimpleNamespace(look_up=lambda key: "127.0.0.1:1", known=lambda key: None, present={})
+    tasks = [SimpleNamespace(index=0)]
+    made = connection(control, tasks, 0, "ps 0", Timeouts(heartbeat=7.0), has_copy, failure=lambda: None)
+    made.close()
+    assert made._timeout == seconds
+
+
 def test_whom_another_one_waits_for_has_a_name():
     """Also a worker that the cluster does not name."""
     tasks = cluster_of("chief", chief=1, ps=1).tasks
     with serving() as server:
         published = {address_of(0): server.address}
         control = SimpleNamespace(look_up=published.__getitem__, known=published.get, present={2: "worker 5"})
-        made = connection(control, tasks, 1, "ps 0", Timeouts(heartbeat=DEADLINE), failure=lambda: None)
+        made = connection(control, tasks, 1, "ps 0", Timeouts(heartbeat=DEADLINE), False, failure=lambda: None)
         try:
             assert [made._name_of(number) for number in range(4)] == [*map(str, tasks), "worker 5", "task 3"]
         finally:
