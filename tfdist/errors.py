@@ -24,7 +24,7 @@ class TensorFlowMissingError(TfdistError, ImportError):
 
 
 class IncompatibleKerasError(TfdistError, ImportError):
-    """A function of Keras that tfdist replaces is gone, or has changed."""
+    """A function of Keras or TensorFlow that tfdist replaces is gone, or has changed."""
 
 
 class PeerLostError(TfdistError):

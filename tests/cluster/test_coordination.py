@@ -113,6 +113,19 @@ def test_calls_that_nobody_has_begun_are_errors_and_do_not_count(job, of_third):
     assert number >= 2, "numbers are not used again"
 
 
+def test_a_rank_whose_report_is_old_has_begun_to_send(job):
+    """It stood still until the others came, too, and does not say so yet."""
+    for rank in range(3):
+        job.agree(rank, "c")
+        job.stand(2, "c", None, 0, {})
+    for rank, key in enumerate("ab"):
+        job.agree(rank, key)
+        job.stand(rank, key, None, 0, {0: 1})
+    assert [len(job.replies(rank)) for rank in range(3)] == [1, 1, 1], "the number of c alone"
+    job.later[0]()
+    assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
+
+
 @pytest.mark.parametrize("why", ["another call is under way", "a number is known", "a rank has joined"])
 def test_what_may_have_begun_is_not_undone(why):
     job = Job(2)

@@ -165,14 +165,16 @@ class Coordination:
 
     def _can_be_undone(self, ranks: Iterable[int]) -> bool:
         """Whether ranks wait in one call each of a group, for which nothing has been sent yet."""
-        standing = [self._standing.get(one) for one in ranks]
-        calls = [one.call for one in standing if one is not None and one.is_alone]
-        return (
-            not self._joined
-            and len(calls) == len(standing)
-            and len({call.members for call in calls}) == 1
-            and all(call.number is None for call in calls)
-        )
+        calls = []
+        for rank in ranks:
+            standing = self._standing.get(rank)
+            if standing is None or not standing.is_alone or standing.call.number is not None:
+                return False
+            agreement = self._agreements.get(_site(standing.call))
+            if agreement is None or rank not in agreement.asked:  # they have agreed since, and may be sending
+                return False
+            calls.append(standing.call)
+        return not self._joined and len({call.members for call in calls}) == 1
 
     def _undo(self, ranks: Iterable[int]) -> None:
         """The calls that all ranks of a group wait in are errors, and do not count: they go on as before."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import IncompatibleKerasError
 
@@ -22,6 +23,8 @@ log = logging.getLogger("tfdist")
 
 TRIED = ("3.10", "3.15")
 """The oldest and the newest minor version of Keras that the tests have run with."""
+TRIED_TENSORFLOW = ("2.18", "2.21")
+"""Likewise of TensorFlow."""
 
 _STARS: defaultdict[Any, str] = defaultdict(
     str, {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -179,12 +182,13 @@ def parameters_of(function: Callable[..., Any]) -> str:
 
 
 def incompatible(what: str) -> IncompatibleKerasError:
-    """The error for a Keras that tfdist does not fit.
+    """The error for a Keras or a TensorFlow that tfdist does not fit.
 
     Args:
         what: is different in it.
     """
     return IncompatibleKerasError(
-        f"this version of tfdist does not fit Keras {keras.__version__}: {what}. It has been tried with Keras "
-        f"{TRIED[0]} to {TRIED[1]}: install one of these, as by `pip install 'keras=={TRIED[1]}.*'`, or a newer tfdist."
+        f"this version of tfdist does not fit Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}. It "
+        f"has been tried with Keras {TRIED[0]} to {TRIED[1]} and TensorFlow {TRIED_TENSORFLOW[0]} to "
+        f"{TRIED_TENSORFLOW[1]}: install these, as by `pip install 'keras=={TRIED[1]}.*'`, or a newer tfdist."
     )
