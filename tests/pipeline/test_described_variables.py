@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.model_parallel.device_scope import device_scope
 from tfdist.pipeline import described_variables
 from tfdist.pipeline.described_variables import ElsewhereError, allocate, describing, is_described, leave_to
-from tfdist.strategies.keras_private import tf_core
+from tfdist.private.keras import tf_core
 
 described_variables.install()
 

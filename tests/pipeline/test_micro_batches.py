@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.pipeline.micro_batches import MicroBatches
-from tfdist.strategies.keras_private import backend
+from tfdist.private.keras import backend
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 8])

@@ -12,8 +12,8 @@ from tfdist.engine.bridge import Bridge
 from tfdist.pipeline import keras_pipelines, stage_optimizers
 from tfdist.pipeline.described_variables import allocate, describing, is_elsewhere, leave_to
 from tfdist.pipeline.placement import slots_of
+from tfdist.private.keras import base_optimizer
 from tfdist.strategies import keras_seams
-from tfdist.strategies.keras_private import base_optimizer
 
 keras_seams.install()
 keras_pipelines.install()

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.test_random_access import assert_equal
+from tfdist.private.keras import tree
 from tfdist.strategies.chief_stream import ChiefStream, stream_of
-from tfdist.strategies.keras_private import tree
 
 
 def streamed(x, y=None, sample_weight=None, batch_size=None, class_weight=None, steps=None):

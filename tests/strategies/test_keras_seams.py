@@ -9,8 +9,8 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.ranked import Ranked, on_ranks
 from tfdist.errors import PeerLostError
+from tfdist.private.keras import base_trainer, seed_generator, tf_trainer
 from tfdist.strategies import keras_seams
-from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_trainer
 
 X, Y = np.arange(8.0, dtype=np.float32).reshape(4, 2), np.ones((4, 1), np.float32)
 

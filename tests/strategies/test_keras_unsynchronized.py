@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.strategies.ranked import Ranked
+from tfdist.private.keras import tf_trainer
 from tfdist.strategies import keras_unsynchronized
-from tfdist.strategies.keras_private import tf_trainer
 
 X = np.ones((4, 2), np.float32)
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist.parameter_server.dealing.dealer import Batch, Dealer, Over
 from tfdist.parameter_server.dealing.plan import order
+from tfdist.private.keras import array_slicing, data_adapters, tree
 from tfdist.strategies.dealt_batches import dataset
-from tfdist.strategies.keras_private import array_slicing, data_adapters, tree
 from tfdist.strategies.random_access import source_of
 
 ROWS = 10

@@ -27,10 +27,7 @@ from typing import Any
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
 from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.seams.registry import replace
-from tfdist.strategies import requested_device, sequential_build
-from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.keras_private import (
+from tfdist.private.keras import (
     base_trainer,
     cloning,
     function,
@@ -39,7 +36,10 @@ from tfdist.strategies.keras_private import (
     node,
     operation,
 )
-from tfdist.strategies.keras_private import sequential as sequentials
+from tfdist.private.keras import sequential as sequentials
+from tfdist.seams.registry import replace
+from tfdist.strategies import requested_device, sequential_build
+from tfdist.strategies import tensorflow_private as private
 
 _NOT_BY_XLA = (
     "the model {} has layers in a tfdist.device_scope, and XLA compiles for one device: compile it with "

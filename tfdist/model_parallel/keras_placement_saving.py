@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.private.keras import function, functional, sequential, serialization_lib
 from tfdist.seams.registry import replace
 from tfdist.strategies import device_names
-from tfdist.strategies.keras_private import function, functional, sequential, serialization_lib
 
 log = logging.getLogger("tfdist")
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.model_parallel import keras_placement
-from tfdist.strategies.keras_private import backend, function, functional, tree
+from tfdist.private.keras import backend, function, functional, tree
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.keras_placement_saving import DEVICE
+from tfdist.private.keras import tf_core, tf_optimizer
 from tfdist.seams.registry import replace
 from tfdist.strategies import requested_device
-from tfdist.strategies.keras_private import tf_core, tf_optimizer
 
 
 def install() -> None:

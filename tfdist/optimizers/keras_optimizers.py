@@ -16,10 +16,10 @@ import tensorflow as tf
 from tfdist.optimizers import local_layers
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
+from tfdist.private.keras import base_optimizer, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import keras_noise, keras_unsynchronized
 from tfdist.strategies.keras_optimizers import innermost
-from tfdist.strategies.keras_private import base_optimizer, tf_trainer, tree
 
 _ATTRIBUTE = "_tfdist_gradients"
 _installed = False

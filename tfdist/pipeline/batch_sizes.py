@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_private import tree
+from tfdist.private.keras import tree
 
 _KERAS_DEFAULT = 32
 

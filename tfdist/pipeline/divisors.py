@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.pipeline.stages import Stages
+from tfdist.private.keras import backend, tree
 from tfdist.strategies import keras_losses
 from tfdist.strategies.abilities import SharesBatches
-from tfdist.strategies.keras_private import backend, tree
 
 
 def divisors_of(

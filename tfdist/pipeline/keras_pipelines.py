@@ -24,10 +24,10 @@ from tfdist.errors import MismatchError
 from tfdist.model_parallel.model_calls import graph_of
 from tfdist.pipeline import described_variables, model_steps, stage_optimizers
 from tfdist.pipeline.processes import OTHER_DATA
+from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasStages
-from tfdist.strategies.keras_private import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.strategies.keras_steps import WithPredictStep
 
 _installed = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_private import backend, tree
+from tfdist.private.keras import backend, tree
 from tfdist.strategies.shares import batch_size
 
 

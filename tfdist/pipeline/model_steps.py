@@ -23,9 +23,9 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
+from tfdist.private.keras import layer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_losses
-from tfdist.strategies.keras_private import layer, tree
 from tfdist.strategies.keras_variables import unnoted
 
 _installed = False

@@ -11,8 +11,8 @@ import keras
 from tfdist.model_parallel.model_calls import trainable_variables
 from tfdist.pipeline import described_variables
 from tfdist.pipeline.stages import Stages
+from tfdist.private.keras import backend
 from tfdist.strategies import requested_device
-from tfdist.strategies.keras_private import backend
 
 
 class Placement:

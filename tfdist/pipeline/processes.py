@@ -12,7 +12,7 @@ from tfdist.engine.counts import Counts
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
-from tfdist.strategies.keras_private import tree
+from tfdist.private.keras import tree
 from tfdist.strategies.stopping import Stopping
 
 OTHER_DATA = "the processes of a pipeline have read different data"

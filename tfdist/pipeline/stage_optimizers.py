@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.pipeline import described_variables
+from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasStages
-from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 
 
 class _Counted(threading.local):

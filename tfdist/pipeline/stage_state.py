@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.stages import Stages
-from tfdist.strategies.keras_private import backend
+from tfdist.private.keras import backend
 from tfdist.strategies.shares import weighed
 
 _SEED = "seed_generator_state"

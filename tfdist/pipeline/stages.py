@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import ModelCall, ModelCalls
 from tfdist.pipeline.table import Edge
-from tfdist.strategies.keras_private import backend
+from tfdist.private.keras import backend
 
 
 class Stages:

@@ -24,7 +24,7 @@ from tfdist.pipeline.stage_state import StageState
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
-from tfdist.strategies.keras_private import backend
+from tfdist.private.keras import backend
 
 
 @dataclass

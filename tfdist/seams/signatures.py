@@ -15,16 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tfdist.errors import IncompatibleKerasError
+from tfdist.private.versions import TRIED, incompatible
 
 log = logging.getLogger("tfdist")
-
-TRIED = ("3.10", "3.15")
-"""The oldest and the newest minor version of Keras that the tests have run with."""
-TRIED_TENSORFLOW = ("2.18", "2.21")
-"""Likewise of TensorFlow."""
 
 _STARS: defaultdict[Any, str] = defaultdict(
     str, {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -179,16 +173,3 @@ def parameters_of(function: Callable[..., Any]) -> str:
     """
     parameters = inspect.signature(function).parameters.values()
     return ", ".join(_STARS[one.kind] + one.name for one in parameters)
-
-
-def incompatible(what: str) -> IncompatibleKerasError:
-    """The error for a Keras or a TensorFlow that tfdist does not fit.
-
-    Args:
-        what: is different in it.
-    """
-    return IncompatibleKerasError(
-        f"this version of tfdist does not fit Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}. It "
-        f"has been tried with Keras {TRIED[0]} to {TRIED[1]} and TensorFlow {TRIED_TENSORFLOW[0]} to "
-        f"{TRIED_TENSORFLOW[1]}: install these, as by `pip install 'keras=={TRIED[1]}.*'`, or a newer tfdist."
-    )

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private.keras import data_adapters, tree
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.dealt_batches import Batches, components, of_components
-from tfdist.strategies.keras_private import data_adapters, tree
 
 log = logging.getLogger("tfdist")
 

@@ -14,10 +14,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.private.keras import array_slicing, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, datasets, keras_steps
 from tfdist.strategies.abilities import SharesBatches
-from tfdist.strategies.keras_private import array_slicing, tf_trainer, tree
 from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.tensors import unnumbered
 

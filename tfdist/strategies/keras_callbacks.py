@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import tree
 from tfdist.strategies import (
     keras_backup,
     keras_comparison,
@@ -26,7 +27,6 @@ from tfdist.strategies.abilities import (
     UpdatesOnServers,
     WritesOnce,
 )
-from tfdist.strategies.keras_private import tree
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 
 WRITING = (

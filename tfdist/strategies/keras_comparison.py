@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.private.keras import tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import EndsEpochsTogether
 from tfdist.strategies.keras_optimizers import accumulators
-from tfdist.strategies.keras_private import tf_trainer
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 

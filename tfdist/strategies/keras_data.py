@@ -12,12 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches
 from tfdist.strategies.datasets import SharedDataset
-from tfdist.strategies.keras_private import py_dataset_adapter, tf_trainer, tree
 from tfdist.strategies.keras_variables import check_scope
 from tfdist.strategies.row_checks import rows_of_model
 from tfdist.strategies.shares import Share, as_share

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import base_optimizer, base_trainer, tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_optimizers
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.delayed_sums import DelayedSums
-from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer
 
 
 def install() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import base_optimizer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, sequential_build
 from tfdist.strategies.embedded_rows import rows_of
-from tfdist.strategies.keras_private import base_optimizer
 from tfdist.strategies.shares import Shares, weighed
 
 

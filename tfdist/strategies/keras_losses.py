@@ -31,11 +31,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import losses
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import SharesBatches
-from tfdist.strategies.keras_private import losses
 
 
 def install() -> None:

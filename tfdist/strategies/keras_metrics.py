@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import MergesMetrics
-from tfdist.strategies.keras_private import backend, base_trainer, tree
 from tfdist.strategies.keras_variables import MERGED_BY, merge_by_extreme
 
 log = logging.getLogger("tfdist")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfdist.private.keras import base_optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies.keras_private import base_optimizer
 
 _ATTRIBUTE = "_tfdist_noise"
 _installed = False

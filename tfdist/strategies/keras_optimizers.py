@@ -17,11 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ReducesGradients
-from tfdist.strategies.keras_private import base_optimizer, tf_optimizer
 from tfdist.strategies.shares import weighed
 
 

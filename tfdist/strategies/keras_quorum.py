@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
+from tfdist.private.keras import tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies.keras_private import tf_trainer
 from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.strategies.shares import batch_size
 

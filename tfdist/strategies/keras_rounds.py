@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import base_optimizer, base_trainer, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_steps, keras_variables
 from tfdist.strategies.abilities import AveragesState
-from tfdist.strategies.keras_private import base_optimizer, base_trainer, tf_trainer, tree
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 

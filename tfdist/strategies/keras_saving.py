@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
+from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, atomic_files, keras_outer
 from tfdist.strategies.abilities import (
@@ -26,7 +27,6 @@ from tfdist.strategies.abilities import (
     UpdatesOnServers,
     WritesOnce,
 )
-from tfdist.strategies.keras_private import saving_api
 from tfdist.strategies.keras_variables import broadcast_state
 from tfdist.strategies.round_abilities import ComesAndGoes
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private.keras import base_trainer, tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
-from tfdist.strategies.keras_private import base_trainer, tf_trainer
 
 
 def install() -> None:

@@ -43,6 +43,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private.keras import base_trainer, seed_generator, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import (
     at_work,
@@ -70,7 +71,6 @@ from tfdist.strategies import (
 )
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
-from tfdist.strategies.keras_private import base_trainer, seed_generator, tf_trainer, tree
 
 _installed = False
 

@@ -12,11 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import base_optimizer, tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.dealt_batches import Ticketed
-from tfdist.strategies.keras_private import base_optimizer, tf_trainer
 from tfdist.strategies.keras_variables import Assigned
 from tfdist.strategies.shares import batch_size
 

@@ -17,13 +17,13 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.private.keras import array_slicing, backend, base_trainer, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.chief_stream import ChiefStream, stream_of
 from tfdist.strategies.dealt_batches import Batches, Ticketed, dataset
-from tfdist.strategies.keras_private import array_slicing, backend, base_trainer, tf_trainer, tree
 from tfdist.strategies.keras_variables import MERGED_BY
 from tfdist.strategies.random_access import Source, source_of
 from tfdist.tensors import to_array

@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private.keras import backend, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
-from tfdist.strategies.keras_private import backend, tf_trainer, tree
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
 from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.shares import Share, as_share, batch_size, weighed

@@ -45,7 +45,7 @@ def warn_in_fit() -> None:
     if _installed or "keras" not in sys.modules:
         return
     _installed = True
-    from tfdist.strategies.keras_private import tf_trainer
+    from tfdist.private.keras import tf_trainer
 
     trainer = tf_trainer.TensorFlowTrainer
     original = trainer.fit

@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.keras import tf_core, tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies import tensorflow_private as private
@@ -33,7 +34,6 @@ from tfdist.strategies.abilities import (
     MergesMetrics,
     UpdatesOnServers,
 )
-from tfdist.strategies.keras_private import tf_core, tf_trainer
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.shares import Shares, weighed
 from tfdist.tensors import unnumbered

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapters, tree
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.dealt_batches import Batches, components, of_components
-from tfdist.strategies.keras_private import array_slicing, data_adapter_utils, data_adapters, tree
 
 _NUMBERS = "biufc"
 """Kinds of NumPy's own dtypes that are indexed by NumPy. TensorFlow indexes all others."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.private.keras import tree
 from tfdist.strategies import tensorflow_private as private
-from tfdist.strategies.keras_private import tree
 
 
 class Share(NamedTuple):

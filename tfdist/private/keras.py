@@ -3,7 +3,7 @@
 Checked on Keras 3.10 and 3.15. `tests/seams/standing.txt` lists what is changed in them.
 """
 
-from tfdist.seams.signatures import incompatible
+from tfdist.private.versions import incompatible
 
 try:
     from keras.src import backend, tree

@@ -1,0 +1,1 @@
+"""What is private in other packages, and used by tfdist: imported in this folder only."""
