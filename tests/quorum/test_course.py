@@ -382,3 +382,26 @@ def test_a_process_alone_makes_rounds_by_itself():
         turn, new = alone.take(0, Progress(10 * number, 5 * number), 0.1, trained(alone, 0, number))
         assert turn.left == 5
     assert_values(new, [w + a + b for w, a, b in zip(START, change(0, 1), change(0, 2), strict=True)])
+
+
+def test_who_comes_while_an_epoch_begins_takes_the_rates_from_before_its_callbacks(job):
+    """Also if these set a rate while the state is read that it takes over."""
+    made = job(2, quorum=1)
+
+    class Beginning(Training):
+        rate = 0.1
+
+        def state(self):
+            if first._rates.epoch < 0:
+                first.begin_epoch(0)
+                self.rate *= 0.5  # as a callback does
+            return [np.full(2, self.rate)]
+
+        def rates(self):
+            return [self.rate]
+
+    first = course(made.members[0], live=Beginning())
+    first.begin_anew(Progress(0, 0))
+    late = course(made.members[1], [one + 1 for one in START])
+    assert late.joined.state[0].tolist() == [0.05] * 2
+    assert late.joined.rates == (0.1,)

@@ -256,8 +256,9 @@ class Quorum(Course):
         live = self._live
         with self._lock:
             centre, rule, number = list(self.centre), self._rule.state(), self._round
-            epoch, rates = self._rates.epoch, self._rates.of_epochs
         own = live.state()
+        with self._lock:  # after that: if callbacks have set a rate there, the one before them has been noted
+            epoch, rates = self._rates.epoch, self._rates.of_epochs
         counts = len(centre), len(rule), len(own)
         step = live.step() if number else self._last.step  # of the first round, all take all steps
         return State(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
