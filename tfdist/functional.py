@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tfdist.strategies import keras_unsynchronized, require_tensorflow
+from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
@@ -31,7 +31,7 @@ from tfdist.errors import MismatchError  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
-from tfdist.strategies import keras_seams  # noqa: E402
+from tfdist.strategies import keras_seams, keras_unsynchronized  # noqa: E402
 
 _COMBINE = {
     "sum": np.add,

@@ -18,14 +18,16 @@ import sys
 from tfdist.model_parallel import keras_placement
 from tfdist.optimizers import keras_optimizers
 from tfdist.pipeline import keras_pipelines
-from tfdist.seams import registry
-from tfdist.strategies import keras_seams
+from tfdist.seams import optimizer, registry, trainer
+from tfdist.strategies import keras_seams, keras_unsynchronized
 
 installs = [keras_seams.install, keras_optimizers.install, keras_pipelines.install, keras_placement.install]
+installs.append(keras_unsynchronized.warn_in_fit)
 for install in installs if sys.argv[1] == "strategies" else installs[::-1]:
     install()
 for name, wrappers in sorted(registry.standing().items()):
-    print(name, *(f"    {one}" for one in wrappers), sep="\\n")
+    hooks = (trainer.points.standing() | optimizer.points.standing()).get(name, [])
+    print(name, *(f"    {one}" for one in wrappers), *(f"        {one}" for one in hooks), sep="\\n")
 """
 
 

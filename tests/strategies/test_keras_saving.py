@@ -76,12 +76,14 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(strategy, tmp_pat
         ("there.keras", {}, True),
         ("there.keras", {"overwrite": False}, False),  # Keras asks the user first
         ("a.weights.h5", {"max_shard_size": 1}, False),
+        ("a.keras", {"zipped": True}, True),
+        ("a.keras", {"zipped": False}, False),
     ],
 )
 def test_what_is_written_under_another_name_first(tmp_path, name, arguments, is_one):
     (tmp_path / "there.keras").touch()
     path = name if "://" in name else tmp_path / name
-    assert keras_saving._is_one_new_file(path, (), arguments) is is_one
+    assert keras_saving._is_one_new_file({"filepath": path, "overwrite": True, **arguments}) is is_one
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])

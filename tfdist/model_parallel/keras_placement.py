@@ -37,6 +37,7 @@ from tfdist.private.keras import (
     operation,
 )
 from tfdist.private.keras import sequential as sequentials
+from tfdist.seams import trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import requested_device, sequential_build
 from tfdist.strategies import tensorflow_private as private
@@ -83,7 +84,7 @@ def install() -> None:
     replace(cloning, "_clone_sequential_model", _with_its_scopes)
     placed_variables.install()
     replace(base_trainer, "model_supports_jit", _unless_placed)
-    replace(base_trainer.Trainer, "compile", _not_by_xla)
+    trainer.points.provide([NotByXla], lambda model: [NotByXla()])
     keras_placement_saving.install(device_of, call_next_on)
 
 
@@ -298,10 +299,14 @@ def _unless_placed(original: Callable[..., bool]) -> Callable[..., bool]:
     return model_supports_jit
 
 
-def _not_by_xla(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("jit_compile") is True and is_placed(self):
-            raise ValueError(_NOT_BY_XLA.format(self.name))
-        return original(self, *args, **kwargs)
+class NotByXla(trainer.TrainerHooks):
+    """Models with layers in device scopes are not compiled by XLA."""
 
-    return compile
+    def compile(self, call: trainer.ModelCall) -> None:
+        """Refuses what was asked for.
+
+        Raises:
+            ValueError: XLA was asked for.
+        """
+        if call.arguments["jit_compile"] is True and is_placed(call.model):
+            raise ValueError(_NOT_BY_XLA.format(call.model.name))

@@ -34,7 +34,6 @@ class Gradients:
     Attributes:
         group: as given.
         compressor: of this process's gradients; None for none.
-        variables: those of the gradients that are about to be averaged.
         averages: whether gradients are averaged as they are.
         norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
         samples: of a process in a step, for ``norms``.
@@ -63,7 +62,6 @@ class Gradients:
         self._clipping = clipping or LocalClipping()
         self._is_differentiable = is_differentiable
         self.compressor = None if compression is None else Compressor(compression, group.rank, group.size)
-        self.variables: list[Any] = []
         self.averages = self._average and compression is None and self._clipping == LocalClipping()
         self.norms: GradientNorms | None = None
         self.samples = 1

@@ -5,8 +5,7 @@ Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own do w
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,9 +15,10 @@ import tensorflow as tf
 from tfdist.optimizers import local_layers
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
-from tfdist.private.keras import base_optimizer, tf_trainer, tree
+from tfdist.private.keras import tf_trainer, tree
+from tfdist.seams import optimizer, trainer
 from tfdist.seams.registry import replace
-from tfdist.strategies import keras_noise, keras_unsynchronized
+from tfdist.strategies import keras_unsynchronized
 from tfdist.strategies.keras_optimizers import innermost
 
 _ATTRIBUTE = "_tfdist_gradients"
@@ -53,31 +53,53 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    keras_noise.install()
-    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _knowing_the_variables)
-    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _averaged_first)
-    replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
-    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
+    optimizer.points.provide([Averaged], _optimizer_hooks_of)
     replace(tf_trainer.TensorFlowTrainer, "make_train_function", _without_xla)
-    replace(tf_trainer.TensorFlowTrainer, "fit", _beginning_alike)
+    trainer.points.provide([BeginningAlike], _model_hooks_of)
     if hasattr(keras.optimizers, "MultiOptimizer"):
         replace(keras.optimizers.MultiOptimizer, "build", _handed_on)
     keras_unsynchronized.accept(lambda model: gradients_of(model.optimizer) is not None)
 
 
-def _knowing_the_variables(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        gradients = gradients_of(self)
-        if gradients is not None:
-            if tf.distribute.has_strategy():
-                raise RuntimeError(
-                    "an optimizer of tfdist.DistributedOptimizer averages gradients itself and works without a "
-                    "strategy: leave out strategy.scope(), or give the strategy an optimizer that is not wrapped"
-                )
-            gradients.variables = list(trainable_variables)
-        return original(self, grads, trainable_variables)
+class Averaged(optimizer.OptimizerHooks):
+    """The hooks of an optimizer that averages its gradients.
 
-    return _backend_apply_gradients
+    Args:
+        gradients: of the optimizer, or of the one within it.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def begin(self, update: optimizer.Update, gradients: list[Any]) -> list[Any]:
+        """Checks that nothing else averages them.
+
+        Raises:
+            RuntimeError: a strategy does.
+        """
+        if tf.distribute.has_strategy():
+            raise RuntimeError(
+                "an optimizer of tfdist.DistributedOptimizer averages gradients itself and works without a strategy: "
+                "leave out strategy.scope(), or give the strategy an optimizer that is not wrapped"
+            )
+        return gradients
+
+    def gradients(self, update: optimizer.Update, gradients: list[Any]) -> list[Any]:
+        """Averages them."""
+        return self._gradients.reduced(gradients, update.variables)
+
+    def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
+        """The maximum over processes."""
+        return self._gradients.combined(values, np.maximum)
+
+    def finite(self, is_finite: Any) -> Any:
+        """One process's infinity makes all processes skip the step: they must average in the same steps."""
+        return tf.equal(self._gradients.combined([tf.cast(is_finite, tf.int32)], np.minimum)[0], 1)
+
+
+def _optimizer_hooks_of(one: Any) -> list[Averaged]:
+    gradients = gradients_of(one)
+    return [] if gradients is None else [Averaged(gradients)]
 
 
 def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,60 +114,29 @@ def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
-def _averaged_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _clip_gradients(self: Any, grads: Any) -> Any:
-        gradients = gradients_of(self)
-        return original(self, grads if gradients is None else gradients.reduced(grads, gradients.variables))
+class BeginningAlike(trainer.TrainerHooks):
+    """`fit` of a model whose optimizer averages gradients.
 
-    return _clip_gradients
+    Args:
+        gradients: of the optimizer.
+    """
 
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
 
-def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Variables whose "gradient" is their new value (float8 ranges) get the maximum over processes."""
-
-    def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
-        gradients = gradients_of(self)
-        chosen = [place for place, variable in enumerate(variables) if self._overwrite_variable_with_gradient(variable)]
-        if gradients is not None and chosen:
-            grads = list(grads)
-            found = gradients.combined([grads[place] for place in chosen], np.maximum)
-            for place, value in zip(chosen, found, strict=True):
-                grads[place] = value
-        return original(self, grads, variables)
-
-    return _overwrite_variables_directly_with_gradients
-
-
-def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """One process's infinity makes all processes skip the step: they must average in the same steps."""
-
-    def check_finite(self: Any, grads: Any) -> Any:
-        finite = original(self, grads)
-        gradients = gradients_of(self)
-        if gradients is None:
-            return finite
-        return tf.equal(gradients.combined([tf.cast(finite, tf.int32)], np.minimum)[0], 1)
-
-    return check_finite
-
-
-def _beginning_alike(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients = gradients_of(self.optimizer)
-        if gradients is None:
-            return original(self, *args, **kwargs)
-        local_layers.warn(self, gradients.group.size)
-        call = signature.bind(self, *args, **kwargs)
-        given = call.arguments.get("callbacks")
+    def fit(self, call: trainer.ModelCall) -> None:
+        """Warns of processes that begin with different weights, and of layers whose weights stay so."""
+        local_layers.warn(call.model, self._gradients.group.size)
+        given = call.arguments["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
-            given.append(EqualBeginning(gradients))
+            given.append(EqualBeginning(self._gradients))
         else:
-            call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(gradients)]
-        return original(*call.args, **call.kwargs)
+            call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(self._gradients)]
 
-    return fit
+
+def _model_hooks_of(model: Any) -> list[BeginningAlike]:
+    gradients = gradients_of(getattr(model, "optimizer", None))
+    return [] if gradients is None else [BeginningAlike(gradients)]
 
 
 def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,9 +26,9 @@ from tfdist.pipeline import described_variables, model_steps, stage_optimizers
 from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import HasStages
-from tfdist.strategies.keras_steps import WithPredictStep
 
 _installed = False
 _SAME_BATCHES = (
@@ -66,14 +66,7 @@ def install() -> None:
     described_variables.install()
     model_steps.install()
     stage_optimizers.install()
-    trainer = tf_trainer.TensorFlowTrainer
-    replace(trainer, "_make_function", _of_a_pipeline)
-    replace(trainer, "make_predict_function", _predicting_in_stages)
-    replace(trainer, "predict_on_batch", _predicted_in_stages)
-    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
-        replace(trainer, name, _placed_first)
-    replace(trainer, "fit", _of_batches_that_are_divided)
-    replace(base_trainer.Trainer, "compile", _placed_afterwards)
+    keras_hooks.add(InStages)
     replace(saving_lib, "_load_state", _into_what_is_placed)
     replace(layer.Layer, "get_weights", _wherever_they_are)
     replace(layer.Layer, "set_weights", _those_of_this_process)
@@ -81,53 +74,73 @@ def install() -> None:
         replace(keras.callbacks.EarlyStopping, name, _with_own_weights)
 
 
+class InStages(keras_hooks.ModelHooks[HasStages]):
+    """Models are placed before they are used, and their steps are those of a pipeline."""
+
+    ability = HasStages
+
+    @contextlib.contextmanager
+    def compile(self, call: ModelCall) -> Iterator[None]:
+        """Places a model that is built."""
+        yield
+        _place_if_built(call.model, self.extended)
+
+    def fit(self, call: ModelCall) -> None:
+        """Checks that stages can divide the batches, and places the model."""
+        self.extended.check_batches(call.arguments["x"], call.arguments["batch_size"])
+        _place_if_built(call.model, self.extended)
+
+    def evaluate(self, call: ModelCall) -> None:
+        """Places the model."""
+        _place_if_built(call.model, self.extended)
+
+    predict = train_on_batch = test_on_batch = evaluate
+
+    def predict_on_batch(self, call: ModelCall) -> None:
+        """Predicts in stages."""
+        call.replace(lambda: _predicted(call.model, _steps(call.model, self.extended), call.arguments["x"]))
+
+    def make_function(self, call: ModelCall) -> None:
+        """Has steps taken in stages."""
+        steps = _steps(call.model, self.extended)
+        call.without_xla()
+        trains = call.arguments["step_function"].__name__ == "train_step"
+        if trains:
+            steps.check_training()
+        call.arguments["step_function"] = steps.train if trains else steps.test
+        call.replace(lambda: _counted(call.inner(), self.extended) if trains else call.inner())
+
+    def make_predict_function(self, call: ModelCall) -> None:
+        """Has predictions made in stages."""
+        call.without_xla()
+        call.arguments["self"] = WithPredictStep(call.model, _steps(call.model, self.extended).predict)
+        call.replace(call.inner)
+
+    def error(self, error: Exception) -> Exception | None:
+        """Says that data differ, where a step or a collective found it."""
+        text = str(error)
+        if isinstance(error, tf.errors.InvalidArgumentError) and OTHER_DATA in text:
+            return MismatchError(f"rank {self.extended.everyone.rank}: {_said(text)}")
+        if isinstance(error, MismatchError) and "different collectives" in text and _SAME_BATCHES not in text:
+            return MismatchError(f"{error} {_SAME_BATCHES}")
+        return None
+
+
 # Steps.
 
 
-def _of_a_pipeline(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        extended = at_work.of_model(self, HasStages)
-        if extended is None:
-            return original(self, step_function)
-        steps = _steps(self, extended)
-        self.jit_compile = False  # as under other strategies: XLA compiles no calls of the host
-        trains = step_function.__name__ == "train_step"
-        if not trains:
-            return original(self, steps.test)
-        steps.check_training()
-        function = original(self, steps.train)
+def _counted(function: Callable[[Any], Any], extended: HasStages) -> Callable[[Any], Any]:
+    def counted(iterator: Any) -> Any:
+        with extended.stopping.counted():
+            return function(iterator)
 
-        def counted(iterator: Any) -> Any:
-            with extended.stopping.counted():
-                return function(iterator)
-
-        return counted
-
-    return _make_function
+    return counted
 
 
-def _predicting_in_stages(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make_predict_function(self: Any, force: bool = False) -> Any:
-        extended = at_work.of_model(self, HasStages)
-        if extended is None:
-            return original(self, force=force)
-        self.jit_compile = False
-        return original(WithPredictStep(self, _steps(self, extended).predict), force=force)
-
-    return make_predict_function
-
-
-def _predicted_in_stages(original: Callable[..., Any]) -> Callable[..., Any]:
-    def predict_on_batch(self: Any, x: Any) -> Any:
-        extended = at_work.of_model(self, HasStages)
-        if extended is None:
-            return original(self, x)
-        steps = _steps(self, extended)
-        predict = steps.predict if self.run_eagerly else steps.predict_in_graph
-        outputs = predict((tree.map_structure(tf.convert_to_tensor, x),))
-        return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
-
-    return predict_on_batch
+def _predicted(model: Any, steps: Any, x: Any) -> Any:
+    predict = steps.predict if model.run_eagerly else steps.predict_in_graph
+    outputs = predict((tree.map_structure(tf.convert_to_tensor, x),))
+    return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
 
 
 def _steps(model: Any, extended: HasStages) -> Any:
@@ -152,50 +165,10 @@ def _steps(model: Any, extended: HasStages) -> Any:
 # Placement.
 
 
-def _of_batches_that_are_divided(original: Callable[..., Any]) -> Callable[..., Any]:
-    def fit(self: Any, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, HasStages)
-        if extended is not None:
-            extended.check_batches(x, batch_size)
-        return original(self, x, y, batch_size, *args, **kwargs)
-
-    return fit
-
-
-def _placed_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, HasStages)
-        if extended is None:
-            return original(self, *args, **kwargs)
-        _place_if_built(self, extended)
-        try:
-            return original(self, *args, **kwargs)
-        except tf.errors.InvalidArgumentError as error:
-            if OTHER_DATA not in str(error):
-                raise
-            raise MismatchError(f"rank {extended.everyone.rank}: {_said(str(error))}") from None
-        except MismatchError as error:
-            if "different collectives" not in str(error) or _SAME_BATCHES in str(error):
-                raise
-            raise MismatchError(f"{error} {_SAME_BATCHES}") from None
-
-    return method
-
-
 def _said(text: str) -> str:
     """What an assertion in a graph says, without where in the graph it stands."""
     said = text[text.index(OTHER_DATA) :].split("\n\t [[")[0]
     return said.replace("] [", " ").strip().removesuffix("]")  # without the brackets around what is asserted
-
-
-def _placed_afterwards(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        extended = at_work.of_model(self, HasStages)
-        if extended is not None:
-            _place_if_built(self, extended)
-
-    return compile
 
 
 def _place_if_built(model: Any, extended: HasStages) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.pipeline import described_variables
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
 
@@ -33,7 +33,7 @@ _counted = _Counted()
 def install() -> None:
     """Installs the seams."""
     replace(base_optimizer, "global_norm", _over_all_stages)
-    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_stages)
+    keras_hooks.add_for_optimizers(OnAllStages)
     replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _of_own_variables)
     replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _of_own_variables)
     replace(base_optimizer.BaseOptimizer, "_backend_reset_gradient_accumulators", _of_own_accumulators)
@@ -74,17 +74,17 @@ def _square(gradient: Any) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-def _on_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
-    def check_finite(self: Any, gradients: Any) -> Any:
-        finite = original(self, gradients)
-        extended = at_work.current(HasStages)
-        if extended is None or tf.distribute.get_replica_context() is None:
-            return finite
-        infinite = tf.cast(tf.logical_not(finite), tf.int32)
-        found = extended.over_stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
-        return tf.equal(found[0], 0)
+class OnAllStages(keras_hooks.OptimizerHooks[HasStages]):
+    """Gradients are finite if they are on all stages."""
 
-    return check_finite
+    ability = HasStages
+
+    def finite(self, is_finite: Any) -> Any:
+        """Whether they are on all stages."""
+        infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
+        stages = self.extended.over_stages
+        found = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
+        return tf.equal(found[0], 0)
 
 
 def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:

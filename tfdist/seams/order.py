@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 _INNER_TO_OUTER = (
+    "seams.hooks",  # asks hooks, which have this order among themselves
+    "seams.optimizer",  # likewise
     "strategies.tensorflow_private",
     "strategies.keras_seams",
+    "strategies.keras_unsynchronized",
     "strategies.keras_comparison",  # of what others make equal around it
     "strategies.collective_gradients",
     "strategies.keras_steps",

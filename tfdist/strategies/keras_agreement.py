@@ -6,17 +6,16 @@ hash of each argument, and the arguments themselves only if they differ.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.private.keras import array_slicing, tf_trainer, tree
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, datasets, keras_steps
+from tfdist.private.keras import array_slicing, tree
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import datasets, keras_hooks, keras_steps
 from tfdist.strategies.abilities import SharesBatches
 from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.tensors import unnumbered
@@ -25,26 +24,24 @@ _SHOWN_CHARACTERS = 200
 
 
 def install() -> None:
-    """Installs the seams. They have to be around those that call collectives."""
-    for name in ("fit", "evaluate", "predict"):
-        replace(tf_trainer.TensorFlowTrainer, name, _agreed)
+    """Installs the hooks. They have to be around those that call collectives."""
+    keras_hooks.add(Agreement)
 
 
-def _agreed(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+class Agreement(keras_hooks.ModelHooks[SharesBatches]):
+    """All processes give a method the same; those that come and go do not."""
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, SharesBatches)
-        is_within_fit = kwargs.get("_use_cached_eval_dataset", False)
-        if extended is not None and not isinstance(extended, ComesAndGoes) and not is_within_fit:
-            call = signature.bind(self, *args, **kwargs)
-            call.apply_defaults()
-            if extended.has_several_replicas:
-                keras_steps.check_functions(self, original.__name__)
-            agree(self, extended, original.__name__, call.arguments)
-        return original(self, *args, **kwargs)
+    ability = SharesBatches
 
-    return method
+    def fit(self, call: ModelCall) -> None:
+        """Compares the arguments."""
+        if isinstance(self.extended, ComesAndGoes) or call.is_within_fit:
+            return
+        if self.extended.has_several_replicas:
+            keras_steps.check_functions(call.model, call.name)
+        agree(call.model, self.extended, call.name, call.arguments)
+
+    evaluate = predict = fit
 
 
 def agree(model: Any, extended: SharesBatches, method: str, given: dict[str, Any]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.private.keras import tf_trainer
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import EndsEpochsTogether
 from tfdist.strategies.keras_optimizers import accumulators
@@ -20,20 +18,19 @@ from tfdist.strategies.round_abilities import TrainsInRounds
 
 
 def install() -> None:
-    """Installs the seam. It has to be inside those that make weights equal before `evaluate`."""
-    replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_one_model)
+    """Installs the hook. It has to be inside those that make weights equal before `evaluate`."""
+    keras_hooks.add(OneModel)
 
 
-def _of_one_model(original: Callable[..., Any]) -> Callable[..., Any]:
+class OneModel(keras_hooks.ModelHooks[EndsEpochsTogether]):
     """`evaluate` that the user calls is of one model, not of another on each process."""
 
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, EndsEpochsTogether)
-        if extended is not None and extended.checks_weights and not kwargs.get("_use_cached_eval_dataset"):
-            compare(self, extended, "before evaluate")
-        return original(self, *args, **kwargs)
+    ability = EndsEpochsTogether
 
-    return evaluate
+    def evaluate(self, call: ModelCall) -> None:
+        """Compares weights."""
+        if self.extended.checks_weights and not call.is_within_fit:
+            compare(call.model, self.extended, "before evaluate")
 
 
 def compare(model: Any, extended: EndsEpochsTogether, when: str, largest: int = 0) -> int:

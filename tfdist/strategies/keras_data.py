@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches
 from tfdist.strategies.datasets import SharedDataset
@@ -25,29 +26,37 @@ from tfdist.strategies.shares import Share, as_share
 
 def install() -> None:
     """Installs the seams for data."""
-    replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_spec)
+    keras_hooks.add(BuiltFromTheSpec)
     replace(tf_trainer.TFEpochIterator, "__init__", _shuffled_alike)
     replace(py_dataset_adapter.PyDatasetAdapter, "_finite_generator", _in_its_order)
     replace(py_dataset_adapter.OrderedEnqueuer, "_run", _run_in_its_order)
     py_dataset_adapter.random = _random
 
 
-def _built_from_the_spec(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if at_work.of_model(self, Ability) is None:
-            return original(self, iterator=iterator, data_batch=data_batch)
-        if at_work.of_model(self, SharesBatches) is not None:
-            check_scope(self)
-        if type(self).call is keras.Model.call:
-            return None  # the model's own steps determine what is called
-        try:
-            return original(self, data_batch=data_batch if iterator is None else _placeholder(self, iterator))
-        except (RuntimeError, ValueError):
-            if type(self).train_step is tf_trainer.TensorFlowTrainer.train_step:
-                raise
-            return None  # the model's own steps may call it differently, or not at all
+class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
+    """Models are built without drawing a batch, where the spec of the data has its shapes."""
 
-    return _maybe_symbolic_build
+    def symbolic_build(self, call: ModelCall) -> None:
+        """Has a model built from a placeholder, unless its own steps determine what is called.
+
+        Raises:
+            ValueError: the model has state that was made outside the scope.
+        """
+        if isinstance(self.extended, SharesBatches):
+            check_scope(call.model)
+        call.replace(lambda: self._build(call))
+
+    def _build(self, call: ModelCall) -> None:
+        model, iterator = call.model, call.arguments["iterator"]
+        if type(model).call is keras.Model.call:
+            return
+        try:
+            if iterator is not None:
+                call.arguments.update(iterator=None, data_batch=_placeholder(model, iterator))
+            call.inner()
+        except (RuntimeError, ValueError):  # its own steps may call it differently, or not at all
+            if type(model).train_step is tf_trainer.TensorFlowTrainer.train_step:
+                raise
 
 
 def _placeholder(model: Any, iterator: Any) -> Any:

@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.private.keras import base_optimizer, base_trainer, tf_trainer
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_optimizers
+from tfdist.seams.optimizer import OptimizerCall
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks, keras_optimizers
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.delayed_sums import DelayedSums
 
 
 def install() -> None:
-    """Installs the seams."""
-    optimizers = [base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer]
-    if hasattr(keras.optimizers, "MultiOptimizer"):
-        optimizers.append(keras.optimizers.MultiOptimizer)
-    for optimizer in optimizers:  # each has an `apply` of its own, which the others call
-        replace(optimizer, "apply", _one_step_late)
-    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _after_the_last_update)
-    for name in ("evaluate", "predict"):
-        replace(tf_trainer.TensorFlowTrainer, name, _of_newest_weights)
+    """Installs the hooks."""
+    keras_hooks.add_for_optimizers(OneStepLate)
+    keras_hooks.add(Settled)
 
 
-def _one_step_late(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        extended = at_work.current(DelaysUpdates)
-        if extended is None or tf.distribute.get_replica_context() is None or keras_optimizers.are_summed():
-            return original(self, grads, trainable_variables)
-        _check(self)
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not self.built:  # as Keras does it
-            with keras.name_scope(self.name, caller=self):
-                self.build(variables)
-            self.built = True
-        pairs = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
+class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
+    """Updates are made of the sums of the step before."""
+
+    ability = DelaysUpdates
+
+    def apply(self, call: OptimizerCall) -> None:
+        """Has the sums of the step before applied, and those of this one begun."""
+        if call.is_outermost and not keras_optimizers.are_summed():
+            call.replace(lambda: self._applied(call))
+
+    def _applied(self, call: OptimizerCall) -> Any:
+        optimizer, given = call.optimizer, call.arguments["trainable_variables"]
+        _check(optimizer)
+        variables = list(optimizer._trainable_variables if given is None else given)
+        if not optimizer.built:  # as Keras does it
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+            optimizer.built = True
+        pairs = [pair for pair in zip(call.arguments["grads"], variables, strict=True) if pair[0] is not None]
         if not pairs:
-            return original(self, grads, trainable_variables)  # says so
+            return call.inner()  # says so
         weighing = at_work.weighing()
         weight = tf.constant(1.0, tf.float64) if weighing is None else weighing.shares.weight()
-        sums = extended.delayed_sums(self, [variable for _, variable in pairs])
+        sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
         ready, totals = sums.exchanged([tf.convert_to_tensor(gradient) for gradient, _ in pairs], weight)
-        return tf.cond(ready, lambda: _updated(original, self, totals, sums), lambda: tf.constant(False))
+        call.arguments.update(grads=totals, trainable_variables=sums.variables)
+        return tf.cond(ready, lambda: _updated(call), lambda: tf.constant(False))
 
-    return apply
 
-
-def _updated(original: Callable[..., Any], optimizer: Any, totals: list[Any], sums: DelayedSums) -> tf.Tensor:
+def _updated(call: OptimizerCall) -> tf.Tensor:
     with keras_optimizers.summed_before():
-        original(optimizer, totals, sums.variables)
+        call.inner()
     return tf.constant(True)
 
 
@@ -104,25 +103,13 @@ def settle(model: Any, extended: DelaysUpdates) -> None:
         tf.function(lambda *given, update=update, strategy=strategy: strategy.run(update, given))(*given)
 
 
-def _after_the_last_update(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras asks for an epoch's logs when its steps have been taken, before validation and callbacks."""
+class Settled(keras_hooks.ModelHooks[DelaysUpdates]):
+    """What reads weights reads those of the last update."""
 
-    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        _settle_if_delayed(self)
-        return original(self, logs)
+    ability = DelaysUpdates
 
-    return _get_metrics_result_or_logs
+    def evaluate(self, call: ModelCall) -> None:
+        """Makes the last updates."""
+        settle(call.model, self.extended)
 
-
-def _of_newest_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _settle_if_delayed(self)
-        return original(self, *args, **kwargs)
-
-    return method
-
-
-def _settle_if_delayed(model: Any) -> None:
-    extended = at_work.of_model(model, DelaysUpdates)
-    if extended is not None:
-        settle(model, extended)
+    predict = epoch_logs = evaluate

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.private.keras import base_optimizer
-from tfdist.seams.registry import replace
+from tfdist.seams import optimizer
 from tfdist.strategies import at_work, sequential_build
 from tfdist.strategies.embedded_rows import rows_of
 from tfdist.strategies.shares import Shares, weighed
@@ -17,34 +17,40 @@ from tfdist.strategies.shares import Shares, weighed
 
 def install() -> None:
     """Installs the seams."""
-    replace(base_optimizer.BaseOptimizer, "apply", _without_rows)
-    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _of_values)
+    optimizer.points.provide([WithoutRows], lambda _: [WithoutRows()])
     sequential_build.replace_build(_with_integer_keys)
 
 
-def _without_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+class WithoutRows(optimizer.OptimizerHooks):
     """Rows are updated by their tables, after the other variables: these wait for the chief's first values."""
 
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if len(variables) != len(grads) or all(rows_of(variable) is None for variable in variables):
-            return original(self, grads, trainable_variables)
-        if not self.built:  # with the anchors, as Keras does when it loads a model
-            with tf.init_scope(), keras.name_scope(self.name):
-                self.build(variables)
-        rest = [pair for pair in zip(grads, variables, strict=True) if rows_of(pair[1]) is None]
-        if any(gradient is not None for gradient, _ in rest):
-            original(self, *map(list, zip(*rest, strict=True)))
-        else:
-            self._iterations.assign_add(1)
-        for gradient, variable in zip(grads, variables, strict=True):
-            rows = rows_of(variable)
-            if rows is not None and gradient is not None:
-                weighing = at_work.weighing()
-                rows.update(self, gradient if weighing is None else _part_of_mean(gradient, weighing.shares))
-        return None
+    def apply(self, call: optimizer.OptimizerCall) -> contextlib.AbstractContextManager[None] | None:
+        """Splits rows off."""
+        given, gradients = call.arguments["trainable_variables"], call.arguments["grads"]
+        if not call.applies_itself:
+            return None
+        variables = list(call.optimizer._trainable_variables if given is None else given)
+        if len(variables) != len(gradients) or all(rows_of(variable) is None for variable in variables):
+            return None
+        return _split(call, list(gradients), variables)
 
-    return apply
+
+@contextlib.contextmanager
+def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[Any]) -> Iterator[None]:
+    if not call.optimizer.built:  # with the anchors, as Keras does when it loads a model
+        with tf.init_scope(), keras.name_scope(call.optimizer.name):
+            call.optimizer.build(variables)
+    rest = [pair for pair in zip(gradients, variables, strict=True) if rows_of(pair[1]) is None]
+    if any(gradient is not None for gradient, _ in rest):
+        call.arguments["grads"], call.arguments["trainable_variables"] = map(list, zip(*rest, strict=True))
+    else:
+        call.replace(lambda: call.optimizer._iterations.assign_add(1))
+    yield
+    for gradient, variable in zip(gradients, variables, strict=True):
+        rows = rows_of(variable)
+        if rows is not None and gradient is not None:
+            weighing = at_work.weighing()
+            rows.update(call.optimizer, gradient if weighing is None else _part_of_mean(gradient, weighing.shares))
 
 
 def _part_of_mean(gradient: Any, shares: Shares) -> Any:
@@ -54,15 +60,6 @@ def _part_of_mean(gradient: Any, shares: Shares) -> Any:
     keys = tf.where(shares.is_empty(), 0, tf.size(gradient.indices))
     whole = weighed(gradient, shares.weight())
     return tf.IndexedSlices(whole.values[:keys], whole.indices[:keys], whole.dense_shape)
-
-
-def _of_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sparse gradients are finite if their values are: Keras makes them dense, which rows for any key cannot be."""
-
-    def check_finite(self: Any, grads: Any) -> Any:
-        return original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
-
-    return check_finite
 
 
 def _with_integer_keys(original: Callable[..., Any]) -> Callable[..., Any]:

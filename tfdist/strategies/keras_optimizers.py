@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.private.keras import base_optimizer, tf_optimizer
+from tfdist.seams.optimizer import Update, update_of, within_update
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ReducesGradients
 from tfdist.strategies.shares import weighed
@@ -27,10 +27,7 @@ from tfdist.strategies.shares import weighed
 
 def install() -> None:
     """Installs the seams for optimizers."""
-    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_everywhere)
-    replace(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients", _largest_everywhere)
-    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weighed_by_samples)
-    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _summed_first)
+    keras_hooks.add_for_optimizers(Reduced)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
 
@@ -82,82 +79,24 @@ def summed_before() -> Iterator[None]:
         _summed.before = before
 
 
-def _finite_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    def check_finite(self: Any, grads: Any) -> Any:
-        finite, replica = original(self, grads), tf.distribute.get_replica_context()
-        if at_work.current(ReducesGradients) is None or replica is None:
-            return finite
-        infinite = tf.cast(tf.logical_not(finite), tf.int32)
-        sharing = at_work.sharing()
-        if sharing is not None:  # ignore replicas without samples
-            infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
-        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+class Reduced(keras_hooks.OptimizerHooks[ReducesGradients]):
+    """Gradients are weighted by samples and summed over replicas, which agree on whether they are finite."""
 
-    return check_finite
+    ability = ReducesGradients
 
-
-def _largest_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Overwrites variables whose "gradient" is their new value (float8 ranges) with the maximum over replicas.
-
-    Keras also accumulates them by the maximum. A stand-in row has no effect: it is a row of the batch, or zeros.
-    """
-
-    def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
-        extended = at_work.current(ReducesGradients)
-        replica = tf.distribute.get_replica_context()
-        chosen = [place for place, variable in enumerate(variables) if self._overwrite_variable_with_gradient(variable)]
-        if extended is None or replica is None or not chosen:
-            return original(self, grads, variables)
-
-        def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
-            parts = [strategy.experimental_local_results(value) for value in values]
-            names = [variables[place].path for place in chosen]
-            return extended.in_steps.all_reduce(
-                [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
-            )
-
-        grads = list(grads)
-        found = replica.merge_call(largest, args=tuple(grads[place] for place in chosen))
-        for place, value in zip(chosen, found, strict=True):
-            grads[place] = value
-        return original(self, grads, variables)
-
-    return _overwrite_variables_directly_with_gradients
-
-
-class _Reduction:
-    """The state of an optimizer's gradients, from being given to the optimizer until they are applied.
-
-    Attributes:
-        variables: ids of their variables.
-        weight: the factor that the process's gradients must still be multiplied by; None if they have been.
-        summed: the local replicas whose gradients are already summed.
-    """
-
-    def __init__(self) -> None:
-        self.variables: tuple[str, ...] = ()
-        self.weight: tf.Tensor | None = None
-        self.summed: set[int | None] = set()
-
-
-_reductions: weakref.WeakKeyDictionary[Any, _Reduction] = weakref.WeakKeyDictionary()
-
-
-def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        extended = at_work.current(ReducesGradients)
-        if extended is None or tf.distribute.get_replica_context() is None or _summed.before:
-            return original(self, grads, trainable_variables)
-        reduction = _reductions.setdefault(self, _Reduction())
-        reduction.weight = None
+    def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Weighs gradients, or has them weighed on the way."""
+        extended = self.extended
+        update.is_summed = _summed.before
+        if update.is_summed:
+            return gradients
         weighing = at_work.weighing()
         if weighing is not None:
             weight = weighing.shares.weight()
-            if _can_be_weighed_on_the_way(self, grads, extended):
-                reduction.weight = weight
+            if self._can_be_weighed_on_the_way(update, gradients):
+                update.weight = weight
             else:
-                grads = [weighed(grad, weight) for grad in grads]
-        reduction.variables = tuple(self._var_key(variable) for variable in trainable_variables)
+                gradients = [weighed(gradient, weight) for gradient in gradients]
         if extended.compressor is not None:
             extended.compressor.register(
                 {
@@ -165,56 +104,71 @@ def _weighed_by_samples(original: Callable[..., Any]) -> Callable[..., Any]:
                         variable.path if isinstance(variable, keras.Variable) else variable.name,
                         tuple(variable.shape),
                     )
-                    for key, variable in zip(reduction.variables, trainable_variables, strict=True)
+                    for key, variable in zip(_keys(update), update.variables, strict=True)
                 }
             )
-        return original(self, grads, trainable_variables)
+        return gradients
 
-    return _backend_apply_gradients
+    def _can_be_weighed_on_the_way(self, update: Update, gradients: list[Any]) -> bool:
+        """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
+        return (
+            len(self.extended.worker_devices) == 1
+            and not update.optimizer.gradient_accumulation_steps
+            and all(gradient.dtype.is_floating for gradient in gradients)
+        )
 
-
-def _can_be_weighed_on_the_way(optimizer: Any, grads: Any, extended: ReducesGradients) -> bool:
-    """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
-    return (
-        len(extended.worker_devices) == 1
-        and not optimizer.gradient_accumulation_steps
-        and all(grad.dtype.is_floating for grad in grads)
-    )
-
-
-def _summed_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _clip_gradients(self: Any, grads: Any) -> Any:
-        extended = at_work.current(ReducesGradients)
-        reduction = _reductions.get(self)
-        if extended is None or tf.distribute.get_replica_context() is None or reduction is None or _summed.before:
-            return original(self, grads)
-        own, variables = list(grads), reduction.variables
-        weighing, norms = at_work.weighing(), extended.norms
+    def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Sums gradients."""
+        if update.is_summed:
+            return gradients
+        own, keys = gradients, _keys(update)
+        weighing, norms = at_work.weighing(), self.extended.norms
         if norms is not None and weighing is not None:
-            own.append(norms.own(own, weighing.shares.weight(), reduction.weight is None))
-            variables = (*variables, "norms of gradients")
-        options = private.WeighedOptions(variables, reduction.weight)
-        grads = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
+            own = [*own, norms.own(own, weighing.shares.weight(), update.weight is None)]
+            keys = (*keys, "norms of gradients")
+        options = private.WeighedOptions(keys, update.weight)
+        sums = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
         if norms is not None and weighing is not None:
-            of_all = grads.pop()
+            of_all = sums.pop()
             if not private.local_replica_id():
-                norms.add(grads, of_all, weighing.shares.total())
-        reduction.summed.add(private.local_replica_id())
-        return original(self, grads)
+                norms.add(sums, of_all, weighing.shares.total())
+        update.is_summed = True
+        return sums
 
-    return _clip_gradients
+    def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
+        """The maximum over replicas.
+
+        Keras also accumulates them by the maximum. A stand-in row has no effect: it is a row of the batch, or zeros.
+        """
+
+        def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
+            parts = [strategy.experimental_local_results(value) for value in values]
+            names = [variable.path for variable in variables]
+            return self.extended.in_steps.all_reduce(
+                [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
+            )
+
+        found: list[Any] = tf.distribute.get_replica_context().merge_call(largest, args=tuple(values))
+        return found
+
+    def finite(self, is_finite: Any) -> Any:
+        """Whether they are on all replicas that have samples."""
+        infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
+        sharing = at_work.sharing()
+        if sharing is not None:
+            infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
+        replica = tf.distribute.get_replica_context()
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+
+
+def _keys(update: Update) -> tuple[str, ...]:
+    return tuple(update.optimizer._var_key(variable) for variable in update.variables)
 
 
 def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        if _summed.before:
-            return grads_and_vars
-        reduction = _reductions.get(self)
-        replica_id = private.local_replica_id()
-        if reduction is None or replica_id not in reduction.summed:
-            return original(self, grads_and_vars)
-        reduction.summed.discard(replica_id)
-        return grads_and_vars
+        update = update_of(self)
+        return grads_and_vars if update is not None and update.is_summed else original(self, grads_and_vars)
 
     return _all_reduce_sum_gradients
 
@@ -238,6 +192,8 @@ class _OptimizerOps:
         if extended is None or replica is None or len(extended.worker_devices) == 1:
             return self._ops.cond(pred, true_fn, false_fn)
 
+        branches = _Branches({"true": within_update(true_fn), "false": within_update(false_fn)})
+
         def take(strategy: Any, pred: Any, branches: Any) -> None:
             def run(branch: str) -> Callable[[], None]:
                 def in_each_replica() -> None:
@@ -249,7 +205,7 @@ class _OptimizerOps:
 
             self._ops.cond(strategy.experimental_local_results(pred)[0], run("true"), run("false"))
 
-        return replica.merge_call(take, args=(pred, _Branches({"true": true_fn, "false": false_fn})))
+        return replica.merge_call(take, args=(pred, branches))
 
 
 class _Branches:

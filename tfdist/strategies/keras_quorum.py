@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from tfdist.private.keras import tf_trainer
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import keras_hooks
 from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.strategies.shares import batch_size
 
@@ -18,26 +16,27 @@ _NEVER = 1 << 62
 
 
 def install() -> None:
-    """Installs the seams."""
-    replace(tf_trainer.TensorFlowTrainer, "_make_function", _counting_samples)
+    """Installs the hook."""
+    keras_hooks.add(Counting)
 
 
-def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+class Counting(keras_hooks.ModelHooks[ComesAndGoes]):
     """Steps know their number of samples, by which contributions are weighed. On several devices they are on shares."""
 
-    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        extended = at_work.of_model(self, ComesAndGoes)
-        if extended is None or extended.has_several_replicas:
-            return original(self, step_function)
-        self.jit_compile = False  # XLA compiles no calls of the host
+    ability = ComesAndGoes
+
+    def make_function(self, call: ModelCall) -> None:
+        """Has steps count."""
+        extended, step_function = self.extended, call.arguments["step_function"]
+        if extended.has_several_replicas:
+            return
 
         def step(data: Any) -> Any:
             with extended.counting(batch_size(data)):
                 return step_function(data)
 
-        return original(self, step)
-
-    return _make_function
+        call.arguments["step_function"] = step
+        call.without_xla()
 
 
 class Beginning(keras.callbacks.Callback):

@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.private.keras import base_optimizer, base_trainer, tf_trainer, tree
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_steps, keras_variables
+from tfdist.private.keras import tree
+from tfdist.seams.optimizer import OptimizerCall
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import keras_hooks, keras_steps, keras_variables
 from tfdist.strategies.abilities import AveragesState
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 
-class _Applying(threading.local):
-    """Whether this thread is applying gradients: an optimizer may contain others."""
-
-    def __init__(self) -> None:
-        self.under_way = False
-
-
-_applying = _Applying()
-
-
 def install() -> None:
-    """Installs the seams."""
-    optimizers = [base_optimizer.BaseOptimizer, keras.optimizers.LossScaleOptimizer]
-    if hasattr(keras.optimizers, "MultiOptimizer"):
-        optimizers.append(keras.optimizers.MultiOptimizer)
-    for optimizer in optimizers:  # each has an `apply` of its own, which the others call
-        replace(optimizer, "apply", _followed_by_exchanges)
-    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_settled_weights)
-    for name in ("evaluate", "predict"):
-        replace(tf_trainer.TensorFlowTrainer, name, _of_equal_weights)
+    """Installs the hooks."""
+    keras_hooks.add_for_optimizers(FollowedByExchanges)
+    keras_hooks.add(Settled)
 
 
-def _followed_by_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        extended = at_work.current(TrainsInRounds)
-        if extended is None or tf.distribute.get_replica_context() is None or _applying.under_way:
-            return original(self, grads, trainable_variables)
-        if not self.built:
-            extended.build(self, list(trainable_variables))
-        extended.step_begins(self)
-        _applying.under_way = True
-        try:
-            result = original(self, grads, trainable_variables)
-        finally:
-            _applying.under_way = False
-        extended.step_taken(self)
-        return result
+class FollowedByExchanges(keras_hooks.OptimizerHooks[TrainsInRounds]):
+    """Updates count, and an exchange may follow them."""
 
-    return apply
+    ability = TrainsInRounds
+
+    def apply(self, call: OptimizerCall) -> contextlib.AbstractContextManager[None] | None:
+        """Tells the strategy of the update, unless it is a part of another optimizer's."""
+        return self._told(call) if call.is_outermost else None
+
+    @contextlib.contextmanager
+    def _told(self, call: OptimizerCall) -> Iterator[None]:
+        optimizer = call.optimizer
+        if not optimizer.built:
+            self.extended.build(optimizer, list(call.arguments["trainable_variables"]))
+        self.extended.step_begins(optimizer)
+        yield
+        self.extended.step_taken(optimizer)
 
 
 class Rounds(keras.callbacks.Callback):
@@ -98,30 +83,39 @@ def settle(model: Any, extended: TrainsInRounds) -> None:
         variable.assign(mean)
 
 
-def _of_settled_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras asks for an epoch's logs when its steps have been taken, before validation and callbacks."""
+class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
+    """What reads weights reads equal ones, and logs are of all processes."""
 
-    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        extended = at_work.of_model(self, TrainsInRounds)
-        if extended is None:
-            return original(self, logs)
-        if getattr(self, "_tfdist_in_rounds", False):
-            self._tfdist_in_rounds = False
-            settle(self, extended)
+    ability = TrainsInRounds
+
+    def evaluate(self, call: ModelCall) -> None:
+        """Makes weights equal: `fit` does so, but a custom training loop does not."""
+        if not call.is_within_fit:
+            settle(call.model, self.extended)
+
+    predict = evaluate
+
+    def epoch_logs(self, call: ModelCall) -> None:
+        """Makes weights equal, and logs."""
+        model = call.model
+        if getattr(model, "_tfdist_in_rounds", False):
+            model._tfdist_in_rounds = False
+            settle(model, self.extended)
+        call.replace(lambda: self._of_all(model, call.arguments["logs"], call.inner))
+
+    def _of_all(self, model: Any, logs: Any, original: Callable[[], Any]) -> Any:
         given = logs if isinstance(logs, dict) else {}
-        own = {name for name in given if name not in keras_steps.names_of_results(extended)}
+        own = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
         # A process that had no batch has no logs, and does not know which of those of others are means.
         names = {"logs": ", ".join(sorted(own)) if isinstance(logs, dict) else "none"}
-        if extended.everyone.compare("names of logs", names):
-            return {**given, **self.get_metrics_result()}
+        if self.extended.everyone.compare("names of logs", names):
+            return {**given, **model.get_metrics_result()}
         if not isinstance(logs, dict):
-            return original(self, logs)
-        results = self.get_metrics_result()
+            return original()
+        results = model.get_metrics_result()
         merged = (results.keys() & logs.keys()) - own
-        means = _averaged({name: value for name, value in logs.items() if name not in merged}, extended)
+        means = _averaged({name: value for name, value in logs.items() if name not in merged}, self.extended)
         return {name: results[name] if name in merged else means[name] for name in logs}
-
-    return _get_metrics_result_or_logs
 
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
@@ -133,15 +127,3 @@ def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
     for place, mean in zip(floating, means, strict=True):
         values[place] = mean
     return tree.pack_sequence_as(logs, values)
-
-
-def _of_equal_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes weights equal before `evaluate` and `predict`: `fit` does so, but a custom training loop does not."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, TrainsInRounds)
-        if extended is not None and not kwargs.get("_use_cached_eval_dataset"):
-            settle(self, extended)
-        return original(self, *args, **kwargs)
-
-    return method

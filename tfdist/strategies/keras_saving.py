@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
@@ -19,7 +18,8 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, atomic_files, keras_outer
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, atomic_files, keras_hooks, keras_outer
 from tfdist.strategies.abilities import (
     Ability,
     LoadsForAll,
@@ -54,9 +54,7 @@ def without_others() -> Iterator[None]:
 
 def install() -> None:
     """Installs the seams for saving."""
-    replace(keras.Model, "save", functools.partial(_written_once, whole=True))
-    replace(keras.Model, "save_weights", functools.partial(_written_once, whole=True))
-    replace(keras.Model, "export", functools.partial(_written_once, whole=False))
+    keras_hooks.add(WrittenOnce)
     replace(keras.Model, "load_weights", _read_for_all)
     for owner in (keras.models, keras.saving):
         replace(owner, "load_model", _after_the_chief)
@@ -73,29 +71,35 @@ def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
     return save_model
 
 
-def _written_once(original: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+class WrittenOnce(keras_hooks.ModelHooks[WritesOnce]):
     """Only the writer saves, without collectives; files are written atomically."""
 
-    def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, WritesOnce)
-        if extended is None:
-            return original(self, filepath, *args, **kwargs)
-        if whole and not _saving.alone:
-            save_beside(self, extended, filepath)
-        if not extended.is_writer and isinstance(extended, UpdatesOnServers):
-            _say_that_the_chief_writes(extended, original.__name__)
+    ability = WritesOnce
 
-        def write() -> Any:
-            if not whole or not _is_one_new_file(filepath, args, kwargs):
-                return original(self, filepath, *args, **kwargs)
-            path = Path(filepath)
-            atomic_files.remove_partial(path)
-            with atomic_files.written(path) as partial:
-                return original(self, str(partial), *args, **kwargs)
+    def save(self, call: ModelCall) -> None:
+        """Saves a model or its weights, and what belongs beside them."""
+        if not _saving.alone:
+            save_beside(call.model, self.extended, call.arguments["filepath"])
+        self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else ModelCall.inner)
 
-        return extended.by_the_writer(self, write)
+    save_weights = save
 
-    return method
+    def export(self, call: ModelCall) -> None:
+        """Exports what makes predictions."""
+        self._by_the_writer(call, ModelCall.inner)
+
+    def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
+        if not self.extended.is_writer and isinstance(self.extended, UpdatesOnServers):
+            _say_that_the_chief_writes(self.extended, call.name)
+        call.replace(lambda: self.extended.by_the_writer(call.model, lambda: write(call)))
+
+
+def _atomically(call: ModelCall) -> Any:
+    path = Path(call.arguments["filepath"])
+    atomic_files.remove_partial(path)
+    with atomic_files.written(path) as partial:
+        call.arguments["filepath"] = str(partial)
+        return call.inner()
 
 
 def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
@@ -109,13 +113,19 @@ def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
         )
 
 
-def _is_one_new_file(filepath: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a save makes one local file, which can be written under a temporary name first."""
+def _is_one_new_file(given: dict[str, Any]) -> bool:
+    """Whether a save makes one local file, which can be written under a temporary name first.
+
+    Args:
+        given: the arguments of `keras.Model.save` or `keras.Model.save_weights`, by name.
+    """
+    filepath = given["filepath"]
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return False
     path = Path(filepath)
-    asks_first = path.exists() and not (args[0] if args else kwargs.get("overwrite", True))
-    return path.suffix in (".keras", ".h5") and not kwargs.get("max_shard_size") and len(args) < 2 and not asks_first
+    asks_first = path.exists() and not given["overwrite"]
+    is_zipped = given.get("zipped") is not False
+    return path.suffix in (".keras", ".h5") and not given.get("max_shard_size") and is_zipped and not asks_first
 
 
 def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private.keras import base_trainer, tf_trainer
-from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams import trainer
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
 
 
 def install() -> None:
-    """Installs the seams."""
-    replace(base_trainer.Trainer, "compile", _checked)
-    for name in ("fit", "train_on_batch"):
-        replace(tf_trainer.TensorFlowTrainer, name, _made_inside)
+    """Installs the hooks."""
+    trainer.points.provide([MadeElsewhere], lambda model: [MadeElsewhere()] if _is_in_a_scope() else [])
+    keras_hooks.add(MadeInside)
 
 
 def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
@@ -47,36 +46,53 @@ def _is_made_in(strategy: tf.distribute.Strategy, variable: Any) -> bool:
     return getattr(variable, "_distribute_strategy", strategy) is strategy
 
 
-def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Raises at `compile`; TensorFlow would speak of mixed strategies in `fit`, where the optimizer is built."""
-
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        _check_model(self, Ability)
-        original(self, *args, **kwargs)
-        if at_work.of_model(self, UpdatesOnServers) is not None:
-            check(getattr(self, "optimizer", None), self.trainable_variables, self.distribute_strategy)
-
-    return compile
+def _is_in_a_scope() -> bool:
+    return at_work.current(Ability) is not None and tf.distribute.in_cross_replica_context()
 
 
-def _made_inside(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_model(self, UpdatesOnServers)
-        if at_work.of_model(self, UpdatesOnServers) is not None:
-            check(getattr(self, "optimizer", None), [], self.distribute_strategy)
-        return original(self, *args, **kwargs)
+class MadeElsewhere(trainer.TrainerHooks):
+    """For models that are used in the scope of a strategy, which may not be theirs."""
 
-    return method
+    def compile(self, call: trainer.ModelCall) -> None:
+        """Raises here; TensorFlow would speak of mixed strategies in `fit`, where the optimizer is built.
+
+        Raises:
+            ValueError: the model was made under no strategy of tfdist.
+        """
+        _check_model(call.model, Ability)
+
+    def fit(self, call: trainer.ModelCall) -> None:
+        """Checks the model.
+
+        Raises:
+            ValueError: the strategy has servers, and the model was made under none that has.
+        """
+        if at_work.current(UpdatesOnServers) is not None:
+            _check_model(call.model, UpdatesOnServers)
+
+    train_on_batch = fit
+
+
+class MadeInside(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """What servers update was made in the scope of their strategy."""
+
+    ability = UpdatesOnServers
+
+    @contextlib.contextmanager
+    def compile(self, call: trainer.ModelCall) -> Iterator[None]:
+        """Checks the optimizer and the variables, when the model has them."""
+        yield
+        model = call.model
+        check(getattr(model, "optimizer", None), model.trainable_variables, model.distribute_strategy)
+
+    def fit(self, call: trainer.ModelCall) -> None:
+        """Checks the optimizer."""
+        check(getattr(call.model, "optimizer", None), [], call.model.distribute_strategy)
+
+    train_on_batch = fit
 
 
 def _check_model(model: Any, ability: type[Ability]) -> None:
-    """Checks that a model that is used in the scope of a strategy with an ability was made there.
-
-    Raises:
-        ValueError: it was not.
-    """
-    if at_work.current(ability) is None or not tf.distribute.in_cross_replica_context():
-        return
     if at_work.of_model(model, ability) is None:
         raise ValueError(
             f"created outside of strategy.scope(): the model {model.name}, which is compiled or trained inside of it. "

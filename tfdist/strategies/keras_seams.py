@@ -37,14 +37,15 @@ test. Seams are installed when the first strategy or `DynamicEmbedding` is made:
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private.keras import base_trainer, seed_generator, tf_trainer, tree
+from tfdist.private.keras import seed_generator, tf_trainer, tree
 from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import (
     at_work,
     collective_gradients,
@@ -54,6 +55,7 @@ from tfdist.strategies import (
     keras_data,
     keras_delayed,
     keras_embeddings,
+    keras_hooks,
     keras_losses,
     keras_metrics,
     keras_noise,
@@ -93,16 +95,8 @@ def install(strategy: tf.distribute.Strategy | None = None) -> None:
         return
     _installed = True
     private.install(_counter_of)
-    trainer = tf_trainer.TensorFlowTrainer
-    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch"):
-        replace(trainer, name, _raising_ours)
-        if name in ("fit", "evaluate", "predict"):
-            replace(trainer, name, _said_once)
-    replace(trainer, "fit", _with_our_callbacks)
+    keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
     keras_comparison.install()
-    replace(trainer, "predict_on_batch", _of_own_rows)
-    replace(base_trainer.Trainer, "compile", _in_the_scope)
-    replace(trainer, "predict", _in_order)
     replace(seed_generator.SeedGenerator, "next", _folded)
     collective_gradients.install()
     keras_steps.install()
@@ -121,7 +115,7 @@ def install(strategy: tf.distribute.Strategy | None = None) -> None:
     keras_delayed.install()
     keras_scope.install()
     keras_agreement.install()
-    replace(trainer, "fit", sidecar_evaluator.instead_of_fit)
+    sidecar_evaluator.install()
 
 
 def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
@@ -129,90 +123,54 @@ def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
     return None if extended is None else extended.count
 
 
-# fit, evaluate, predict as a whole.
+class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
+    """What holds for the models of all strategies."""
+
+    def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
+        """Compiles in the scope that the model was made in."""
+        scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
+        return scope
+
+    def fit(self, call: ModelCall) -> None:
+        """Adapts callbacks."""
+        call.arguments["callbacks"] = keras_callbacks.adapt(call.arguments["callbacks"], self.extended)
+
+    def error(self, error: Exception) -> Exception | None:
+        """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""
+        failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
+        return failure.with_traceback(None) if isinstance(failure, Exception) else None
 
 
-def _raising_ours(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A graph wraps an error of tfdist in one of TensorFlow; raise the original."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, Ability)
-        try:
-            return original(self, *args, **kwargs)
-        except tf.errors.OpError:
-            failure = extended.failure if extended else None
-            if failure is None:
-                raise
-            raise failure.with_traceback(None) from None
-
-    return method
-
-
-def _with_our_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, Ability)
-        if extended is None:
-            return original(self, *args, **kwargs)
-        call = signature.bind(self, *args, **kwargs)
-        call.arguments["callbacks"] = keras_callbacks.adapt(call.arguments.get("callbacks"), extended)
-        return original(*call.args, **call.kwargs)
-
-    return fit
-
-
-def _in_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs `compile` in the scope that the model was made in."""
-
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        if at_work.of_model(self, Ability) is None:
-            return original(self, *args, **kwargs)
-        with self.distribute_strategy.scope():
-            return original(self, *args, **kwargs)
-
-    return compile
-
-
-def _said_once(original: Callable[..., Any]) -> Callable[..., Any]:
+class SaidOnce(keras_hooks.ModelHooks[WritesOnce]):
     """Only the writer shows progress, unless ``verbose`` is set."""
-    signature = inspect.signature(original)
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, WritesOnce)
-        if extended is not None and not extended.is_writer:
-            call = signature.bind(self, *args, **kwargs)
-            if call.arguments.get("verbose", "auto") == "auto":
-                call.arguments["verbose"] = 0
-                return original(*call.args, **call.kwargs)
-        return original(self, *args, **kwargs)
+    ability = WritesOnce
 
-    return method
+    def fit(self, call: ModelCall) -> None:
+        """Makes other processes silent."""
+        if not self.extended.is_writer and call.arguments["verbose"] == "auto":
+            call.arguments["verbose"] = 0
+
+    evaluate = predict = fit
 
 
-def _in_order(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps the outputs of `predict` in the order of the input: all processes read the same batches."""
+class InOrder(keras_hooks.ModelHooks[SharesBatches]):
+    """Outputs are in the order of the input."""
 
-    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, SharesBatches)
-        if extended is None:
-            return original(self, *args, **kwargs)
-        with extended.reading_in_order():
-            return original(self, *args, **kwargs)
+    ability = SharesBatches
 
-    return predict
+    def predict(self, call: ModelCall) -> contextlib.AbstractContextManager[None]:
+        """Has all processes read the same batches."""
+        return self.extended.reading_in_order()
+
+    def predict_on_batch(self, call: ModelCall) -> None:
+        """Predicts only the rows that this process passes."""
+        call.replace(lambda: _predicted(call.model, call.arguments["x"]))
 
 
-def _of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`predict_on_batch` predicts only the rows that this process passes."""
-
-    def predict_on_batch(self: Any, x: Any) -> Any:
-        if at_work.of_model(self, SharesBatches) is None:
-            return original(self, x)
-        outputs = self.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
-        return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
-
-    return predict_on_batch
+def _predicted(model: Any, x: Any) -> Any:
+    outputs = model.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
+    return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
 
 
 def _folded(original: Callable[..., Any]) -> Callable[..., Any]:

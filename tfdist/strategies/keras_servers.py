@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -12,9 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.private.keras import base_optimizer, tf_trainer
+from tfdist.private.keras import base_optimizer
+from tfdist.seams import optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_metrics, keras_shared_data
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.dealt_batches import Ticketed
 from tfdist.strategies.keras_variables import Assigned
@@ -100,30 +101,40 @@ _steps = _Steps()
 
 def install() -> None:
     """Installs the seams."""
-    replace(base_optimizer.BaseOptimizer, "apply", _on_servers)
+    optimizer.points.provide([OnServers], _hooks_of)
     replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _of_averages)
-    trainer = tf_trainer.TensorFlowTrainer
-    replace(trainer, "_make_function", _counting_samples)
-    for name in ("evaluate", "predict"):
-        replace(trainer, name, _of_newest_values)
-    for name in ("save", "save_weights", "export"):
-        replace(keras.Model, name, _of_newest_state)
+    keras_hooks.add(Newest)
 
 
-def _on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        extended = _extended_of(self) or at_work.current(UpdatesOnServers)
-        if extended is None or not len(grads):
-            return original(self, grads, trainable_variables)
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+class OnServers(optimizer.OptimizerHooks):
+    """Updates are made by servers.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: UpdatesOnServers) -> None:
+        self._extended = extended
+
+    def apply(self, call: optimizer.OptimizerCall) -> None:
+        """Has gradients sent to servers."""
+        if call.applies_itself and len(call.arguments["grads"]):
+            call.replace(lambda: self._applied(call))
+
+    def _applied(self, call: optimizer.OptimizerCall) -> None:
+        given, extended = call.arguments["trainable_variables"], self._extended
+        variables = call.optimizer._trainable_variables if given is None else list(given)
         step = _steps.under_way[-1] if _steps.under_way else None
         samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
         if step is not None:
-            step.note(self, extended.bound)
-        apply = functools.partial(original, self, grads, trainable_variables)
-        extended.update_on_servers(self, list(grads), variables, samples, apply, ticket)
+            step.note(call.optimizer, extended.bound)
+        gradients = list(call.arguments["grads"])
+        extended.update_on_servers(call.optimizer, gradients, variables, samples, call.inner, ticket)
 
-    return apply
+
+def _hooks_of(one: Any) -> list[OnServers]:
+    extended = _extended_of(one) or at_work.current(UpdatesOnServers)
+    return [] if extended is None else [OnServers(extended)]
 
 
 def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
@@ -133,35 +144,6 @@ def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
 
 def _strategy_of(optimizer: Any) -> Any:
     return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_distribution_strategy", None)
-
-
-def _counting_samples(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Steps know their number of samples, by which gradients are averaged.
-
-    The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where the
-    data end.
-    """
-
-    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        if at_work.of_model(self, UpdatesOnServers) is None:
-            return original(self, step_function)
-        self.jit_compile = False
-
-        def step(data: Any) -> Any:
-            ticket, batch = data if isinstance(data, Ticketed) else (None, data)
-            assigned = Assigned()
-            with keras_shared_data.up_to_date(self, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
-                with assigned.noted():
-                    outputs = step_function(batch)
-                for variable in {id(one): one for metric in self.metrics for one in metric.variables}.values():
-                    keras_metrics.learn(variable, assigned.values.get(id(variable), []))
-                if ticket is not None and not one.always_updates:
-                    keras_shared_data.settle(self, ticket)
-                return outputs
-
-        return original(self, step)
-
-    return _make_function
 
 
 @contextlib.contextmanager
@@ -184,32 +166,55 @@ def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
     return finalize_variable_values
 
 
-def _of_newest_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
+class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """Steps know what they send to servers, and what reads the model reads what servers have."""
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, UpdatesOnServers)
+    ability = UpdatesOnServers
+
+    def make_function(self, call: ModelCall) -> None:
+        """Steps know their number of samples, by which gradients are averaged.
+
+        The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where
+        the data end.
+        """
+        model, step_function = call.model, call.arguments["step_function"]
+
+        def step(data: Any) -> Any:
+            ticket, batch = data if isinstance(data, Ticketed) else (None, data)
+            assigned = Assigned()
+            with keras_shared_data.up_to_date(model, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
+                with assigned.noted():
+                    outputs = step_function(batch)
+                for variable in {id(one): one for metric in model.metrics for one in metric.variables}.values():
+                    keras_metrics.learn(variable, assigned.values.get(id(variable), []))
+                if ticket is not None and not one.always_updates:
+                    keras_shared_data.settle(model, ticket)
+                return outputs
+
+        call.arguments["step_function"] = step
+        call.without_xla()
+
+    @contextlib.contextmanager
+    def evaluate(self, call: ModelCall) -> Iterator[None]:
+        """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
         with contextlib.ExitStack() as stack:
-            for link in extended.links(self) if extended is not None else []:
+            for link in self.extended.links(call.model):
                 stack.enter_context(link.newest())
-            if extended is not None and extended.observes:
-                extended.begin_epoch(self)
-            return original(self, *args, **kwargs)
+            if self.extended.observes:
+                self.extended.begin_epoch(call.model)
+            yield
 
-    return method
+    predict = evaluate
 
-
-def _of_newest_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, UpdatesOnServers)
+    @contextlib.contextmanager
+    def save(self, call: ModelCall) -> Iterator[None]:
+        """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
         with contextlib.ExitStack() as stack:
-            for link in extended.links(self) if extended is not None else []:
+            for link in self.extended.links(call.model):
                 stack.enter_context(link.newest_state())
-            return original(self, *args, **kwargs)
+            yield
 
-    return method
+    save_weights = export = save
 
 
 class Pauses(keras.callbacks.Callback):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
-from tfdist.private.keras import array_slicing, backend, base_trainer, tf_trainer, tree
+from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.chief_stream import ChiefStream, stream_of
@@ -52,10 +52,7 @@ _of_models: dict[int, Shared] = {}
 
 def install() -> None:
     """Installs the seams."""
-    replace(tf_trainer.TensorFlowTrainer, "fit", _on_dealt_batches)
-    replace(tf_trainer.TensorFlowTrainer, "evaluate", _on_own_data)
-    replace(base_trainer.Trainer, "_get_metrics_result_or_logs", _of_all_workers)
-    replace(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _built_from_the_first_batch)
+    keras_hooks.add(Dealt)
     replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _of_any_length)
 
 
@@ -127,16 +124,16 @@ def settle(model: Any, ticket: Any) -> None:
     host_call(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
 
 
-def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """`fit` trains on batches that are dealt out, and `evaluate` reads its own data."""
 
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, UpdatesOnServers)
-        if extended is None or not extended.shares_data or not self.compiled:
-            return original(self, *args, **kwargs)
-        call = signature.bind(self, *args, **kwargs)
-        call.apply_defaults()
+    ability = UpdatesOnServers
+
+    def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+        """Takes part in epochs whose batches are dealt, if the data can be."""
         given = call.arguments
+        if not self.extended.shares_data or not call.model.compiled:
+            return None
         if given["validation_split"] and given["validation_data"] is None:
             (given["x"], given["y"], given["sample_weight"]), given["validation_data"] = (
                 array_slicing.train_validation_split(
@@ -144,14 +141,18 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
                 )
             )
             given["validation_split"] = 0.0
-        source = _source(extended, given)
-        if isinstance(source, str):
-            _say_once(
-                extended,
-                f"the data of `fit` are not dealt out to the workers: {source}. Each worker trains on all that it is "
-                'given. Divide the data: data="own", and `dataset.shard(strategy.size, strategy.rank)` on each worker.',
-            )
-            return original(*call.args, **call.kwargs)
+        source = _source(self.extended, given)
+        if not isinstance(source, str):
+            return self._taking_part(call.model, given, source)
+        _say_once(
+            self.extended,
+            f"the data of `fit` are not dealt out to the workers: {source}. Each worker trains on all that it is "
+            'given. Divide the data: data="own", and `dataset.shard(strategy.size, strategy.rank)` on each worker.',
+        )
+        return None
+
+    @contextlib.contextmanager
+    def _taking_part(self, model: Any, given: dict[str, Any], source: Batches) -> Iterator[None]:
         seed = private.global_seed() if source.shuffle else None
         if seed is None and source.shuffle:
             seed = secrets.randbits(63)
@@ -159,55 +160,54 @@ def _on_dealt_batches(original: Callable[..., Any]) -> Callable[..., Any]:
         stream = source.stream if isinstance(source, ChiefStream) else None
 
         def when_idle() -> None:
-            for link in extended.links(self):
+            for link in self.extended.links(model):
                 link.suspend()
 
-        with extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
-            _of_models[id(self)] = Shared(epochs, source)
+        with self.extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
+            _of_models[id(model)] = Shared(epochs, source)
             try:
                 given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
                 for name in ("y", "sample_weight", "batch_size", "class_weight", "steps_per_epoch"):
                     given[name] = None
                 given["shuffle"] = False
                 given["x"] = dataset(source, epochs.tickets, with_tickets=True)
-                return original(*call.args, **call.kwargs)
+                yield
             finally:
-                del _of_models[id(self)]
+                del _of_models[id(model)]
 
-    return fit
-
-
-def _on_own_data(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Each worker evaluates all of the data it is given, also within `fit`."""
-
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        shared = _of_models.pop(id(self), None)
+    @contextlib.contextmanager
+    def evaluate(self, call: ModelCall) -> Iterator[None]:
+        """Each worker evaluates all of the data it is given, also within `fit`."""
+        shared = _of_models.pop(id(call.model), None)
         try:
-            return original(self, *args, **kwargs)
+            yield
         finally:
             if shared is not None:
-                _of_models[id(self)] = shared
+                _of_models[id(call.model)] = shared
 
-    return evaluate
+    def epoch_logs(self, call: ModelCall) -> None:
+        """Logs of an epoch are of all workers, where Keras takes them from the metrics and the epoch has ended."""
+        model, logs, shared = call.model, call.arguments["logs"], of(call.model)
+        if shared is not None and not model.stop_training:  # else others have not ended the epoch
+            call.replace(lambda: _of_all_workers(model, logs, shared))
+
+    def symbolic_build(self, call: ModelCall) -> None:
+        """Keras would draw a batch to learn its shapes, and drop it."""
+        shared, iterator = of(call.model), call.arguments["iterator"]
+        if shared is not None and iterator is not None and _is_dealt(iterator):
+            first = tree.map_structure(lambda part: part, shared.source.first())
+            call.arguments.update(iterator=None, data_batch=first)
 
 
-def _of_all_workers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Logs of an epoch are of all workers, where Keras takes them from the metrics and the epoch has ended."""
-
-    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        shared = of(self)
-        if shared is None or self.stop_training:  # others have not ended the epoch
-            return original(self, logs)
-        variables = list({id(one): one for metric in self.metrics for one in metric.variables}.values())
-        rules: list[Rule] = [_rule(variable) for variable in variables]
-        arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
-        values = [tf.convert_to_tensor(array) for array in arrays]
-        with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            results = tree.map_structure(tf.convert_to_tensor, self.get_metrics_result())
-        shared.has_all_logs = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
-        return results if shared.has_all_logs else logs
-
-    return _get_metrics_result_or_logs
+def _of_all_workers(model: Any, logs: Any, shared: Shared) -> Any:
+    variables = list({id(one): one for metric in model.metrics for one in metric.variables}.values())
+    rules: list[Rule] = [_rule(variable) for variable in variables]
+    arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
+    values = [tf.convert_to_tensor(array) for array in arrays]
+    with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+        results = tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    shared.has_all_logs = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
+    return results if shared.has_all_logs else logs
 
 
 def _rule(variable: Any) -> Rule:
@@ -246,18 +246,6 @@ def _say_once(extended: UpdatesOnServers, text: str) -> None:
     if text not in extended.reported:
         extended.reported.add(text)
         log.warning("tfdist: %s", text)
-
-
-def _built_from_the_first_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras would draw a batch to learn its shapes, and drop it."""
-
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        shared = of(self)
-        if shared is None or iterator is None or not _is_dealt(iterator):
-            return original(self, iterator=iterator, data_batch=data_batch)
-        return original(self, data_batch=tree.map_structure(lambda part: part, shared.source.first()))
-
-    return _maybe_symbolic_build
 
 
 def _of_any_length(original: Callable[..., Any]) -> Callable[..., Any]:

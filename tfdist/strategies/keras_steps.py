@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tfdist.private.keras import backend, tf_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_metrics
+from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.strategies import at_work, keras_hooks, keras_metrics
 from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
 from tfdist.strategies.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
 from tfdist.strategies.row_checks import fixed_rows, readable, rows_of_state
@@ -21,8 +22,7 @@ from tfdist.strategies.shares import Share, as_share, batch_size, weighed
 
 def install() -> None:
     """Installs the seams for steps."""
-    replace(tf_trainer.TensorFlowTrainer, "_make_function", _on_shares)
-    replace(tf_trainer.TensorFlowTrainer, "make_predict_function", _predicting_shares)
+    keras_hooks.add(OnShares)
     replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
     replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _ended_by_a_wish)
 
@@ -185,33 +185,69 @@ def _unique(variables: Any) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def _on_shares(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _make_function(self: Any, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        extended = at_work.of_model(self, SharesBatches)
-        if extended is None:
-            return original(self, step_function)
-        check_scope(self)
+class OnShares(keras_hooks.ModelHooks[SharesBatches]):
+    """Steps of several replicas work on shares of batches."""
+
+    ability = SharesBatches
+
+    def make_function(self, call: ModelCall) -> None:
+        """Has steps taken on shares.
+
+        Raises:
+            ValueError: the model has state that was made outside the scope.
+        """
+        model, extended, step_function = call.model, self.extended, call.arguments["step_function"]
+        check_scope(model)
         if not extended.has_several_replicas:
-            return original(self, step_function)
-        self.jit_compile = False
-        step = Step(self, extended, step_function)
-        function = original(self, step)
-        trains = step_function == self.train_step
-        _made.setdefault(self, set()).add(_MAKING["fit" if trains else "evaluate"])
+            return
+        call.without_xla()
+        call.arguments["step_function"] = step = Step(model, extended, step_function)
+        trains = step_function == model.train_step
+        _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
+        call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
 
-        def on_shares(iterator: Any) -> Any:
-            if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                iterator = _of_own_data(iterator, extended)
-            if trains:
-                extended.stopping.check()
-            with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
-                logs = function(iterator)
-            _names_of_results[extended] = step.names_of_results
-            return logs
+    def make_predict_function(self, call: ModelCall) -> None:
+        """Has predictions made for shares."""
+        model = call.model
+        if not self.extended.has_several_replicas:
+            return
+        call.without_xla()
+        _made.setdefault(model, set()).add(_MAKING["predict"])
 
-        return on_shares
+        def predict_step(data: Any) -> Any:
+            share = fixed_rows(as_share(data), rows_of_state(model))
+            return tree.map_structure(lambda output: _of_samples(output, share), model.predict_step(share.data))
 
-    return _make_function
+        call.arguments["self"] = WithPredictStep(model, predict_step)
+        call.replace(lambda: _predicting(model, call.inner))
+
+
+def _on_shares(function: Callable[..., Any], step: Step, extended: SharesBatches, trains: bool) -> Callable[..., Any]:
+    def on_shares(iterator: Any) -> Any:
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator = _of_own_data(iterator, extended)
+        if trains:
+            extended.stopping.check()
+        with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
+            logs = function(iterator)
+        _names_of_results[extended] = step.names_of_results
+        return logs
+
+    return on_shares
+
+
+def _predicting(model: Any, make: Callable[[], Any]) -> Callable[..., Any]:
+    before = model.predict_function
+    make()
+    if (function := model.predict_function) is before:
+        return before
+
+    def predict_function(batches: Any) -> Any:
+        with _readable_errors():
+            return function(batches)
+
+    model.predict_function = predict_function
+    return predict_function
 
 
 @contextlib.contextmanager
@@ -275,53 +311,8 @@ def _gathered(value: Any, strategy: Any, extended: SharesBatches) -> tf.Tensor:
     return extended.exchange.all_gather(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
 
 
-def _predicting_shares(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make_predict_function(self: Any, force: bool = False) -> Any:
-        extended = at_work.of_model(self, SharesBatches)
-        if extended is None or not extended.has_several_replicas:
-            return original(self, force=force)
-        self.jit_compile = False
-        _made.setdefault(self, set()).add(_MAKING["predict"])
-
-        def predict_step(data: Any) -> Any:
-            share = fixed_rows(as_share(data), rows_of_state(self))
-            return tree.map_structure(lambda output: _of_samples(output, share), self.predict_step(share.data))
-
-        before = self.predict_function
-        original(WithPredictStep(self, predict_step), force=force)
-        if (function := self.predict_function) is before:
-            return before
-
-        def predict_function(batches: Any) -> Any:
-            with _readable_errors():
-                return function(batches)
-
-        self.predict_function = predict_function
-        return predict_function
-
-    return make_predict_function
-
-
 def _of_samples(output: Any, share: Share) -> Any:
     """An output without the prediction for a stand-in row."""
     if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
         return output
     return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]
-
-
-class WithPredictStep:
-    """A model with another `predict_step`, from which Keras makes functions.
-
-    Args:
-        model: of Keras.
-        predict_step: of a batch.
-    """
-
-    def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:
-        self.__dict__.update(_model=model, predict_step=predict_step)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._model, name, value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from tfdist.private.keras import tf_trainer
+from tfdist.seams import trainer
 
 log = logging.getLogger("tfdist")
 
@@ -42,22 +43,21 @@ def warn_outside_of(strategy: Any) -> None:
 def warn_in_fit() -> None:
     """Makes Keras's `fit` warn if neither a strategy nor a custom step can synchronize the processes."""
     global _installed
-    if _installed or "keras" not in sys.modules:
-        return
-    _installed = True
-    from tfdist.private.keras import tf_trainer
+    if not _installed:
+        _installed = True
+        trainer.points.provide(
+            [Unsynchronized], lambda model: [Unsynchronized()] if model._distribute_strategy is None else []
+        )
 
-    trainer = tf_trainer.TensorFlowTrainer
-    original = trainer.fit
 
-    @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._distribute_strategy is None and not any(synchronizes(self) for synchronizes in _synchronized):
-            has_own_step = type(self).train_step is not trainer.train_step
-            _warn(self, next(filter(_trains_together, _strategies), None), has_own_step)
-        return original(self, *args, **kwargs)
+class Unsynchronized(trainer.TrainerHooks):
+    """For models that are of no strategy."""
 
-    trainer.fit = fit
+    def fit(self, call: trainer.ModelCall) -> None:
+        """Warns, if nothing synchronizes the processes."""
+        if not any(synchronizes(call.model) for synchronizes in _synchronized):
+            has_own_step = type(call.model).train_step is not tf_trainer.TensorFlowTrainer.train_step
+            _warn(call.model, next(filter(_trains_together, _strategies), None), has_own_step)
 
 
 def _trains_together(strategy: Any) -> bool:

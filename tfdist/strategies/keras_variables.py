@@ -22,9 +22,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.private.keras import tf_core, tf_trainer
+from tfdist.private.keras import tf_core
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
@@ -45,7 +46,7 @@ def install() -> None:
     """Installs the seams for assignments, and for state that is equal where a model is evaluated."""
     replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
     replace(tf_core.Variable, "_map_aggregation", _readable)
-    replace(tf_trainer.TensorFlowTrainer, "evaluate", _of_equal_state)
+    keras_hooks.add(EqualState)
 
 
 def check_scope(model: Any) -> None:
@@ -351,16 +352,15 @@ def _flattened(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _of_equal_state(original: Callable[..., Any]) -> Callable[..., Any]:
+class EqualState(keras_hooks.ModelHooks[AveragesState]):
     """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
 
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, AveragesState)
-        if extended is not None and extended.has_several_replicas and not kwargs.get("_use_cached_eval_dataset"):
-            average_state(self, extended)
-        return original(self, *args, **kwargs)
+    ability = AveragesState
 
-    return evaluate
+    def evaluate(self, call: ModelCall) -> None:
+        """Averages layers' state."""
+        if self.extended.has_several_replicas and not call.is_within_fit:
+            average_state(call.model, self.extended)
 
 
 def average_state(model: Any, extended: AveragesState) -> None:

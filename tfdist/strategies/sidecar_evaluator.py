@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfdist.errors import TfdistError
-from tfdist.strategies import at_work
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 
 _LOOK_SECONDS = 1.0
@@ -83,36 +82,49 @@ class SidecarEvaluator:
             self._extended.over.wait(_LOOK_SECONDS)
 
 
-def instead_of_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In an evaluator, `fit` evaluates the validation data as long as others train."""
-    signature = inspect.signature(original)
+def install() -> None:
+    """Installs the hook. It has to be around the others of `fit`, which do not apply where nothing trains."""
+    keras_hooks.add(InsteadOfFit)
 
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, UpdatesOnServers)
-        if extended is None or not extended.observes:
-            return original(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs).arguments
-        if given.get("validation_data") is None:
+
+class InsteadOfFit(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """In an evaluator, `fit` evaluates the validation data as long as others train."""
+
+    ability = UpdatesOnServers
+
+    def fit(self, call: ModelCall) -> None:
+        """Has data evaluated.
+
+        Raises:
+            TfdistError: there are none.
+        """
+        if not self.extended.observes:
+            return
+        given = call.arguments
+        if given["validation_data"] is None:
             raise TfdistError(
                 "this task is an evaluator, which does not train: give fit validation_data=, which are evaluated here "
                 "as long as others train; or call tfdist.SidecarEvaluator(model, data).start() or evaluate"
             )
         options = {
-            "batch_size": given.get("validation_batch_size") or given.get("batch_size"),
-            "steps": given.get("validation_steps"),
-            "verbose": 0 if given.get("verbose", "auto") == 0 else 2,
+            "batch_size": given["validation_batch_size"] or given["batch_size"],
+            "steps": given["validation_steps"],
+            "verbose": 0 if given["verbose"] == 0 else 2,
         }
-        logs = SidecarEvaluator(self, given["validation_data"], callbacks=given.get("callbacks"), **options).start()
-        history = keras.callbacks.History()
-        history.set_model(self)
-        history.epoch = [int(one["iterations"]) for one in logs]
-        for one in logs:
-            for name, value in one.items():
-                if name != "iterations":
-                    history.history.setdefault(f"val_{name}", []).append(value)
-        return history
+        evaluator = SidecarEvaluator(call.model, given["validation_data"], callbacks=given["callbacks"], **options)
+        call.replace(lambda: _history(call.model, evaluator.start()))
 
-    return fit
+
+def _history(model: Any, logs: list[dict[str, float]]) -> keras.callbacks.History:
+    """What `fit` returns."""
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.epoch = [int(one["iterations"]) for one in logs]
+    for one in logs:
+        for name, value in one.items():
+            if name != "iterations":
+                history.history.setdefault(f"val_{name}", []).append(value)
+    return history
 
 
 def _pair(data: Any) -> tuple[Any, Any]:

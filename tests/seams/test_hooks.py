@@ -1,0 +1,116 @@
+"""Hooks at the points of a class, here of models of plain Keras: they note when they are called."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.seams import hooks, order, trainer
+
+X = np.ones((4, 2), np.float32)
+INNER, OUTER = "tfdist.strategies.keras_steps", "tfdist.pipeline.keras_pipelines"
+
+
+@pytest.fixture
+def provided(monkeypatch):
+    """Provides hooks until the end of the test."""
+    for name in ("providers", "kinds"):
+        monkeypatch.setattr(trainer.points, name, [])
+
+    def provide(kind, module=INNER, is_for=lambda model: True):
+        kind.__module__ = module
+        trainer.points.provide([kind], lambda model: [kind()] if is_for(model) else [])
+
+    return provide
+
+
+@pytest.fixture
+def model():
+    made = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile("sgd", "mse", run_eagerly=True)
+    return made
+
+
+def noting(noted, name):
+    class Hooks(trainer.TrainerHooks):
+        @contextlib.contextmanager
+        def predict(self, call):
+            noted.append(f"{name} begins")
+            yield
+            noted.append(f"{name} ends")
+
+    return Hooks
+
+
+def test_contexts_are_within_each_other_in_the_order_of_features(provided, model):
+    noted = []
+    provided(noting(noted, "inner"))
+    provided(noting(noted, "outer"), OUTER)
+    assert order.place_of(INNER) < order.place_of(OUTER)
+    np.testing.assert_array_equal(model.predict(X, verbose=0), np.full((4, 1), 2.0))
+    assert noted == ["outer begins", "inner begins", "inner ends", "outer ends"]
+    assert [one.rpartition(".")[0] for one in trainer.points.standing()["TensorFlowTrainer.predict"]] == [
+        "pipeline.keras_pipelines.noting.<locals>",
+        "strategies.keras_steps.noting.<locals>",
+    ]
+    assert trainer.points.standing()["TensorFlowTrainer.evaluate"] == []
+
+
+def test_what_is_done_instead_is_done_within_the_outer_hooks_and_may_ask_the_inner_ones(provided, model):
+    noted = []
+
+    class Instead(trainer.TrainerHooks):
+        def predict(self, call):
+            call.arguments["x"] = call.arguments["x"][:1]
+            call.replace(lambda: noted.append("instead") or -call.inner())
+
+    provided(Instead, "tfdist.strategies.keras_servers")
+    provided(noting(noted, "inner"))
+    provided(noting(noted, "outer"), OUTER)
+    np.testing.assert_array_equal(model.predict(X, verbose=0), [[-2.0]])
+    assert noted == ["outer begins", "instead", "inner begins", "inner ends", "outer ends"]
+
+
+def test_each_model_has_its_own_hooks_and_wrong_arguments_stay_errors(provided, model):
+    noted = []
+    other = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    provided(noting(noted, "own"), is_for=lambda one: one is model)
+    other.predict(X, verbose=0)
+    assert noted == []
+    for one in (model, other):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'rows'"):
+            one.predict(X, rows=3)
+
+
+def test_errors_are_told_from_the_innermost_to_the_outermost(provided, model):
+    class Telling(trainer.TrainerHooks):
+        def error(self, error):
+            return OSError(f"inner: {error}") if "told" in str(error) else None
+
+    class TellingMore(trainer.TrainerHooks):
+        def predict(self, call):
+            raise ValueError(call.arguments["x"])
+
+        def error(self, error):
+            return KeyError(f"outer: {error}") if "other" in str(error) else None
+
+    provided(Telling)
+    provided(TellingMore, OUTER)
+    with pytest.raises(OSError, match="inner: is told"):
+        model.predict("is told")
+    with pytest.raises(KeyError, match="outer: other"):
+        model.predict("other")
+    with pytest.raises(KeyError, match="outer: inner: other, told"):
+        model.predict("other, told")
+    with pytest.raises(ValueError, match=r"^as is$"):
+        model.predict("as is")
+
+
+def test_a_feature_replaces_what_it_has_hooks_for_alone(provided, monkeypatch):
+    replaced = []
+    monkeypatch.setattr(trainer.points, "_replaced", set())
+    monkeypatch.setattr(hooks, "replace", lambda owner, name, wrapper: replaced.append(name))
+    provided(noting([], "one"))
+    provided(noting([], "two"), OUTER)
+    assert replaced == ["predict"]

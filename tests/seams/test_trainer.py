@@ -1,0 +1,47 @@
+"""What hooks of a model's trainer are given."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.seams import trainer
+
+X = np.ones((4, 2), np.float32)
+
+
+@pytest.fixture
+def provided(monkeypatch):
+    """Provides hooks for all models, until the end of the test."""
+    for name in ("providers", "kinds"):
+        monkeypatch.setattr(trainer.points, name, [])
+    return lambda kind: trainer.points.provide([kind], lambda model: [kind()])
+
+
+@pytest.fixture
+def model():
+    made = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile("sgd", "mse", run_eagerly=True)
+    return made
+
+
+def test_arguments_are_by_name_with_defaults_and_may_be_changed(provided, model):
+    seen = []
+
+    class Hooks(trainer.TrainerHooks):
+        def evaluate(self, call):
+            seen.append((call.name, call.model is model, call.is_within_fit, call.arguments["steps"]))
+            call.arguments["return_dict"] = True
+
+    provided(Hooks)
+    assert model.evaluate(X, X[:, :1], verbose=0) == {"loss": 1.0}
+    assert seen == [("evaluate", True, False, None)]
+    model.fit(X, X[:, :1], verbose=0, validation_data=(X, X[:, :1]))
+    assert seen[1:] == [("evaluate", True, True, None)]
+
+
+def test_functions_are_made_with_another_predict_step(model):
+    other = trainer.WithPredictStep(model, lambda data: data[0] * 10)
+    other.jit_compile = False
+    assert model.jit_compile is False
+    assert other.predict_step((3,)) == 30
+    assert other.run_eagerly

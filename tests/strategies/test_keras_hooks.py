@@ -1,0 +1,51 @@
+"""Hooks for the models of strategies with an ability."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import Ranked
+from tfdist.seams import trainer
+from tfdist.strategies import abilities, keras_hooks, keras_seams
+
+X = np.ones((4, 2), np.float32)
+
+
+class Noting(keras_hooks.ModelHooks[abilities.Ability]):
+    noted = ()
+
+    def evaluate(self, call):
+        type(self).noted += (self.extended,)
+
+
+@pytest.fixture(autouse=True)
+def only_these(monkeypatch):
+    keras_seams.install()  # whose hooks stay
+    for name in ("providers", "kinds"):
+        monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
+    monkeypatch.setattr(Noting, "noted", ())
+
+
+def evaluate(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.evaluate(X, X[:, :1], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("ability", "has_it"), [(abilities.Ability, True), (abilities.WritesOnce, True), (abilities.HasStages, False)]
+)
+def test_they_are_made_for_strategies_with_the_ability(ranks, monkeypatch, ability, has_it):
+    strategy = Ranked(ranks(1).groups[0])
+    monkeypatch.setattr(Noting, "ability", ability)
+    keras_hooks.add(Noting)
+    evaluate(strategy)
+    assert Noting.noted == (strategy.extended,) * has_it
+
+
+def test_not_for_those_of_others():
+    keras_hooks.add(Noting)
+    evaluate(tf.distribute.MirroredStrategy(["CPU:0"]))
+    assert Noting.noted == ()

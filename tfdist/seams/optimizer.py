@@ -1,0 +1,249 @@
+"""The hook points of an optimizer: what becomes of gradients from when it is given them until it uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.private.keras import base_optimizer
+from tfdist.seams.hooks import Call, Context, HookPoints, Hooks
+from tfdist.seams.registry import Function
+
+
+class Update:
+    """An update that an optimizer makes in the calling thread, in the graph under construction or eagerly.
+
+    Args:
+        optimizer: of Keras, which applies gradients itself.
+        variables: those that it has gradients of, in their order.
+
+    Attributes:
+        optimizer: as given.
+        variables: as given.
+        weight: what gradients must still be multiplied by when they are summed, a scalar tensor; None if nothing.
+        is_summed: whether gradients have been summed over replicas.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self.optimizer = optimizer
+        self.variables = tuple(variables)
+        self.weight: Any = None
+        self.is_summed = False
+
+
+class OptimizerCall(Call):
+    """A call of a method of an optimizer."""
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer."""
+        return self.owner
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether no other optimizer, which contains this one, has called it."""
+        return _under_way.applied == 1
+
+    @property
+    def applies_itself(self) -> bool:
+        """Whether this optimizer applies gradients, and does not hand them on to others."""
+        return not isinstance(self.owner, _CONTAINERS)
+
+
+class OptimizerHooks(Hooks):
+    """What a feature does at the hook points of one optimizer: nothing, where it overrides nothing."""
+
+    def apply(self, call: OptimizerCall) -> Context:
+        """At `keras.optimizers.Optimizer.apply`, also of those that contain others."""
+
+    def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Where an update begins, with gradients that are unscaled and may be accumulated.
+
+        Args:
+            update: that begins.
+            gradients: of its variables.
+
+        Returns:
+            The gradients that are used in their place.
+        """
+        return gradients
+
+    def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Where gradients, which have been accumulated, are about to be clipped.
+
+        Args:
+            update: that is under way.
+            gradients: of its variables.
+
+        Returns:
+            The gradients that are used in their place.
+        """
+        return gradients
+
+    def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
+        """Where variables are about to be overwritten, whose "gradients" are their new values (float8 ranges).
+
+        Args:
+            variables: of Keras.
+            values: of them.
+
+        Returns:
+            The values that are used in their place.
+        """
+        return values
+
+    def finite(self, is_finite: Any) -> Any:
+        """Where gradients have been checked.
+
+        Args:
+            is_finite: whether all are finite, a scalar tensor.
+
+        Returns:
+            Whether the step is made.
+        """
+        return is_finite
+
+
+_CONTAINERS = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)
+)
+"""Optimizers that contain others, each with an `apply` of its own."""
+
+
+class _UnderWay(threading.local):
+    """Of a thread: how many optimizers within each other are being applied, and the update that one of them makes."""
+
+    applied = 0
+    update: Update | None = None
+
+
+_under_way = _UnderWay()
+
+
+def update_of(optimizer: Any) -> Update | None:
+    """The update that an optimizer makes in this thread.
+
+    Args:
+        optimizer: of Keras.
+    """
+    update = _under_way.update
+    return update if update is not None and update.optimizer is optimizer else None
+
+
+def within_update(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that is part of the update under way, in whichever thread it is called.
+
+    Args:
+        branch: of a conditional, for example.
+    """
+    update = _under_way.update
+
+    def within() -> Any:
+        with _making(update):
+            return branch()
+
+    return within
+
+
+@contextlib.contextmanager
+def _making(update: Update | None) -> Iterator[None]:
+    before, _under_way.update = _under_way.update, update
+    try:
+        yield
+    finally:
+        _under_way.update = before
+
+
+def _applied(original: Function) -> Function:
+    asking = points.around(original, "apply")
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        _under_way.applied += 1
+        try:
+            return asking(self, grads, trainable_variables)
+        finally:
+            _under_way.applied -= 1
+
+    return apply
+
+
+def _begun(original: Function) -> Function:
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        hooks = points.hooks_of(self)
+        if not hooks:
+            return original(self, grads, trainable_variables)
+        update = Update(self, trainable_variables)
+        for one in hooks:
+            grads = one.begin(update, list(grads))
+        with _making(update):
+            return original(self, grads, trainable_variables)
+
+    return _backend_apply_gradients
+
+
+def _reduced(original: Function) -> Function:
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        update = update_of(self)
+        if update is not None:
+            for one in points.hooks_of(self):
+                grads = one.gradients(update, list(grads))
+        return original(self, grads)
+
+    return _clip_gradients
+
+
+def _overwritten(original: Function) -> Function:
+    def _overwrite_variables_directly_with_gradients(self: Any, grads: Any, variables: Any) -> Any:
+        places = [place for place, variable in enumerate(variables) if self._overwrite_variable_with_gradient(variable)]
+        if not places:
+            return original(self, grads, variables)
+        values, chosen = [grads[place] for place in places], [variables[place] for place in places]
+        for one in points.hooks_of(self):
+            values = one.overwriting(chosen, values)
+        grads = list(grads)
+        for place, value in zip(places, values, strict=True):
+            grads[place] = value
+        return original(self, grads, variables)
+
+    return _overwrite_variables_directly_with_gradients
+
+
+def _found_finite(original: Function) -> Function:
+    def check_finite(self: Any, grads: Any) -> Any:
+        # Sparse gradients are finite if their values are: Keras makes them dense, which rows for any key cannot be.
+        finite = original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
+        for one in reversed(points.hooks_of(self)):
+            finite = one.finite(finite)
+        return finite
+
+    return check_finite
+
+
+points = HookPoints(
+    OptimizerHooks,
+    {
+        "apply": [(kind, "apply") for kind in (base_optimizer.BaseOptimizer, *_CONTAINERS)],
+        "begin": [(base_optimizer.BaseOptimizer, "_backend_apply_gradients")],
+        "gradients": [
+            (base_optimizer.BaseOptimizer, "_backend_apply_gradients"),
+            (base_optimizer.BaseOptimizer, "_clip_gradients"),
+        ],
+        "overwriting": [(base_optimizer.BaseOptimizer, "_overwrite_variables_directly_with_gradients")],
+        "finite": [(keras.optimizers.LossScaleOptimizer, "check_finite")],
+    },
+    call=OptimizerCall,
+    wrappers={
+        "apply": _applied,
+        "_backend_apply_gradients": _begun,
+        "_clip_gradients": _reduced,
+        "_overwrite_variables_directly_with_gradients": _overwritten,
+        "check_finite": _found_finite,
+    },
+)

@@ -1,0 +1,119 @@
+"""The hook points of a model's trainer: where it is compiled, trained, evaluated, used and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.private.keras import base_trainer, tf_trainer
+from tfdist.seams.hooks import Call, Context, HookPoints, Hooks
+
+
+class ModelCall(Call):
+    """A call of a method of a model."""
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self.owner
+
+    @property
+    def is_within_fit(self) -> bool:
+        """Whether `fit` evaluates its validation data by this call."""
+        return bool(self.arguments.get("kwargs", {}).get("_use_cached_eval_dataset"))
+
+    def without_xla(self) -> None:
+        """Has the model's functions compiled without XLA, which compiles no calls of the host."""
+        self.model.jit_compile = False
+
+
+class TrainerHooks(Hooks):
+    """What a feature does at the hook points of one model's trainer: nothing, where it overrides nothing.
+
+    A hook is called before what stands within it, with the call. It may change the call's arguments, do something else
+    in its place, and return a context in which it runs.
+    """
+
+    def compile(self, call: ModelCall) -> Context:
+        """At `keras.Model.compile`."""
+
+    def fit(self, call: ModelCall) -> Context:
+        """At `keras.Model.fit`."""
+
+    def evaluate(self, call: ModelCall) -> Context:
+        """At `keras.Model.evaluate`, which `fit` calls, too."""
+
+    def predict(self, call: ModelCall) -> Context:
+        """At `keras.Model.predict`."""
+
+    def train_on_batch(self, call: ModelCall) -> Context:
+        """At `keras.Model.train_on_batch`."""
+
+    def test_on_batch(self, call: ModelCall) -> Context:
+        """At `keras.Model.test_on_batch`."""
+
+    def predict_on_batch(self, call: ModelCall) -> Context:
+        """At `keras.Model.predict_on_batch`."""
+
+    def symbolic_build(self, call: ModelCall) -> Context:
+        """Where a model may be built from ``data_batch``, or from a batch that is drawn from ``iterator``."""
+
+    def make_function(self, call: ModelCall) -> Context:
+        """Where a function is made that takes steps by ``step_function``: `train_step` or `test_step`."""
+
+    def make_predict_function(self, call: ModelCall) -> Context:
+        """Where a function is made that takes steps by `predict_step`, if there is none yet, or with ``force``."""
+
+    def epoch_logs(self, call: ModelCall) -> Context:
+        """Where an epoch's logs are made from ``logs``, those of its last step, before validation and callbacks."""
+
+    def save(self, call: ModelCall) -> Context:
+        """At `keras.Model.save`."""
+
+    def save_weights(self, call: ModelCall) -> Context:
+        """At `keras.Model.save_weights`."""
+
+    def export(self, call: ModelCall) -> Context:
+        """At `keras.Model.export`."""
+
+
+points = HookPoints(
+    TrainerHooks,
+    {
+        "compile": [(base_trainer.Trainer, "compile")],
+        "fit": [(tf_trainer.TensorFlowTrainer, "fit")],
+        "evaluate": [(tf_trainer.TensorFlowTrainer, "evaluate")],
+        "predict": [(tf_trainer.TensorFlowTrainer, "predict")],
+        "train_on_batch": [(tf_trainer.TensorFlowTrainer, "train_on_batch")],
+        "test_on_batch": [(tf_trainer.TensorFlowTrainer, "test_on_batch")],
+        "predict_on_batch": [(tf_trainer.TensorFlowTrainer, "predict_on_batch")],
+        "symbolic_build": [(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build")],
+        "make_function": [(tf_trainer.TensorFlowTrainer, "_make_function")],
+        "make_predict_function": [(tf_trainer.TensorFlowTrainer, "make_predict_function")],
+        "epoch_logs": [(base_trainer.Trainer, "_get_metrics_result_or_logs")],
+        "save": [(keras.Model, "save")],
+        "save_weights": [(keras.Model, "save_weights")],
+        "export": [(keras.Model, "export")],
+    },
+    call=ModelCall,
+)
+
+
+class WithPredictStep:
+    """A model with another `predict_step`, from which Keras makes functions.
+
+    Args:
+        model: of Keras.
+        predict_step: of a batch.
+    """
+
+    def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:
+        self.__dict__.update(_model=model, predict_step=predict_step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)

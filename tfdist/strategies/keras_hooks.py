@@ -1,0 +1,66 @@
+"""Hooks for what belongs to strategies that have an ability: their models, and optimizers in their replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, TypeVar
+
+import tensorflow as tf
+
+from tfdist.seams import optimizer, trainer
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import Ability
+
+A = TypeVar("A", bound=Ability)
+
+
+class _OfAbility(Generic[A]):
+    """Hooks of strategies with an ability.
+
+    Args:
+        extended: the strategy's `extended`.
+
+    Attributes:
+        ability: that it has.
+    """
+
+    ability: ClassVar[type[Ability]] = Ability
+
+    def __init__(self, extended: A) -> None:
+        self.extended = extended
+
+
+class ModelHooks(_OfAbility[A], trainer.TrainerHooks):
+    """The hooks of a model that was made under a strategy with an ability."""
+
+
+class OptimizerHooks(_OfAbility[A], optimizer.OptimizerHooks):
+    """The hooks of any optimizer that a replica uses, whose strategy has an ability."""
+
+
+def add(*kinds: type[ModelHooks[Any]]) -> None:
+    """Adds hooks for models, and installs the seams that they need.
+
+    Args:
+        kinds: each for the models of strategies that have its ability.
+    """
+    trainer.points.provide(kinds, lambda model: _made(at_work.of_model(model, Ability), kinds))
+
+
+def add_for_optimizers(*kinds: type[OptimizerHooks[Any]]) -> None:
+    """Adds hooks for optimizers, and installs the seams that they need.
+
+    Args:
+        kinds: each for optimizers in the replicas of strategies that have its ability.
+    """
+    optimizer.points.provide(kinds, lambda _: _made(_of_replica(), kinds))
+
+
+def _of_replica() -> Ability | None:
+    return None if tf.distribute.get_replica_context() is None else at_work.current(Ability)
+
+
+def _made(extended: Ability | None, kinds: tuple[type[Any], ...]) -> Iterator[Any]:
+    for kind in kinds:
+        if isinstance(extended, kind.ability):
+            yield kind(extended)
