@@ -15,7 +15,7 @@ INNER, OUTER = "tfdist.strategies.keras_steps", "tfdist.pipeline.keras_pipelines
 @pytest.fixture
 def provided(monkeypatch):
     """Provides hooks until the end of the test."""
-    for name in ("providers", "kinds"):
+    for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, [])
 
     def provide(kind, module=INNER, is_for=lambda model: True):

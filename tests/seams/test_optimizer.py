@@ -15,7 +15,7 @@ INNER, OUTER = "tfdist.strategies.keras_noise", "tfdist.strategies.keras_optimiz
 @pytest.fixture
 def provided(monkeypatch):
     """Provides hooks for all optimizers, until the end of the test."""
-    for name in ("providers", "kinds"):
+    for name in ("provided", "kinds"):
         monkeypatch.setattr(optimizer.points, name, [])
 
     def provide(kind, module=INNER):

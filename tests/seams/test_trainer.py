@@ -12,7 +12,7 @@ X = np.ones((4, 2), np.float32)
 @pytest.fixture
 def provided(monkeypatch):
     """Provides hooks for all models, until the end of the test."""
-    for name in ("providers", "kinds"):
+    for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, [])
     return lambda kind: trainer.points.provide([kind], lambda model: [kind()])
 

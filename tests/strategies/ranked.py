@@ -1,5 +1,7 @@
 """Strategies of several ranks, which are threads of one process (`tests.engine.ranks`)."""
 
+import types
+
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
@@ -9,6 +11,11 @@ from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies import keras_seams
 from tfdist.strategies.extended import AllReduceExtended
 from tfdist.strategies.rounds_extended import RoundsExtended
+
+
+def model_of(strategy):
+    """What has nothing of a model but its strategy, for hooks."""
+    return types.SimpleNamespace(_distribute_strategy=strategy)
 
 
 class Ranked(tf.distribute.Strategy):

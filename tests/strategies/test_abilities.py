@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies import abilities, at_work, datasets, keras_callbacks, keras_seams
+from tests.strategies.ranked import model_of
+from tfdist.strategies import abilities, at_work, datasets, keras_callbacks, keras_epochs, keras_seams
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.stopping import Stopping
 
@@ -175,8 +176,8 @@ def test_only_metrics_are_merged():
 @pytest.mark.parametrize(("extended", "agrees"), [(Merger, False), (Ender, True), (Writer, False)])
 def test_callbacks_are_those_of_the_abilities(extended, agrees):
     strategy = of(extended)
-    adapted = keras_callbacks.adapt([Seen()], strategy.extended)
-    assert [type(callback) for callback in adapted] == [Seen] + [keras_callbacks.Together] * agrees
+    adapted = keras_callbacks.adapt([Seen()], model_of(strategy))
+    assert [type(callback) for callback in adapted] == [Seen] + [keras_epochs.Together] * agrees
 
 
 def test_an_ability_is_asked_for_by_name():

@@ -22,7 +22,7 @@ class Noting(keras_hooks.ModelHooks[abilities.Ability]):
 @pytest.fixture(autouse=True)
 def only_these(monkeypatch):
     keras_seams.install()  # whose hooks stay
-    for name in ("providers", "kinds"):
+    for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
     monkeypatch.setattr(Noting, "noted", ())
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.strategies.ranked import model_of
 from tests.strategies.served import served
 from tests.sweeps import some
 from tfdist import compression
@@ -520,7 +521,7 @@ def test_only_the_chief_backs_up(tmp_path):
     """All workers name one folder, and the first to end would remove the backup."""
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with served(workers=2) as strategies:
-        kept = [backup in keras_callbacks.adapt([backup], strategy.extended) for strategy in strategies]
+        kept = [backup in keras_callbacks.adapt([backup], model_of(strategy)) for strategy in strategies]
     assert kept == [True, False]
 
 

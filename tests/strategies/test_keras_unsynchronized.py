@@ -17,7 +17,7 @@ def warning(monkeypatch):
     """As after `tfdist.init`, where an earlier test may have installed it; Keras is as it was afterwards."""
     monkeypatch.setattr(tf_trainer.TensorFlowTrainer, "fit", tf_trainer.TensorFlowTrainer.fit)
     keras_seams.install()  # whose hooks stay
-    for name in ("providers", "kinds"):
+    for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
     monkeypatch.setattr(keras_unsynchronized, "_installed", keras_unsynchronized._installed)
     monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
@@ -58,9 +58,9 @@ def test_not_under_a_strategy(caplog, ranks):
 
 @pytest.mark.usefixtures("warning")
 def test_it_is_installed_once():
-    before = len(trainer.points.providers)
+    before = len(trainer.points.provided)
     keras_unsynchronized.warn_in_fit()
-    assert len(trainer.points.providers) == before
+    assert len(trainer.points.provided) == before
     assert tf_trainer.TensorFlowTrainer.fit.__name__ == "fit"
 
 

@@ -204,6 +204,11 @@ class PipelineExtended(AllReduceExtended, HasStages):
         found = _pipelined(model)
         return not is_described(variable) if found is None else found.placement.holds(variable)
 
+    @property
+    def saves_with_the_writer(self) -> bool:
+        """See `WritesOnce`."""
+        return True
+
     def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
         """See `WritesOnce.by_the_writer`."""
         if self._leads:

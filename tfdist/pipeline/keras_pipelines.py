@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.model_parallel.model_calls import graph_of
-from tfdist.pipeline import described_variables, model_steps, stage_optimizers
+from tfdist.pipeline import described_variables, model_steps, stage_callbacks, stage_optimizers
 from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.registry import replace
@@ -89,6 +89,10 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         """Checks that stages can divide the batches, and places the model."""
         self.extended.check_batches(call.arguments["x"], call.arguments["batch_size"])
         _place_if_built(call.model, self.extended)
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Gives the writer all weights, where it reads them."""
+        return stage_callbacks.adapted(given, self.extended)
 
     def evaluate(self, call: ModelCall) -> None:
         """Places the model."""

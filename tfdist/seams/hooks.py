@@ -90,13 +90,14 @@ class HookPoints(Generic[H]):
 
     Args:
         base: of the hooks, with a method for each hook point.
-        places: by method of `base`, the methods of Keras that are replaced: their owners and names.
+        places: by method of `base`, the methods of Keras that are replaced: their owners and names. Where one is of
+            several methods of `base`, `around` asks the first of them.
         call: the kind of call that hooks are given.
         wrappers: by method of Keras, what makes its replacement; by default `around`.
 
     Attributes:
         kinds: of hooks.
-        providers: of hooks.
+        provided: providers, each with the names of the methods that its kinds of hooks override.
     """
 
     def __init__(
@@ -107,11 +108,15 @@ class HookPoints(Generic[H]):
         wrappers: Mapping[str, Callable[[Function], Function]] | None = None,
     ) -> None:
         self.kinds: list[type[H]] = []
-        self.providers: list[Callable[[Any], Iterable[H]]] = []
+        self.provided: list[tuple[set[str], Callable[[Any], Iterable[H]]]] = []
         self._base = base
         self._places = places
         self._call = call
         self._wrappers = wrappers or {}
+        self._names: dict[tuple[type, str], str] = {}
+        for name, of_name in places.items():
+            for place in of_name:
+                self._names.setdefault(place, name)
         self._replaced: set[tuple[type, str]] = set()
 
     def provide(self, kinds: Sequence[type[H]], provider: Callable[[Any], Iterable[H]]) -> None:
@@ -128,15 +133,22 @@ class HookPoints(Generic[H]):
             for owner, method in places if self._with_hooks(name, kinds) else ():
                 if (owner, method) not in self._replaced:
                     self._replaced.add((owner, method))
-                    replace(owner, method, self._wrappers.get(method) or functools.partial(self.around, name=name))
+                    asking = functools.partial(self.around, name=self._names[owner, method])
+                    replace(owner, method, self._wrappers.get(method, asking))
         self.kinds.extend(kinds)
-        self.providers.append(provider)
+        self.provided.append(({name for name in (*self._places, "error") if self._with_hooks(name, kinds)}, provider))
 
-    def hooks_of(self, owner: Any) -> list[H]:
-        """The hooks of an object, outer to inner."""
-        return sorted(
-            (one for provider in self.providers for one in provider(owner)), key=lambda one: _place(type(one))
-        )
+    def hooks_of(self, owner: Any, name: str) -> list[H]:
+        """The hooks of an object, outer to inner, of features that have something at a hook point.
+
+        Args:
+            owner: the object.
+            name: of a method of hooks.
+        """
+        found = [one for names, provider in self.provided if name in names for one in provider(owner)]
+        if len(found) > 1:
+            found.sort(key=lambda one: _place(type(one)))
+        return found
 
     def standing(self) -> dict[str, list[str]]:
         """The kinds of hooks, outer to inner, by Keras's method, as `tfdist.seams.registry.standing` names both."""
@@ -162,14 +174,15 @@ class HookPoints(Generic[H]):
         signature = inspect.signature(original)
 
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            hooks = self.hooks_of(self_)
+            hooks = self.hooks_of(self_, name)
             if not hooks:
                 return original(self_, *args, **kwargs)
             call = self._call(self_, name, original, signature.bind(self_, *args, **kwargs), hooks)
             try:
                 return call.inner()
             except Exception as error:
-                told = functools.reduce(lambda found, one: one.error(found) or found, reversed(hooks), error)
+                telling = reversed(self.hooks_of(self_, "error"))
+                told = functools.reduce(lambda found, one: one.error(found) or found, telling, error)
                 if told is error:
                     raise
                 raise told from None

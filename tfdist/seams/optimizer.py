@@ -176,11 +176,8 @@ def _applied(original: Function) -> Function:
 
 def _begun(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        hooks = points.hooks_of(self)
-        if not hooks:
-            return original(self, grads, trainable_variables)
         update = Update(self, trainable_variables)
-        for one in hooks:
+        for one in points.hooks_of(self, "begin"):
             grads = one.begin(update, list(grads))
         with _making(update):
             return original(self, grads, trainable_variables)
@@ -192,7 +189,7 @@ def _reduced(original: Function) -> Function:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         update = update_of(self)
         if update is not None:
-            for one in points.hooks_of(self):
+            for one in points.hooks_of(self, "gradients"):
                 grads = one.gradients(update, list(grads))
         return original(self, grads)
 
@@ -205,7 +202,7 @@ def _overwritten(original: Function) -> Function:
         if not places:
             return original(self, grads, variables)
         values, chosen = [grads[place] for place in places], [variables[place] for place in places]
-        for one in points.hooks_of(self):
+        for one in points.hooks_of(self, "overwriting"):
             values = one.overwriting(chosen, values)
         grads = list(grads)
         for place, value in zip(places, values, strict=True):
@@ -219,7 +216,7 @@ def _found_finite(original: Function) -> Function:
     def check_finite(self: Any, grads: Any) -> Any:
         # Sparse gradients are finite if their values are: Keras makes them dense, which rows for any key cannot be.
         finite = original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
-        for one in reversed(points.hooks_of(self)):
+        for one in reversed(points.hooks_of(self, "finite")):
             finite = one.finite(finite)
         return finite
 

@@ -8,6 +8,9 @@ _INNER_TO_OUTER = (
     "strategies.tensorflow_private",
     "strategies.keras_seams",
     "strategies.keras_unsynchronized",
+    "strategies.keras_callbacks",
+    "strategies.keras_epochs",  # whose callback is the last one
+    "strategies.keras_backup",
     "strategies.keras_comparison",  # of what others make equal around it
     "strategies.collective_gradients",
     "strategies.keras_steps",

@@ -42,6 +42,15 @@ class TrainerHooks(Hooks):
     def fit(self, call: ModelCall) -> Context:
         """At `keras.Model.fit`."""
 
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """What `fit` is to call, which the hook of a strategy asks for; from the outermost hooks to the innermost.
+
+        Args:
+            model: that is trained.
+            given: the user's callbacks, as hooks further out have changed them.
+        """
+        return given
+
     def evaluate(self, call: ModelCall) -> Context:
         """At `keras.Model.evaluate`, which `fit` calls, too."""
 
@@ -84,6 +93,7 @@ points = HookPoints(
     {
         "compile": [(base_trainer.Trainer, "compile")],
         "fit": [(tf_trainer.TensorFlowTrainer, "fit")],
+        "callbacks": [(tf_trainer.TensorFlowTrainer, "fit")],
         "evaluate": [(tf_trainer.TensorFlowTrainer, "evaluate")],
         "predict": [(tf_trainer.TensorFlowTrainer, "predict")],
         "train_on_batch": [(tf_trainer.TensorFlowTrainer, "train_on_batch")],

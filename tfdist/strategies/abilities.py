@@ -97,6 +97,7 @@ class HasCollectives(Ability):
         stopping: whether a process wishes to end the steps of an epoch.
         meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
             are merged when they have all taken their steps.
+        acts_alike: whether all processes call the same methods with the same arguments, and end epochs together.
     """
 
     group: Group
@@ -104,6 +105,7 @@ class HasCollectives(Ability):
     exchange: Exchange
     stopping: Stopping
     meets_in_steps = True
+    acts_alike = True
 
     @property
     def in_steps(self) -> Bridge:
@@ -119,6 +121,14 @@ class HasCollectives(Ability):
     def is_local_only(self) -> bool:
         """Whether the caller is inside `WritesOnce.local_only`, and must not call collectives."""
         return False
+
+    def of_each(self, model: Any) -> list[Any]:
+        """The variables of a model's optimizer, of which each process has values of its own.
+
+        Args:
+            model: a Keras model.
+        """
+        return []
 
 
 class SharesBatches(HasCollectives, abc.ABC):
@@ -325,6 +335,11 @@ class WritesOnce(Ability, abc.ABC):
     def is_writer(self) -> bool:
         """Whether this process is the writer."""
 
+    @property
+    def saves_with_the_writer(self) -> bool:
+        """Whether each process takes part when the writer saves a model: it gives weights, or saves what is its own."""
+        return False
+
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
         """Context for what the writer does alone: nothing inside waits for other processes."""
@@ -359,6 +374,13 @@ class LoadsForAll(HasCollectives, WritesOnce):
             yield
         finally:
             self.is_reading_for_all = False
+
+    def await_file(self, path: Any) -> None:
+        """Waits a little for a file that the writer may be about to write, where others do not know that it has.
+
+        Args:
+            path: of the file.
+        """
 
 
 class EndsEpochsTogether(HasCollectives):

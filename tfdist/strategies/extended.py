@@ -322,6 +322,11 @@ class AllReduceExtended(
         return self.group.is_writer
 
     @property
+    def saves_with_the_writer(self) -> bool:
+        """See `WritesOnce`: each saves its residuals, if there are some."""
+        return self.compressor is not None
+
+    @property
     def _num_replicas_in_sync(self) -> int:
         return self.group.size * len(self.worker_devices)
 

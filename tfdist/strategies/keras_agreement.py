@@ -17,7 +17,6 @@ from tfdist.private.keras import array_slicing, tree
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import datasets, keras_hooks, keras_steps
 from tfdist.strategies.abilities import SharesBatches
-from tfdist.strategies.round_abilities import ComesAndGoes
 from tfdist.tensors import unnumbered
 
 _SHOWN_CHARACTERS = 200
@@ -35,7 +34,7 @@ class Agreement(keras_hooks.ModelHooks[SharesBatches]):
 
     def fit(self, call: ModelCall) -> None:
         """Compares the arguments."""
-        if isinstance(self.extended, ComesAndGoes) or call.is_within_fit:
+        if not self.extended.acts_alike or call.is_within_fit:
             return
         if self.extended.has_several_replicas:
             keras_steps.check_functions(call.model, call.name)

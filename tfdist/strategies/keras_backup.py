@@ -19,13 +19,46 @@ import h5py
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import atomic_files, keras_saving
-from tfdist.strategies.abilities import LoadsForAll
+from tfdist.strategies import atomic_files, keras_hooks, keras_saving
+from tfdist.strategies.abilities import LoadsForAll, UpdatesOnServers
 from tfdist.strategies.keras_variables import broadcast_state
 
 log = logging.getLogger("tfdist")
 
 _METADATA = "training_metadata"
+
+
+def install() -> None:
+    """Installs the hook."""
+    keras_hooks.add(ReadForAll)
+
+
+class ReadForAll(keras_hooks.ModelHooks[LoadsForAll]):
+    """Backups are the chief's, and restored on all ranks."""
+
+    ability = LoadsForAll
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Changes the user's `keras.callbacks.BackupAndRestore`, in place."""
+        for callback in given:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                share(callback, self.extended)
+        return given
+
+
+def of_worker(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
+    """The callbacks of a worker of parameter servers, of which the chief alone backs up the model.
+
+    Args:
+        given: the user's.
+        extended: the strategy's `extended`.
+    """
+    if not extended.worker:
+        return given
+    return [
+        OfWorker(callback, extended.worker) if isinstance(callback, keras.callbacks.BackupAndRestore) else callback
+        for callback in given
+    ]
 
 
 def share(callback: Any, extended: LoadsForAll) -> None:

@@ -14,7 +14,6 @@ from tfdist.strategies import keras_hooks
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import EndsEpochsTogether
 from tfdist.strategies.keras_optimizers import accumulators
-from tfdist.strategies.round_abilities import TrainsInRounds
 
 
 def install() -> None:
@@ -67,8 +66,7 @@ def _compared(model: Any, extended: EndsEpochsTogether) -> list[Any]:
     optimizer = model.optimizer
     kept = [] if optimizer is None else optimizer.variables
     own = {id(variable) for variable in accumulators(optimizer)}
-    if isinstance(extended, TrainsInRounds):
-        own.update(id(variable) for variable in extended.of_each(model))
+    own.update(id(variable) for variable in extended.of_each(model))
     everything = [*model.weights, *(variable for variable in kept if id(variable) not in own)]
     return [one for one in everything if extended.holds(model, one)]
 

@@ -113,3 +113,7 @@ class Settled(keras_hooks.ModelHooks[DelaysUpdates]):
         settle(call.model, self.extended)
 
     predict = epoch_logs = evaluate
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """`fit` begins without an update under way."""
+        return [LastUpdates(self.extended), *given]

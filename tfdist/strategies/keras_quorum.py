@@ -17,16 +17,20 @@ _NEVER = 1 << 62
 
 def install() -> None:
     """Installs the hook."""
-    keras_hooks.add(Counting)
+    keras_hooks.add(Coming)
 
 
-class Counting(keras_hooks.ModelHooks[ComesAndGoes]):
-    """Steps know their number of samples, by which contributions are weighed. On several devices they are on shares."""
+class Coming(keras_hooks.ModelHooks[ComesAndGoes]):
+    """`fit` begins and ends with the others, and steps know their number of samples, by which they are weighed."""
 
     ability = ComesAndGoes
 
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Keeps pace with the others."""
+        return [Pace(self.extended), *given, Beginning(self.extended)]
+
     def make_function(self, call: ModelCall) -> None:
-        """Has steps count."""
+        """Has steps count; those of several devices are on shares, which are counted."""
         extended, step_function = self.extended, call.arguments["step_function"]
         if extended.has_several_replicas:
             return

@@ -95,6 +95,10 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
 
     predict = evaluate
 
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """`fit` and epochs begin with a round."""
+        return [Rounds(self.extended), *given]
+
     def epoch_logs(self, call: ModelCall) -> None:
         """Makes weights equal, and logs."""
         model = call.model

@@ -24,7 +24,6 @@ from tfdist.strategies.abilities import (
     Ability,
     LoadsForAll,
     ReducesGradients,
-    UpdatesOnServers,
     WritesOnce,
 )
 from tfdist.strategies.keras_variables import broadcast_state
@@ -89,8 +88,6 @@ class WrittenOnce(keras_hooks.ModelHooks[WritesOnce]):
         self._by_the_writer(call, ModelCall.inner)
 
     def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
-        if not self.extended.is_writer and isinstance(self.extended, UpdatesOnServers):
-            _say_that_the_chief_writes(self.extended, call.name)
         call.replace(lambda: self.extended.by_the_writer(call.model, lambda: write(call)))
 
 
@@ -100,17 +97,6 @@ def _atomically(call: ModelCall) -> Any:
     with atomic_files.written(path) as partial:
         call.arguments["filepath"] = str(partial)
         return call.inner()
-
-
-def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
-    """Warns once. Ranks with collectives are expected to call it together; workers of servers need not."""
-    if name not in extended.reported:
-        extended.reported.add(name)
-        log.warning(
-            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script calls it. Call it on "
-            "the chief, or on all workers to no effect on the others.",
-            name,
-        )
 
 
 def _is_one_new_file(given: dict[str, Any]) -> bool:
@@ -170,8 +156,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             return original(filepath, *args, **kwargs)
         extended.everyone.barrier()
-        if isinstance(extended, ComesAndGoes) and not extended.is_writer:
-            extended.await_file(filepath)
+        extended.await_file(filepath)
         model = original(filepath, *args, **kwargs)
         extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
         restore_beside(model, extended, filepath)

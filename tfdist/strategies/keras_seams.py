@@ -1,8 +1,8 @@
 """Patches of Keras ("seams") for what a strategy alone cannot change, and those for training steps.
 
-Checked on Keras 3.10 and 3.15. Each seam replaces one function of Keras. The replacement checks whether the strategy in
-use has the required ability (`tfdist.strategies.abilities`), and otherwise does what Keras does. Each seam has its own
-test. Seams are installed when the first strategy or `DynamicEmbedding` is made: importing tfdist changes nothing.
+Where one feature needs a function of Keras, it wraps it; where several do, they have hooks (`tfdist.seams.hooks`). Most
+are for strategies with an ability (`tfdist.strategies.keras_hooks`, `tfdist.strategies.abilities`). Each has its own
+test. All are installed when the first strategy or `DynamicEmbedding` is made: importing tfdist changes nothing.
 
 | seam | why |
 |---|---|
@@ -50,11 +50,13 @@ from tfdist.strategies import (
     at_work,
     collective_gradients,
     keras_agreement,
+    keras_backup,
     keras_callbacks,
     keras_comparison,
     keras_data,
     keras_delayed,
     keras_embeddings,
+    keras_epochs,
     keras_hooks,
     keras_losses,
     keras_metrics,
@@ -96,6 +98,9 @@ def install(strategy: tf.distribute.Strategy | None = None) -> None:
     _installed = True
     private.install(_counter_of)
     keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
+    keras_callbacks.install()
+    keras_epochs.install()
+    keras_backup.install()
     keras_comparison.install()
     replace(seed_generator.SeedGenerator, "next", _folded)
     collective_gradients.install()
@@ -130,10 +135,6 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         """Compiles in the scope that the model was made in."""
         scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
         return scope
-
-    def fit(self, call: ModelCall) -> None:
-        """Adapts callbacks."""
-        call.arguments["callbacks"] = keras_callbacks.adapt(call.arguments["callbacks"], self.extended)
 
     def error(self, error: Exception) -> Exception | None:
         """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""

@@ -15,7 +15,7 @@ from tfdist.private.keras import base_optimizer
 from tfdist.seams import optimizer
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks, keras_metrics, keras_shared_data
+from tfdist.strategies import at_work, keras_backup, keras_hooks, keras_metrics, keras_shared_data
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.dealt_batches import Ticketed
 from tfdist.strategies.keras_variables import Assigned
@@ -194,6 +194,10 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
         call.arguments["step_function"] = step
         call.without_xla()
 
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Nobody waits for a worker between epochs; one that does not write backs up the number of its epoch alone."""
+        return [Pauses(self.extended), *keras_backup.of_worker(given, self.extended)]
+
     @contextlib.contextmanager
     def evaluate(self, call: ModelCall) -> Iterator[None]:
         """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
@@ -209,12 +213,25 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
     @contextlib.contextmanager
     def save(self, call: ModelCall) -> Iterator[None]:
         """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
+        if self.extended.worker:
+            _say_that_the_chief_writes(self.extended, call.name)
         with contextlib.ExitStack() as stack:
             for link in self.extended.links(call.model):
                 stack.enter_context(link.newest_state())
             yield
 
     save_weights = export = save
+
+
+def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
+    """Warns once. Ranks with collectives are expected to call it together; workers of servers need not."""
+    if name not in extended.reported:
+        extended.reported.add(name)
+        log.warning(
+            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script calls it. Call it on "
+            "the chief, or on all workers to no effect on the others.",
+            name,
+        )
 
 
 class Pauses(keras.callbacks.Callback):

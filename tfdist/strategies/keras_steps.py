@@ -208,11 +208,11 @@ class OnShares(keras_hooks.ModelHooks[SharesBatches]):
 
     def make_predict_function(self, call: ModelCall) -> None:
         """Has predictions made for shares."""
-        model = call.model
         if not self.extended.has_several_replicas:
             return
         call.without_xla()
-        _made.setdefault(model, set()).add(_MAKING["predict"])
+        model = call.arguments["self"]  # may stand in for the model, with another step
+        _made.setdefault(call.model, set()).add(_MAKING["predict"])
 
         def predict_step(data: Any) -> Any:
             share = fixed_rows(as_share(data), rows_of_state(model))

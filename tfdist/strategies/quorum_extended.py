@@ -175,7 +175,9 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             )
 
     def await_file(self, path: Any) -> None:
-        """See `ComesAndGoes`: at most the time of grace."""
+        """See `LoadsForAll`: at most the time of grace."""
+        if self.is_writer:
+            return
         end = time.monotonic() + self._quorums.members.grace
         while "://" not in os.fspath(path) and not os.path.exists(path) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)

@@ -105,14 +105,6 @@ class TrainsInRounds(HasCollectives, abc.ABC):
         """
 
     @abc.abstractmethod
-    def of_each(self, model: Any) -> list[Any]:
-        """The variables of a model's optimizer, which each process has of its own.
-
-        Args:
-            model: a Keras model.
-        """
-
-    @abc.abstractmethod
     def moving_averages(self, model: Any) -> list[Any]:
         """The moving averages that a model's optimizer keeps of weights, or that steps keep in weights of their own.
 
@@ -125,6 +117,8 @@ class TrainsInRounds(HasCollectives, abc.ABC):
 
 class ComesAndGoes(TrainsInRounds):
     """Processes may come, and come again, while others train; each reads all data that it is given."""
+
+    acts_alike = False
 
     @abc.abstractmethod
     def counting(self, samples: Any) -> contextlib.AbstractContextManager[None]:
@@ -151,14 +145,6 @@ class ComesAndGoes(TrainsInRounds):
 
         Args:
             model: a Keras model.
-        """
-
-    @abc.abstractmethod
-    def await_file(self, path: Any) -> None:
-        """Waits a little for a file that the writer may be about to write.
-
-        Args:
-            path: of the file.
         """
 
     @abc.abstractmethod

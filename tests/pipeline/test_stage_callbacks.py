@@ -1,0 +1,42 @@
+"""Which callbacks need weights that are elsewhere, and who gives them."""
+
+import keras
+import pytest
+
+from tfdist.pipeline import stage_callbacks
+
+
+class Process:
+    """Notes when the writer has something done that needs all weights."""
+
+    def __init__(self, is_writer):
+        self.is_writer, self.models = is_writer, []
+
+    def by_the_writer(self, model, action):
+        self.models.append(model)
+        if self.is_writer:
+            action()
+
+
+class Shown(keras.callbacks.TensorBoard):
+    epochs = ()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += (epoch,)
+
+
+@pytest.mark.parametrize("is_writer", [True, False])
+def test_histograms_are_the_writers_and_others_give_it_their_weights(tmp_path, is_writer):
+    process, model = Process(is_writer), keras.Sequential()
+    board = Shown(tmp_path, histogram_freq=1)
+    (found,) = stage_callbacks.adapted([board], process)
+    assert (found is board) is is_writer
+    found.set_model(model)
+    found.on_epoch_end(3)
+    assert process.models == [model]
+    assert board.epochs == ((3,) if is_writer else ())
+
+
+def test_others_stay_as_they_are(tmp_path):
+    given = [keras.callbacks.EarlyStopping(), keras.callbacks.TensorBoard(tmp_path)]
+    assert stage_callbacks.adapted(given, Process(is_writer=False)) == given
