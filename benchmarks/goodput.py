@@ -43,7 +43,9 @@ def train(name, folder, seed):
     folder = Path(folder)
     is_quorum = name.startswith("quorum")
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-    strategy = tfdist.QuorumStrategy(EVERY, outer=outer, grace=2.0) if is_quorum else tfdist.AllReduceStrategy()
+    strategy = (
+        tfdist.QuorumStrategy(sync_every=EVERY, outer=outer, grace=2.0) if is_quorum else tfdist.AllReduceStrategy()
+    )
     keras.utils.set_random_seed(int(seed))
     with strategy.scope():
         model = fashion.mlp()

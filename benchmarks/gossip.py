@@ -26,7 +26,7 @@ def strategies():
     gossip = tfdist.GossipStrategy
     return {
         "all-reduce": tfdist.AllReduceStrategy,
-        "local SGD, k = 16": lambda: tfdist.LocalSGDStrategy(16),
+        "local SGD, k = 16": lambda: tfdist.LocalSGDStrategy(sync_every=16),
         "ring": gossip,
         "exponential, overlapped": lambda: gossip("exponential", overlap=True),
         "ring, bounded staleness 8": lambda: gossip(synchronization=BoundedStaleness(8)),

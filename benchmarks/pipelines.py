@@ -59,7 +59,9 @@ def measure_pipeline(settings, schedule):
     import tfdist
 
     tfdist.init()
-    strategy = tfdist.PipelineStrategy(STAGES, settings["micro_batches"], schedule, record=True)
+    strategy = tfdist.PipelineStrategy(
+        stages=STAGES, micro_batches=settings["micro_batches"], schedule=schedule, record=True
+    )
     with strategy.scope():
         model = make_model(settings, keras.optimizers.SGD(settings["learning_rate"]))
     report_fit(model, settings, strategy)
@@ -109,7 +111,7 @@ def measure_memory(settings):
     import tfdist
 
     tfdist.init()
-    strategy = tfdist.PipelineStrategy(STAGES, settings["micro_batches"])
+    strategy = tfdist.PipelineStrategy(stages=STAGES, micro_batches=settings["micro_batches"])
     with strategy.scope():
         model = make_model(settings, "adam")
     x, y = make_data(settings, settings["batch"])

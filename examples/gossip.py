@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 
 import tfdist
 
-strategy = tfdist.GossipStrategy("complete", synchronization=tfdist.parameter_server.Asynchronous())
+strategy = tfdist.GossipStrategy(topology="complete", synchronization=tfdist.parameter_server.Asynchronous())
 keras.utils.set_random_seed(0)
 digits = load_digits()
 images = (digits.data / 16).astype("float32")

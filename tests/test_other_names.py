@@ -1,6 +1,7 @@
 """Names of other libraries, for which an error says what they are here."""
 
 import importlib
+import inspect
 import re
 
 import pytest
@@ -34,3 +35,13 @@ def test_what_is_named_exists():
             found = getattr(tfdist, name)
             for part in inner:
                 found = getattr(found, part)
+
+
+@pytest.mark.parametrize("name", [name for name in tfdist.__all__ if name.endswith("Strategy")])
+def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
+    first, *others = inspect.signature(getattr(tfdist, name)).parameters.values()
+    assert (first.name, first.kind) == ("cluster_resolver", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    assert {one.kind for one in others} == {inspect.Parameter.KEYWORD_ONLY}
+    others = {"stages": 2, "micro_batches": 2} if name == "PipelineStrategy" else {}
+    with pytest.raises(TypeError, match=r"cluster_resolver must be .* got 'ring'. All other arguments are given by na"):
+        getattr(tfdist, name)("ring", **others)

@@ -45,7 +45,7 @@ def test_a_plain_model_is_reported_too():
 
 def test_rounds_of_a_quorum_are_reported(caplog):
     caplog.set_level("INFO", logger="tfdist")
-    strategy = tfdist.QuorumStrategy(2)
+    strategy = tfdist.QuorumStrategy(sync_every=2)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

@@ -5,7 +5,7 @@ from tfdist.compression import Schedule, TopK
 from tfdist.gossip.encodings import Differences, Plain
 from tfdist.gossip.lines import Lines
 from tfdist.gossip.rounds import InRounds
-from tfdist.gossip.topologies import Exponential, RandomPairs, Ring
+from tfdist.gossip.topologies import ExponentialGraph, RandomPairs, Ring
 
 
 def made(group, topology=None, overlaps=False, encoding=None):
@@ -15,7 +15,7 @@ def made(group, topology=None, overlaps=False, encoding=None):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("topology", [Ring(), Exponential(), RandomPairs()], ids=repr)
+@pytest.mark.parametrize("topology", [Ring(), ExponentialGraph(), RandomPairs()], ids=repr)
 def test_sums_stay_and_all_agree(ranks, topology, overlaps):
     def work(group):
         mixing = made(group, topology, overlaps)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfdist.gossip.topologies import Complete, Exponential, Graph, RandomPairs, Ring, as_topology
+from tfdist.gossip.topologies import Complete, ExponentialGraph, Graph, RandomPairs, Ring, as_topology
 
 
 def matrix(topology, size, number=0):
@@ -12,7 +12,7 @@ def matrix(topology, size, number=0):
     return found + np.diag(1 - found.sum(axis=1))
 
 
-TOPOLOGIES = (Ring(), Complete(), Exponential(), RandomPairs(3))
+TOPOLOGIES = (Ring(), Complete(), ExponentialGraph(), RandomPairs(3))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
@@ -42,7 +42,7 @@ def test_means_stay_and_all_hear_of_all(topology, size):
 def test_exponential_is_exact_after_few_rounds(size):
     everything = np.eye(size)
     for number in range(size.bit_length() - 1):
-        everything = matrix(Exponential(), size, number) @ everything
+        everything = matrix(ExponentialGraph(), size, number) @ everything
     np.testing.assert_allclose(everything, 1 / size)
 
 
@@ -73,7 +73,11 @@ def test_graphs_get_the_weights_of_metropolis_and_hastings():
 
 
 def test_names():
-    assert [as_topology(name) for name in ("ring", "complete", "exponential")] == [Ring(), Complete(), Exponential()]
+    assert [as_topology(name) for name in ("ring", "complete", "exponential")] == [
+        Ring(),
+        Complete(),
+        ExponentialGraph(),
+    ]
     assert as_topology("random").seed == 0
     ring = Ring()
     assert as_topology(ring) is ring

@@ -292,7 +292,7 @@ EQUAL = {"structure": "isotropic", "stddev": 0.01}
 @pytest.mark.parametrize(
     ("make", "parts", "given"),
     [
-        (lambda: tfdist.LocalSGDStrategy(2), 2, PARTLY),
+        (lambda: tfdist.LocalSGDStrategy(sync_every=2), 2, PARTLY),
         (tfdist.GossipStrategy, 2, PARTLY),
         (lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL),
     ],

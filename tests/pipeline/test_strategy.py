@@ -118,7 +118,7 @@ OPTIMIZERS = {"SGD": lambda: keras.optimizers.SGD(0.05, 0.9), "Adam": lambda: ke
 def after_twenty_steps(optimizer, schedule=None, stages=0):
     """The loss and the weights."""
     keras.utils.set_random_seed(0)
-    strategy = None if schedule is None else tfdist.PipelineStrategy(stages, 4, schedule)
+    strategy = None if schedule is None else tfdist.PipelineStrategy(stages=stages, micro_batches=4, schedule=schedule)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = network()
         model.compile(OPTIMIZERS[optimizer](), "mse")
@@ -157,7 +157,7 @@ def test_stages_on_several_devices():
 
 def test_a_table_of_ones_own():
     rows = [["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]]
-    strategy = tfdist.PipelineStrategy(2, 2, schedule=Table(rows, 2, 2))
+    strategy = tfdist.PipelineStrategy(stages=2, micro_batches=2, schedule=Table(rows, 2, 2))
     assert "worker 1" in str(strategy.schedule)
     with strategy.scope():
         model = network()
@@ -166,10 +166,12 @@ def test_a_table_of_ones_own():
     model.fit(x, y, verbose=0)
     with pytest.raises(DeadlockError):
         tfdist.PipelineStrategy(
-            2, 2, schedule=Table([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]], 2, 2)
+            stages=2,
+            micro_batches=2,
+            schedule=Table([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1F0", "1B0", "1B1"]], 2, 2),
         )
     with pytest.raises(ValueError, match="the table of schedule= is for 2 stages and 2 micro-batches"):
-        tfdist.PipelineStrategy(2, 4, schedule=Table(rows, 2, 2))
+        tfdist.PipelineStrategy(stages=2, micro_batches=4, schedule=Table(rows, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_without_outer_optimizers_there_is_no_file_and_an_old_one_goes(tmp_path)
     path = tmp_path / "a.weights.h5"
     fit(model_in(momentum_strategy())).save_weights(path)
     assert (tmp_path / "a.weights.h5.outer.npz").exists()
-    fit(model_in(tfdist.LocalSGDStrategy(2))).save_weights(path)
+    fit(model_in(tfdist.LocalSGDStrategy(sync_every=2))).save_weights(path)
     assert list(tmp_path.iterdir()) == [path]
 
 

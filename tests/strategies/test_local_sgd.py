@@ -42,7 +42,7 @@ def test_names_of_outer_optimizers_do_not_matter():
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert tfdist.LocalSGDStrategy(np.int64(8)).size == 1
+    assert tfdist.LocalSGDStrategy(sync_every=np.int64(8)).size == 1
 
 
 def test_a_process_alone_moves_its_outer_weights():

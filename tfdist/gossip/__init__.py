@@ -7,6 +7,6 @@ may be (`bounded`), or in pairs whenever both come to it (`pairs`). `course` is 
 optimizer. `tfdist.GossipStrategy` trains in this way.
 """
 
-from tfdist.gossip.topologies import Complete, Exponential, Graph, RandomPairs, Ring, Topology
+from tfdist.gossip.topologies import Complete, ExponentialGraph, Graph, RandomPairs, Ring, Topology
 
-__all__ = ["Complete", "Exponential", "Graph", "RandomPairs", "Ring", "Topology"]
+__all__ = ["Complete", "ExponentialGraph", "Graph", "RandomPairs", "Ring", "Topology"]

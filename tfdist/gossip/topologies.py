@@ -90,7 +90,7 @@ class Complete(Topology):
 
 
 @dataclass(frozen=True, repr=False)
-class Exponential(Topology):
+class ExponentialGraph(Topology):
     """In round t a process averages with the one 2^(t mod ⌈log2 n⌉) places before it: one message a round.
 
     If n is a power of two, all have the mean after log2 n rounds without steps of training.
@@ -182,7 +182,7 @@ class Graph(Topology):
 
 _NAMES: dict[str, type[Topology]] = {
     "ring": Ring,
-    "exponential": Exponential,
+    "exponential": ExponentialGraph,
     "random": RandomPairs,
     "complete": Complete,
 }

@@ -60,6 +60,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         >>> model.fit(x, y, batch_size=256)  # under `tfdist run -n 2`
 
     Args:
+        cluster_resolver: as of `AllReduceStrategy`.
         stages: number of stages.
         micro_batches: number of micro-batches of each batch. They divide full batches, those of ``fit`` that are as
             large as ``batch_size``; of others they have as equal parts as can be.
@@ -75,7 +76,6 @@ class PipelineStrategy(tf.distribute.Strategy):
         recompute: whether a stage keeps only its inputs for the backward pass, and computes its activations again.
         devices: of this process: one if the stages are on several processes, else any number, dealt out to the stages.
             By default the machine's GPUs, divided among its processes, or the CPU.
-        cluster_resolver: as of `AllReduceStrategy`.
         timeouts: as of `AllReduceStrategy`.
         algorithm: of all-reduces, as of `AllReduceStrategy`.
         compression: of gradients that pipelines sum, as of `AllReduceStrategy`.
@@ -96,6 +96,8 @@ class PipelineStrategy(tf.distribute.Strategy):
 
     def __init__(
         self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         stages: int,
         micro_batches: int,
         schedule: ScheduleName | Table | Callable[[Sequence[Edge]], Table] = "1f1b",
@@ -103,7 +105,6 @@ class PipelineStrategy(tf.distribute.Strategy):
         cuts: model_cuts.Cuts = "flops",
         recompute: bool = False,
         devices: Sequence[str] | None = None,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",
         compression: Method | FewerWorkers | Schedule | Policy | None = None,

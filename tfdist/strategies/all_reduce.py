@@ -106,6 +106,7 @@ class AllReduceStrategy(Processes):
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",

@@ -64,13 +64,14 @@ class GossipStrategy(ProcessesInRounds):
     process.
 
     Example:
-        >>> strategy = tfdist.GossipStrategy("exponential")
+        >>> strategy = tfdist.GossipStrategy(topology="exponential")
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.layers.Dense(10)])
         ...     model.compile(keras.optimizers.SGD(0.1), "mse")
         >>> model.fit(x, y, batch_size=256)
 
     Args:
+        cluster_resolver: as of `tfdist.AllReduceStrategy`.
         topology: who averages with whom: ``"ring"``; ``"exponential"``, with one other process in each round, in turn
             1, 2, 4, … places away; ``"random"``, in pairs that are drawn anew in each round; ``"complete"``, all; a
             topology of `tfdist.gossip`; or a graph, as `tfdist.gossip.Graph` takes it.
@@ -82,7 +83,6 @@ class GossipStrategy(ProcessesInRounds):
             that add up. Needs `Synchronous` and a topology that is the same in all rounds.
         consensus_rate: by which part of the differences to its neighbours' compressed weights a process moves, above 0
             and at most 1; by default one that suits the method (`tfdist.gossip.encodings.suitable_rate`).
-        cluster_resolver: as of `tfdist.AllReduceStrategy`.
         devices: as of `tfdist.LocalSGDStrategy`.
         timeouts: as of `tfdist.AllReduceStrategy`.
         check_weights: as of `tfdist.AllReduceStrategy`.
@@ -105,13 +105,14 @@ class GossipStrategy(ProcessesInRounds):
 
     def __init__(
         self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         topology: Any = "ring",
         sync_every: int | Interval = 1,
         synchronization: Synchronization | None = None,
         overlap: bool = False,
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
         consensus_rate: float | None = None,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
         check_weights: bool = True,

@@ -54,6 +54,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         >>> model.fit(x, y, batch_size=256)
 
     Args:
+        cluster_resolver: as of `tfdist.AllReduceStrategy`.
         sync_every: steps of a round; a number, or an interval of `tfdist.local_sgd`, such as
             ``Growing(first=4, every=1000)`` or ``QuadraticRule(alpha=0.02)``, by which rounds grow as training goes on.
         start_after: a number of steps at the start that are taken together: after each of them weights and the
@@ -69,7 +70,6 @@ class LocalSGDStrategy(ProcessesInRounds):
         mix: with which part of its own weights a process goes on, the rest being the common ones: 0 forgets what it has
             learned during the delay, which is the default without a delay; 0.5 is the default with one.
         compression: how the differences are compressed; as of `tfdist.AllReduceStrategy`.
-        cluster_resolver: as of `tfdist.AllReduceStrategy`.
         devices: as of `tfdist.AllReduceStrategy`; this process's devices take each step together.
         timeouts: as of `tfdist.AllReduceStrategy`.
         algorithm: of the sums; as of `tfdist.AllReduceStrategy`.
@@ -93,6 +93,8 @@ class LocalSGDStrategy(ProcessesInRounds):
 
     def __init__(
         self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         sync_every: int | Interval = 8,
         start_after: int = 0,
         slots: str = "keep",
@@ -102,7 +104,6 @@ class LocalSGDStrategy(ProcessesInRounds):
         delay: int = 0,
         mix: float | None = None,
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
         algorithm: str = "auto",

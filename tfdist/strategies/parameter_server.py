@@ -73,6 +73,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
         staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
         prefetch: int = 0,

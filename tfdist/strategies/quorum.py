@@ -64,13 +64,13 @@ class QuorumStrategy(tf.distribute.Strategy):
         >>> model.fit(x[strategy.rank :: strategy.size], y[strategy.rank :: strategy.size], batch_size=64)
 
     Args:
+        cluster_resolver: as of `tfdist.AllReduceStrategy`. The tasks must be listed; they need not all be there.
         sync_every: steps of a round; as of `tfdist.LocalSGDStrategy`.
         quorum: how many processes a round needs at least.
         grace: seconds for which a round waits for more than those; also for pieces of what a process sends.
         outer: as of `tfdist.LocalSGDStrategy`. A process that joins takes its state from another one.
         compression: as of `tfdist.AllReduceStrategy`, of the differences between weights; without methods for processes
             that add up.
-        cluster_resolver: as of `tfdist.AllReduceStrategy`. The tasks must be listed; they need not all be there.
         devices: as of `tfdist.LocalSGDStrategy`.
         timeouts: as of `tfdist.AllReduceStrategy`; ``start`` is also how long a process waits for a quorum.
 
@@ -91,12 +91,13 @@ class QuorumStrategy(tf.distribute.Strategy):
 
     def __init__(
         self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
         sync_every: int | Interval = 64,
         quorum: int = 1,
         grace: float = 10.0,
         outer: keras.optimizers.Optimizer | None = None,
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:

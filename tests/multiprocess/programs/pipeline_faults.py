@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdist
 
 RANK = int(os.environ.get("TEST_RANK", "1"))
-strategy = tfdist.PipelineStrategy(int(os.environ.get("TEST_STAGES", "2")), 2)
+strategy = tfdist.PipelineStrategy(stages=int(os.environ.get("TEST_STAGES", "2")), micro_batches=2)
 own = strategy.rank == RANK
 
 
@@ -35,7 +35,7 @@ def dataset(rows=40, scale=1.0):
 
 
 def weightless():
-    other = tfdist.PipelineStrategy(2, 2, cuts=["last"])
+    other = tfdist.PipelineStrategy(stages=2, micro_batches=2, cuts=["last"])
     with other.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.ReLU(name="last")])
         model.compile("adam", "mse")

@@ -101,7 +101,7 @@ def golden():
 def recorded():
     """AD-PSGD and bounded staleness: what happened when is recorded, and NumPy comes to the same by it."""
     for synchronization in (Asynchronous(), BoundedStaleness(3)):
-        strategy = tfdist.GossipStrategy("complete", synchronization=synchronization)
+        strategy = tfdist.GossipStrategy(topology="complete", synchronization=synchronization)
         model = linear(strategy)
         expected = START
         for epoch in range(4):
@@ -122,14 +122,14 @@ def synchronous():
         return model, fit(model, validation_data=(X[:24], Y[:24]))
 
     plain, expected = trained(tf.distribute.get_strategy())
-    model, found = trained(tfdist.GossipStrategy("complete"))
+    model, found = trained(tfdist.GossipStrategy(topology="complete"))
     assert_close(model, plain.get_weights())
     for name in ("val_loss", "val_mae"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
     np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
-    sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy("complete"), 1)
-    callbacks_set_rates_and_weights(linear, tfdist.GossipStrategy("complete"))
+    sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy(topology="complete"), 1)
+    callbacks_set_rates_and_weights(linear, tfdist.GossipStrategy(topology="complete"))
 
 
 WAYS = (
@@ -363,12 +363,12 @@ def waits_for_nobody():
 
 def mismatched():
     """Processes with different topologies."""
-    tfdist.GossipStrategy(["ring", "random"][rank])
+    tfdist.GossipStrategy(topology=["ring", "random"][rank])
 
 
 def unfit():
     """A graph of another number of processes."""
-    tfdist.GossipStrategy([[0, 1], [1, 0]])
+    tfdist.GossipStrategy(topology=[[0, 1], [1, 0]])
 
 
 def endless():

@@ -111,8 +111,8 @@ def synchronous():
         if "start_after" not in arguments or size > 1:
             np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
         np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
-    sums_are_those_of_the_whole_batch(linear, tfdist.LocalSGDStrategy(1), 0)
-    callbacks_set_rates_and_weights(linear, tfdist.LocalSGDStrategy(1))
+    sums_are_those_of_the_whole_batch(linear, tfdist.LocalSGDStrategy(sync_every=1), 0)
+    callbacks_set_rates_and_weights(linear, tfdist.LocalSGDStrategy(sync_every=1))
 
 
 def deep(strategy, optimizer, dtype=None, model=keras.Sequential, **compiling):
@@ -180,7 +180,7 @@ def features():
 
 def loops():
     """Steps that a user wrote: of two optimizers in `fit`, and without `fit`."""
-    strategy = tfdist.LocalSGDStrategy(3)
+    strategy = tfdist.LocalSGDStrategy(sync_every=3)
     with strategy.scope():
         gan = Gan()
         gan.build((None, 5))
@@ -189,7 +189,7 @@ def loops():
     assert_alike(gan)
 
     expected = Training(START, size, lambda step: 3)
-    model = linear(strategy := tfdist.LocalSGDStrategy(3))
+    model = linear(strategy := tfdist.LocalSGDStrategy(sync_every=3))
 
     step = stepping(strategy, model)
 
@@ -222,7 +222,7 @@ def stopped():
 
 def again():
     """A model that is compiled and trained again, partly frozen, and with weights that were set between."""
-    strategy = tfdist.LocalSGDStrategy(3)
+    strategy = tfdist.LocalSGDStrategy(sync_every=3)
     model = linear(strategy)
     expected = Training(START, size, lambda step: 3)
     for _ in range(3):
@@ -253,7 +253,7 @@ def uneven():
     """A process that has fewer batches takes part in the rounds of the others, without weight."""
     batches = [5 + 3 * one for one in range(size)]
     data = [[(X[one % 50 : one % 50 + 4], Y[one % 50 : one % 50 + 4]) for one in range(count)] for count in batches]
-    strategy = tfdist.LocalSGDStrategy(4)
+    strategy = tfdist.LocalSGDStrategy(sync_every=4)
     model = linear(strategy)
 
     def dataset(context):
@@ -294,7 +294,7 @@ def quiet():
 
 def compressed():
     """Differences are compressed, and what is left is sent later, also after a restart."""
-    strategy = tfdist.LocalSGDStrategy(2, compression=tfdist.compression.TopK(0.1))
+    strategy = tfdist.LocalSGDStrategy(sync_every=2, compression=tfdist.compression.TopK(0.1))
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)])
@@ -341,7 +341,7 @@ def restarted_with(arguments, number):
 
 def refused():
     outer = keras.optimizers.SGD(0.7)
-    with tfdist.LocalSGDStrategy(2).scope():
+    with tfdist.LocalSGDStrategy(sync_every=2).scope():
         synchronized = keras.Sequential(
             [keras.layers.Input((5,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(3)]
         )
@@ -369,7 +369,7 @@ def refused():
         Growing(2, 10, factor=1.0)
     with pytest.raises(ValueError, match="alpha above 0"):
         QuadraticRule(0.0)
-    model = linear(tfdist.LocalSGDStrategy(9, fragments=3))
+    model = linear(tfdist.LocalSGDStrategy(sync_every=9, fragments=3))
     with pytest.raises(ValueError, match="fragments=3 of a model with 2 trainable variables"):
         fit(model)
 
@@ -387,7 +387,7 @@ def endless():
             if batch == 20:
                 print("READY", flush=True)
 
-    strategy = tfdist.LocalSGDStrategy(5, fragments=2, delay=1)
+    strategy = tfdist.LocalSGDStrategy(sync_every=5, fragments=2, delay=1)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 

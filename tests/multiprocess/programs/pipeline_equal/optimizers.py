@@ -131,7 +131,7 @@ def dropout_is_alike_in_all_schedules(place):
         return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
 
     found = []
-    for strategy in (place.strategy, tfdist.PipelineStrategy(2, 2, "gpipe")):
+    for strategy in (place.strategy, tfdist.PipelineStrategy(stages=2, micro_batches=2, schedule="gpipe")):
         keras.utils.set_random_seed(7)
         model = made(Place(place.folder, strategy), make, "sgd", "mse")
         model.fit(*vectors(), batch_size=8, shuffle=False, verbose=0)
