@@ -19,10 +19,12 @@ from tfdist.model_parallel import keras_placement
 from tfdist.optimizers import keras_optimizers
 from tfdist.pipeline import keras_pipelines
 from tfdist.seams import optimizer, registry, trainer
-from tfdist.strategies import keras_seams, keras_unsynchronized
+from tfdist.strategies import keras_delayed, keras_embeddings, keras_quorum, keras_rounds, keras_seams
+from tfdist.strategies import keras_servers, keras_shared_data, keras_unsynchronized, sidecar_evaluator
 
-installs = [keras_seams.install, keras_optimizers.install, keras_pipelines.install, keras_placement.install]
-installs.append(keras_unsynchronized.warn_in_fit)
+parts = [keras_seams, keras_delayed, keras_rounds, keras_quorum, keras_servers, keras_shared_data, sidecar_evaluator]
+parts += [keras_embeddings, keras_optimizers, keras_pipelines, keras_placement]
+installs = [*(part.install for part in parts), keras_unsynchronized.warn_in_fit]
 for install in installs if sys.argv[1] == "strategies" else installs[::-1]:
     install()
 for name, wrappers in sorted(registry.standing().items()):

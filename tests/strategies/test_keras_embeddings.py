@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.test_embedded_rows import gradient_of, initial, made
-from tfdist.strategies import keras_seams
+from tfdist.strategies import keras_embeddings, keras_seams
 
 keras_seams.install()
+keras_embeddings.install()
 
 
 @pytest.mark.parametrize("given", [True, False])

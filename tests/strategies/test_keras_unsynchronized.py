@@ -19,7 +19,7 @@ def warning(monkeypatch):
     keras_seams.install()  # whose hooks stay
     for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
-    monkeypatch.setattr(keras_unsynchronized, "_installed", keras_unsynchronized._installed)
+    keras_unsynchronized.warn_in_fit.cache_clear()
     monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
     keras_unsynchronized.warn_in_fit()
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.engine.exchange import Exchange
 from tfdist.runtime import world
-from tfdist.strategies import keras_seams
+from tfdist.strategies import keras_rounds, keras_seams
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 
@@ -81,6 +81,7 @@ def strategy_of(extended):
         def __init__(self):
             super().__init__(["CPU:0"])
             keras_seams.install()
+            keras_rounds.install()
             self._extended = extended(self, devices=["CPU:0"])
 
     return Strategy()

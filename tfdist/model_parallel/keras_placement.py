@@ -46,7 +46,6 @@ _NOT_BY_XLA = (
     "the model {} has layers in a tfdist.device_scope, and XLA compiles for one device: compile it with "
     "jit_compile=False"
 )
-_installed = False
 
 
 class _Calls(threading.local):
@@ -66,12 +65,9 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams, once."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     placed_gradients.install()
     replace(node.Node, "__init__", _noting_its_device)
     replace(function.Function, "_run_through_graph", _on_devices)

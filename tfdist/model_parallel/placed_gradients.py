@@ -7,6 +7,7 @@ of an operation is all that reaches the function that makes its gradient; so the
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,16 +18,13 @@ from tfdist.strategies import requested_device
 from tfdist.strategies import tensorflow_private as private
 
 _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
-_installed = False
 
 
+@functools.cache
 def install() -> None:
     """Has TensorFlow make gradients as described, once. Other operations' gradients are made as before."""
-    global _installed
-    if not _installed:
-        _installed = True
-        private.replace_gradient_function(_on_its_device)
-        private.replace_recording(_with_placed_backward)
+    private.replace_gradient_function(_on_its_device)
+    private.replace_recording(_with_placed_backward)
 
 
 @contextlib.contextmanager

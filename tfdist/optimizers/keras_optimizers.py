@@ -5,6 +5,7 @@ Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own do w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from tfdist.strategies import keras_unsynchronized
 from tfdist.strategies.keras_optimizers import innermost
 
 _ATTRIBUTE = "_tfdist_gradients"
-_installed = False
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
@@ -47,12 +47,9 @@ def attach(optimizer: Any, gradients: Gradients) -> None:
         setattr(one, _ATTRIBUTE, gradients)
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams, once."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     optimizer.points.provide([Averaged], _optimizer_hooks_of)
     replace(tf_trainer.TensorFlowTrainer, "make_train_function", _without_xla)
     trainer.points.provide([BeginningAlike], _model_hooks_of)

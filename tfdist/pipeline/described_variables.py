@@ -8,6 +8,7 @@ knows which of them are its own. Reading one of another stage is an error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +28,6 @@ _TRAINABLE = "_tfdist_trainable"
 """Attribute of a variable of Keras: whether it was trainable when it was described. Tapes watch only what is trainable
 when it is allocated, and a layer that is frozen before that may be trained later."""
 _numbers = itertools.count()
-_installed = False
 
 
 Read: TypeAlias = Callable[[Any], Any]
@@ -84,12 +84,9 @@ class _Elsewhere:
         )
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams, once."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     replace(tf_core.Variable, "_initialize_with_initializer", _described)
     replace(tf_core.Variable, "_deferred_initialize", _described_still)
     replace(tf_core.Variable, "_direct_assign", _allocated_first)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +31,6 @@ from tfdist.seams.trainer import ModelCall, WithPredictStep
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
-_installed = False
 _SAME_BATCHES = (
     "Under PipelineStrategy every process reads all batches, so that no one may have more of them, in an epoch or in a "
     "validation, than another."
@@ -57,12 +57,9 @@ class _Elsewhere:
         self.shape = tuple(shape)
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams, once."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     described_variables.install()
     model_steps.install()
     stage_optimizers.install()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,8 +29,6 @@ from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_losses
 from tfdist.strategies.keras_variables import unnoted
 
-_installed = False
-
 
 class _Computing(threading.local):
     """Whether this thread computes a loss of outputs, to which others add what layers and weights cost."""
@@ -40,13 +39,11 @@ class _Computing(threading.local):
 _computing = _Computing()
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams, once."""
-    global _installed
-    if not _installed:
-        _installed = True
-        for name in ("_get_own_losses", "_get_regularization_losses"):
-            replace(layer.Layer, name, _added_by_stages)
+    for name in ("_get_own_losses", "_get_regularization_losses"):
+        replace(layer.Layer, name, _added_by_stages)
 
 
 def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -123,7 +123,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         if devices is not None:
             devices = device_names.all_resolved("PipelineStrategy(devices=…)", devices)
         entered = world.train(cluster, Timeouts.of(timeouts))
-        keras_seams.install(self)
+        keras_seams.install_for(self)
         keras_pipelines.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         own = entered.group if group is None else entered.group.subgroup(group.members())

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
-from tfdist.strategies import keras_variables
+from tfdist.strategies import keras_delayed, keras_variables
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.delayed_sums import DelayedSums
 from tfdist.strategies.extended import AllReduceExtended
@@ -19,6 +19,7 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        keras_delayed.install()
         self._sums: weakref.WeakKeyDictionary[Any, DelayedSums] = weakref.WeakKeyDictionary()
 
     def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:

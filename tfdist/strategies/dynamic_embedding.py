@@ -14,7 +14,7 @@ from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableCl
 from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
-from tfdist.strategies import at_work, keras_seams
+from tfdist.strategies import at_work, keras_embeddings, keras_seams
 from tfdist.strategies.abilities import KeepsTables
 from tfdist.strategies.embedded_rows import EmbeddedRows
 
@@ -84,6 +84,7 @@ class DynamicEmbedding(keras.layers.Layer):
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
         keras_seams.install()
+        keras_embeddings.install()
         initial = InitialRows(**initial) if isinstance(initial, dict) else initial or InitialRows()
         policy = RowPolicy(**policy) if isinstance(policy, dict) else policy or RowPolicy()
         described = None if optimizer is None else keras.optimizers.serialize(_optimizer(optimizer))

@@ -35,7 +35,7 @@ from tfdist.parameter_server.synchronization import (  # noqa: E402
     Synchronous,
 )
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies.processes import ProcessesInRounds  # noqa: E402
+from tfdist.strategies.processes_in_rounds import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
 
 _HERE = "GossipStrategy"

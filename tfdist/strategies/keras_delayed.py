@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.delayed_sums import DelayedSums
 
 
+@functools.cache
 def install() -> None:
     """Installs the hooks."""
     keras_hooks.add_for_optimizers(OneStepLate)

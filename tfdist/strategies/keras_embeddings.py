@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tfdist.strategies.embedded_rows import rows_of
 from tfdist.strategies.shares import Shares, weighed
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams."""
     optimizer.points.provide([WithoutRows], lambda _: [WithoutRows()])

@@ -5,13 +5,13 @@ Accumulated gradients come here as means, and unscaled, once per update.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.seams.optimizer import OptimizerHooks, Update, points
 
 _ATTRIBUTE = "_tfdist_noise"
-_installed = False
 
 
 class Noisy(OptimizerHooks):
@@ -39,12 +39,10 @@ def attach(optimizer: Any, added: Callable[[list[Any], Sequence[Any]], list[Any]
     setattr(optimizer, _ATTRIBUTE, Noisy(added))
 
 
+@functools.cache
 def install() -> None:
     """Installs the hook, once."""
-    global _installed
-    if not _installed:
-        _installed = True
-        points.provide([Noisy], _hooks_of)
+    points.provide([Noisy], _hooks_of)
 
 
 def _hooks_of(optimizer: Any) -> list[Noisy]:

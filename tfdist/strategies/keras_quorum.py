@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ _NEVER = 1 << 62
 """An epoch that no `fit` comes to."""
 
 
+@functools.cache
 def install() -> None:
     """Installs the hook."""
     keras_hooks.add(Coming)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist.strategies.abilities import AveragesState
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 
+@functools.cache
 def install() -> None:
     """Installs the hooks."""
     keras_hooks.add_for_optimizers(FollowedByExchanges)

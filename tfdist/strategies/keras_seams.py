@@ -2,7 +2,8 @@
 
 Where one feature needs a function of Keras, it wraps it; where several do, they have hooks (`tfdist.seams.hooks`). Most
 are for strategies with an ability (`tfdist.strategies.keras_hooks`, `tfdist.strategies.abilities`). Each has its own
-test. All are installed when the first strategy or `DynamicEmbedding` is made: importing tfdist changes nothing.
+test. They are installed when what needs them is made, a strategy or a `DynamicEmbedding`: importing tfdist changes
+nothing.
 
 | seam | why |
 |---|---|
@@ -38,6 +39,7 @@ test. All are installed when the first strategy or `DynamicEmbedding` is made: i
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,48 +56,40 @@ from tfdist.strategies import (
     keras_callbacks,
     keras_comparison,
     keras_data,
-    keras_delayed,
-    keras_embeddings,
     keras_epochs,
     keras_hooks,
     keras_losses,
     keras_metrics,
     keras_noise,
     keras_optimizers,
-    keras_quorum,
-    keras_rounds,
     keras_saving,
     keras_scope,
-    keras_servers,
-    keras_shared_data,
     keras_steps,
     keras_unsynchronized,
     keras_variables,
-    sidecar_evaluator,
 )
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
 
-_installed = False
+
+def install_for(strategy: tf.distribute.Strategy) -> None:
+    """Installs the seams; from then on `fit` warns of models that are made outside of a strategy's scope.
+
+    Args:
+        strategy: that is being made.
+    """
+    keras_unsynchronized.warn_outside_of(strategy)
+    install()
 
 
 def is_installed() -> bool:
     """Whether a strategy of tfdist has been made."""
-    return _installed
+    return install.cache_info().currsize > 0
 
 
-def install(strategy: tf.distribute.Strategy | None = None) -> None:
-    """Installs the seams, once.
-
-    Args:
-        strategy: that is being made; `fit` warns of models that are made outside of its scope.
-    """
-    global _installed
-    if strategy is not None:
-        keras_unsynchronized.warn_outside_of(strategy)
-    if _installed:
-        return
-    _installed = True
+@functools.cache
+def install() -> None:
+    """Installs the seams that any strategy needs, once. Those of some strategies come with their `extended`."""
     private.install(_counter_of)
     keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
     keras_callbacks.install()
@@ -112,15 +106,8 @@ def install(strategy: tf.distribute.Strategy | None = None) -> None:
     keras_noise.install()
     keras_optimizers.install()
     keras_saving.install()
-    keras_servers.install()
-    keras_embeddings.install()
-    keras_shared_data.install()
-    keras_rounds.install()
-    keras_quorum.install()
-    keras_delayed.install()
     keras_scope.install()
     keras_agreement.install()
-    sidecar_evaluator.install()
 
 
 def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:

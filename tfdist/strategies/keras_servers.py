@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class _Steps(threading.local):
 _steps = _Steps()
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams."""
     optimizer.points.provide([OnServers], _hooks_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ _of_models: dict[int, Shared] = {}
 """By `id` of the model, while its `fit` is under way."""
 
 
+@functools.cache
 def install() -> None:
     """Installs the seams."""
     keras_hooks.add(Dealt)

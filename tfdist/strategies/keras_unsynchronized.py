@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from tfdist.seams import trainer
 
 log = logging.getLogger("tfdist")
 
-_installed = False
 _synchronized: list[Callable[[Any], bool]] = []
 _strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 """That have been made, and are there."""
@@ -40,14 +40,12 @@ def warn_outside_of(strategy: Any) -> None:
     warn_in_fit()
 
 
+@functools.cache
 def warn_in_fit() -> None:
     """Makes Keras's `fit` warn if neither a strategy nor a custom step can synchronize the processes."""
-    global _installed
-    if not _installed:
-        _installed = True
-        trainer.points.provide(
-            [Unsynchronized], lambda model: [Unsynchronized()] if model._distribute_strategy is None else []
-        )
+    trainer.points.provide(
+        [Unsynchronized], lambda model: [Unsynchronized()] if model._distribute_strategy is None else []
+    )
 
 
 class Unsynchronized(trainer.TrainerHooks):

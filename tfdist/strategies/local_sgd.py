@@ -22,7 +22,7 @@ from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule, described  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies.processes import ProcessesInRounds  # noqa: E402
+from tfdist.strategies.processes_in_rounds import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds_extended import RoundsExtended  # noqa: E402
 
 

@@ -108,7 +108,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 devices.hide_gpus()
                 serving.serve(member, arguments.for_servers(), timeouts)
                 sys.exit()
-        keras_seams.install(self)
+        keras_seams.install_for(self)
         chosen = device or devices.default_devices(*devices.place_on_host(cluster))[0]
         if member is None:
             super().__init__(OneDevice(self, chosen))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
 from tfdist.cluster import discovery
@@ -14,7 +13,7 @@ from tfdist.engine import calibration
 from tfdist.engine.group import Group as EngineGroup
 from tfdist.runtime import world
 from tfdist.runtime.groups import Group
-from tfdist.strategies import device_names, keras_rounds, keras_saving, keras_seams
+from tfdist.strategies import device_names, keras_saving, keras_seams
 from tfdist.strategies.devices import default_devices
 
 
@@ -58,7 +57,7 @@ class Processes(tf.distribute.Strategy):
                 raise ValueError(f"{where} names each device once; got {devices}")
         entered = world.train(cluster, timeouts)
         chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
-        keras_seams.install(self)
+        keras_seams.install_for(self)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._local_rank = entered.local_rank
         own = entered.group if group is None else entered.group.subgroup(group.members())
@@ -135,17 +134,3 @@ class Processes(tf.distribute.Strategy):
             OSError: a file is damaged.
         """
         keras_saving.restore_compression(self.extended, path)
-
-
-class ProcessesInRounds(Processes):
-    """One whose `extended` is a `tfdist.strategies.rounds_extended.RoundsExtended`."""
-
-    def settle(self, model: keras.Model) -> None:
-        """Ends the round, and makes the weights of a model equal on all processes, which all call this.
-
-        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
-
-        Args:
-            model: that was made in the scope of this strategy.
-        """
-        keras_rounds.settle(model, self.extended)

@@ -113,7 +113,7 @@ class QuorumStrategy(tf.distribute.Strategy):
         self._cluster = cluster = _checked(cluster, quorum)
         timeouts = Timeouts.of(timeouts)
         self._members = _members(cluster, quorum, float(grace), timeouts)
-        keras_seams.install(self)
+        keras_seams.install_for(self)
         own = list(devices) if devices is not None else default_devices(*place_on_host(cluster))
         described = f"sync_every={interval}, outer={rules.described(outer)}, compression={chosen}"
         courses = Quorums(self._members, interval, functools.partial(_rule, outer), chosen, described)

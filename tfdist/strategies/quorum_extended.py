@@ -18,7 +18,7 @@ from tfdist.engine.group import Group
 from tfdist.local_sgd.course import Live, Progress, Trained
 from tfdist.local_sgd.rules import Averaging
 from tfdist.quorum.course import Quorum, Quorums, Totals
-from tfdist.strategies import keras_variables
+from tfdist.strategies import keras_quorum, keras_variables
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import ComesAndGoes
@@ -46,6 +46,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         self, strategy: tf.distribute.Strategy, group: Group, devices: list[str], courses: Quorums, rank: int, size: int
     ) -> None:
         super().__init__(strategy, group, devices, courses, checks_weights=False)
+        keras_quorum.install()
         self._quorums = courses
         self._rank, self._size = rank, size
         self._task_id = self.reader = rank

@@ -15,7 +15,7 @@ from tfdist.engine.group import Group
 from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
-from tfdist.strategies import keras_variables
+from tfdist.strategies import keras_rounds, keras_variables
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.extended import AllReduceExtended
@@ -49,6 +49,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         checks_weights: bool,
     ) -> None:
         super().__init__(strategy, group, devices, None, checks_weights)
+        keras_rounds.install()
         self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", courses.described)
         self.compressor = courses.compressor
         self.averaging_processes = group.size

@@ -24,7 +24,7 @@ from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
-from tfdist.strategies import begun, keras_scope, requested_device
+from tfdist.strategies import begun, keras_scope, keras_servers, keras_shared_data, requested_device, sidecar_evaluator
 from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, KeepsTables, UpdatesOnServers, WritesOnce
 from tfdist.strategies.embedded_rows import rows_of
@@ -65,6 +65,8 @@ class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         device: str = "CPU:0",
     ) -> None:
         super().__init__(strategy, device)
+        for part in (keras_servers, keras_shared_data, sidecar_evaluator):
+            part.install()
         self.shares_data = options.shares_data
         self.workers_wait = options.workers_wait
         self.bound = options.bound

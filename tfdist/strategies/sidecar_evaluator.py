@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -82,6 +83,7 @@ class SidecarEvaluator:
             self._extended.over.wait(_LOOK_SECONDS)
 
 
+@functools.cache
 def install() -> None:
     """Installs the hook. It has to be around the others of `fit`, which do not apply where nothing trains."""
     keras_hooks.add(InsteadOfFit)
