@@ -76,7 +76,7 @@ def compared(strategy, small, x):
         return dict.fromkeys(names, 0.0)
     import keras
 
-    from tfdist.strategies import keras_agreement, keras_comparison
+    from tfdist.strategies.keras import keras_agreement, keras_comparison
 
     extended = strategy.extended
     with strategy.scope():

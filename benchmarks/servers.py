@@ -117,7 +117,7 @@ def strategy(mode, policy="AsItIs()"):
     """
     import tfdist
     from tfdist.parameter_server import Hogwild, staleness, synchronization
-    from tfdist.strategies.parameter_server import ParameterServerStrategy
+    from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
     if mode == ALL_REDUCE:
         return tfdist.AllReduceStrategy()

@@ -22,7 +22,7 @@ TESTS = (
     "tests/multiprocess/test_groups.py::test_one_pair_goes_on_when_a_rank_of_the_other_is_killed",
     "tests/multiprocess/test_servers_faults.py::test_servers_that_are_gone_are_an_error",
     "tests/multiprocess/test_start.py::test_tasks_that_never_come_are_listed",
-    "tests/strategies/test_keras_data.py::test_distributed_datasets_are_taken_by_fit_and_evaluate",
+    "tests/strategies/keras/test_keras_data.py::test_distributed_datasets_are_taken_by_fit_and_evaluate",
 )
 WORKERS = 4
 """So that much of the time in which tests wait is used."""

@@ -28,6 +28,8 @@ ORDER = (
     ("__init__", "__main__"),
 )
 """Each imports only what stands before it. Nothing but the public names stands in `__init__`."""
+WINGS = ("", "devices", "data", "keras", "embeddings", "servers", "all_reduce", "rounds")
+"""Folders of `strategies`, likewise; the first are the files beside them."""
 APART = {("cluster", "compression"), ("cluster", "collectives"), ("comm", "tensors")}
 """Pairs of which the first, though later, needs nothing of the second: membership knows no collectives."""
 
@@ -73,6 +75,26 @@ def test_folders_depend_one_way():
         if level[room(other)] >= level[room(module)] or (room(module), room(other)) in APART
     ]
     assert not wrong, wrong
+
+
+def wing(module):
+    """The folder within `strategies` that a module is in; None for modules of other rooms."""
+    parts = module.split(".")[1:]
+    if parts[0] != "strategies":
+        return None
+    return parts[1] if len(parts) > 2 else ""
+
+
+def test_wings_of_strategies_depend_one_way():
+    wrong = [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        for other in imported(path)
+        if None not in (wing(module), wing(other)) and other != "tfdist.strategies"
+        if WINGS.index(wing(other)) > WINGS.index(wing(module))
+    ]
+    assert not wrong, wrong
+    assert {wing(module) for module in MODULES} == {None, *WINGS}
 
 
 def test_no_files_import_each_other_in_a_circle():

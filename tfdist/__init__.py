@@ -67,34 +67,34 @@ if TYPE_CHECKING:
     from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
     from tfdist.optimizers.gradient_tape import DistributedGradientTape
     from tfdist.pipeline.strategy import PipelineStrategy
-    from tfdist.strategies.all_reduce import AllReduceStrategy
-    from tfdist.strategies.gossip import GossipStrategy
-    from tfdist.strategies.keras_losses import scale_summed_loss
-    from tfdist.strategies.local_sgd import LocalSGDStrategy
-    from tfdist.strategies.parameter_server import ParameterServerStrategy
-    from tfdist.strategies.quorum import QuorumStrategy
-    from tfdist.strategies.sidecar_evaluator import SidecarEvaluator
+    from tfdist.strategies.all_reduce.all_reduce import AllReduceStrategy
+    from tfdist.strategies.keras.keras_losses import scale_summed_loss
+    from tfdist.strategies.rounds.gossip import GossipStrategy
+    from tfdist.strategies.rounds.local_sgd import LocalSGDStrategy
+    from tfdist.strategies.rounds.quorum import QuorumStrategy
+    from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
+    from tfdist.strategies.servers.sidecar_evaluator import SidecarEvaluator
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError IncompatibleKerasError MPIUnavailableError
 MismatchError PayloadError PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
 _FUNCTIONS = """Adasum Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init
 is_initialized join local_rank local_size rank receive reduce_scatter role send size"""
 _HOMES = {
-    "AllReduceStrategy": "tfdist.strategies.all_reduce",
+    "AllReduceStrategy": "tfdist.strategies.all_reduce.all_reduce",
     "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
     "DistributedOptimizer": "tfdist.optimizers.distributed_optimizer",
-    "GossipStrategy": "tfdist.strategies.gossip",
-    "LocalSGDStrategy": "tfdist.strategies.local_sgd",
+    "GossipStrategy": "tfdist.strategies.rounds.gossip",
+    "LocalSGDStrategy": "tfdist.strategies.rounds.local_sgd",
     "PipelineStrategy": "tfdist.pipeline.strategy",
-    "ParameterServerStrategy": "tfdist.strategies.parameter_server",
-    "QuorumStrategy": "tfdist.strategies.quorum",
-    "SidecarEvaluator": "tfdist.strategies.sidecar_evaluator",
+    "ParameterServerStrategy": "tfdist.strategies.servers.parameter_server",
+    "QuorumStrategy": "tfdist.strategies.rounds.quorum",
+    "SidecarEvaluator": "tfdist.strategies.servers.sidecar_evaluator",
     "Timeouts": "tfdist.cluster.settings",
     "analyze": "tfdist.model_parallel.analysis",
     "device_scope": "tfdist.model_parallel.device_scope",
     "load_model": "tfdist.model_parallel.loading",
     "partition": "tfdist.model_parallel.partition",
-    "scale_summed_loss": "tfdist.strategies.keras_losses",
+    "scale_summed_loss": "tfdist.strategies.keras.keras_losses",
     **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
     **dict.fromkeys(_FUNCTIONS.split(), "tfdist.functional"),
 }

@@ -31,7 +31,8 @@ from tfdist.errors import MismatchError  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
-from tfdist.strategies import keras_seams, keras_unsynchronized  # noqa: E402
+from tfdist.strategies import keras_unsynchronized  # noqa: E402
+from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 _COMBINE = {
     "sum": np.add,

@@ -9,7 +9,7 @@ from keras import layers
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline.divisors import divisors_of
 from tfdist.pipeline.stages import Stages
-from tfdist.strategies import keras_seams
+from tfdist.strategies.keras import keras_seams
 
 keras_seams.install()
 

@@ -13,7 +13,7 @@ from tfdist.pipeline import keras_pipelines, stage_optimizers
 from tfdist.pipeline.described_variables import allocate, describing, is_elsewhere, leave_to
 from tfdist.pipeline.placement import slots_of
 from tfdist.private.keras import base_optimizer
-from tfdist.strategies import keras_seams
+from tfdist.strategies.keras import keras_seams
 
 keras_seams.install()
 keras_pipelines.install()

@@ -9,7 +9,7 @@ import pytest
 from tfdist.seams import hooks, order, trainer
 
 X = np.ones((4, 2), np.float32)
-INNER, OUTER = "tfdist.strategies.keras_steps", "tfdist.pipeline.keras_pipelines"
+INNER, OUTER = "tfdist.strategies.keras.keras_steps", "tfdist.pipeline.keras_pipelines"
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_is_done_instead_is_done_within_the_outer_hooks_and_may_ask_the_inn
             call.arguments["x"] = call.arguments["x"][:1]
             call.replace(lambda: noted.append("instead") or -call.inner())
 
-    provided(Instead, "tfdist.strategies.keras_servers")
+    provided(Instead, "tfdist.strategies.servers.keras_servers")
     provided(noting(noted, "inner"))
     provided(noting(noted, "outer"), OUTER)
     np.testing.assert_array_equal(model.predict(X, verbose=0), [[-2.0]])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.seams import optimizer
 
-INNER, OUTER = "tfdist.strategies.keras_noise", "tfdist.strategies.keras_optimizers"
+INNER, OUTER = "tfdist.strategies.keras.keras_noise", "tfdist.strategies.keras.keras_optimizers"
 
 
 @pytest.fixture

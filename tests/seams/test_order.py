@@ -19,8 +19,12 @@ from tfdist.model_parallel import keras_placement
 from tfdist.optimizers import keras_optimizers
 from tfdist.pipeline import keras_pipelines
 from tfdist.seams import optimizer, registry, trainer
-from tfdist.strategies import keras_delayed, keras_embeddings, keras_quorum, keras_rounds, keras_seams
-from tfdist.strategies import keras_servers, keras_shared_data, keras_unsynchronized, sidecar_evaluator
+from tfdist.strategies.all_reduce import keras_delayed
+from tfdist.strategies.embeddings import keras_embeddings
+from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.rounds import keras_quorum, keras_rounds
+from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies.servers import keras_servers, keras_shared_data, sidecar_evaluator
 
 parts = [keras_seams, keras_delayed, keras_rounds, keras_quorum, keras_servers, keras_shared_data, sidecar_evaluator]
 parts += [keras_embeddings, keras_optimizers, keras_pipelines, keras_placement]

@@ -35,7 +35,7 @@ def wrapper(name, module):
 
 
 def test_the_order_is_that_of_features_whichever_came_first(owner):
-    inner, outer = "tfdist.strategies.keras_steps", "tfdist.pipeline.keras_pipelines"
+    inner, outer = "tfdist.strategies.keras.keras_steps", "tfdist.pipeline.keras_pipelines"
     assert order.place_of(inner) < order.place_of(outer) < order.place_of("somewhere.else")
     for name, module in [("c", outer), ("a", inner), ("d", "else"), ("b", inner), ("e", "else")]:
         replace(owner, "told", wrapper(name, module))
@@ -50,7 +50,7 @@ def test_what_others_have_put_there_since_is_kept(owner):
     replace(owner, "told", wrapper("a", "x"))
     before = owner.told
     owner.told = lambda self, what: ["others", *before(self, what)]
-    replace(owner, "told", wrapper("b", "tfdist.strategies.keras_seams"))
+    replace(owner, "told", wrapper("b", "tfdist.strategies.keras.keras_seams"))
     assert owner().told(1) == ["b", "others", "a", 1]
 
 

@@ -8,9 +8,9 @@ from tfdist.compression.compressor import Compressor
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
-from tfdist.strategies import keras_seams
-from tfdist.strategies.extended import AllReduceExtended
-from tfdist.strategies.rounds_extended import RoundsExtended
+from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.rounds.rounds_extended import RoundsExtended
 
 
 def model_of(strategy):

@@ -12,9 +12,9 @@ from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.pushes import Hogwild
 from tfdist.parameter_server.staleness import AsItIs
 from tfdist.parameter_server.synchronization import Asynchronous
-from tfdist.strategies import keras_seams
-from tfdist.strategies.server_extended import ServerExtended
-from tfdist.strategies.worker_options import WorkerOptions
+from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.servers.server_extended import ServerExtended
+from tfdist.strategies.servers.worker_options import WorkerOptions
 
 
 class Member(SimpleNamespace):

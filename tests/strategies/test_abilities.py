@@ -8,8 +8,10 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import model_of
-from tfdist.strategies import abilities, at_work, datasets, keras_callbacks, keras_epochs, keras_seams
+from tfdist.strategies import abilities, at_work
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.data import datasets
+from tfdist.strategies.keras import keras_callbacks, keras_epochs, keras_seams
 from tfdist.strategies.stopping import Stopping
 
 X = np.random.default_rng(0).normal(size=(23, 4))

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tests.strategies.ranked import Ranked
 from tfdist.seams import trainer
-from tfdist.strategies import abilities, keras_hooks, keras_seams
+from tfdist.strategies import abilities, keras_hooks
+from tfdist.strategies.keras import keras_seams
 
 X = np.ones((4, 2), np.float32)
 

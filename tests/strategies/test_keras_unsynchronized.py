@@ -7,7 +7,8 @@ import pytest
 from tests.strategies.ranked import Ranked
 from tfdist.private.keras import tf_trainer
 from tfdist.seams import trainer
-from tfdist.strategies import keras_seams, keras_unsynchronized
+from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies.keras import keras_seams
 
 X = np.ones((4, 2), np.float32)
 

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tfdist.engine.exchange import Exchange
 from tfdist.runtime import world
-from tfdist.strategies import keras_rounds, keras_seams
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
+from tfdist.strategies.rounds import keras_rounds
 
 X = np.random.default_rng(0).normal(size=(20, 4))
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]])

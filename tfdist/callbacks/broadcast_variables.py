@@ -13,7 +13,7 @@ from tfdist.errors import MismatchError
 from tfdist.optimizers import keras_optimizers
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasCollectives
-from tfdist.strategies.keras_optimizers import accumulators, innermost
+from tfdist.strategies.keras.keras_optimizers import accumulators, innermost
 
 
 class BroadcastVariables(keras.callbacks.Callback):

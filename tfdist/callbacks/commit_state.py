@@ -11,8 +11,9 @@ import tensorflow as tf
 from tfdist.callbacks.processes import processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.optimizers.keras_optimizers import gradients_of
-from tfdist.strategies import at_work, keras_backup, keras_saving
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.keras import keras_backup, keras_saving
 
 
 class CommitState(keras.callbacks.BackupAndRestore):

@@ -13,9 +13,10 @@ from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
-from tfdist.strategies import at_work, server_figures
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
+from tfdist.strategies.servers import server_figures
 
 _NOTICEABLE = 0.05
 """The fraction of an epoch that the others must wait for a rank for it to be reported as the slowest."""

@@ -14,8 +14,8 @@ from tfdist.optimizers.gradients import Gradients
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import DelaysUpdates, ReducesGradients, WritesOnce
-from tfdist.strategies.gradient_norms import GradientNorms, Noise
-from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.keras.gradient_norms import GradientNorms, Noise
+from tfdist.strategies.keras.keras_optimizers import innermost
 
 
 class _OfGradients(keras.callbacks.Callback):

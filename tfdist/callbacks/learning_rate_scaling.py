@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.callbacks.processes import has_others, processes_of
-from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.keras.keras_optimizers import innermost
 
 _RULES = {"linear": lambda factor: factor, "sqrt": math.sqrt}
 

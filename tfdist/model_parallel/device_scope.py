@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from tfdist.model_parallel import keras_placement, placed_gradients
-from tfdist.strategies import device_names
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.devices import device_names
 
 
 @contextlib.contextmanager

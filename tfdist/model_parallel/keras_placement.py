@@ -39,8 +39,9 @@ from tfdist.private.keras import (
 from tfdist.private.keras import sequential as sequentials
 from tfdist.seams import trainer
 from tfdist.seams.registry import replace
-from tfdist.strategies import requested_device, sequential_build
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.devices import requested_device
+from tfdist.strategies.keras import sequential_build
 
 _NOT_BY_XLA = (
     "the model {} has layers in a tfdist.device_scope, and XLA compiles for one device: compile it with "

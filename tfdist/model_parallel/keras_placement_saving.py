@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist.private.keras import function, functional, sequential, serialization_lib
 from tfdist.seams.registry import replace
-from tfdist.strategies import device_names
+from tfdist.strategies.devices import device_names
 
 log = logging.getLogger("tfdist")
 

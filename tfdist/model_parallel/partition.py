@@ -17,8 +17,9 @@ from tfdist.model_parallel.analysis import Analysis, analysis_of, short
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.model_parallel.splitting import split
-from tfdist.strategies import at_work, device_names
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.devices import device_names
 
 Balance = Literal["time", "memory", "flops"]
 

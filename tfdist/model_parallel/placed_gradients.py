@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import requested_device
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.devices import requested_device
 
 _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
 
@@ -32,7 +32,7 @@ def placed(device: str) -> Iterator[None]:
     """Context whose operations, variables and gradients are on a device; `install` comes first.
 
     Args:
-        device: with type and number, as of `tfdist.strategies.requested_device`.
+        device: with type and number, as of `tfdist.strategies.devices.requested_device`.
 
     Raises:
         ValueError: the strategy at work has several replicas in this process.

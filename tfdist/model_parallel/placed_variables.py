@@ -20,7 +20,7 @@ from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private.keras import tf_core, tf_optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies import requested_device
+from tfdist.strategies.devices import requested_device
 
 
 def install() -> None:

@@ -12,7 +12,7 @@ from tfdist.optimizers import keras_optimizers
 from tfdist.optimizers.gradients import Gradients, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
-from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.keras.keras_optimizers import innermost
 
 
 def DistributedOptimizer(

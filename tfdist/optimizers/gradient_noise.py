@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
-from tfdist.strategies import at_work, keras_noise
+from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.keras import keras_noise
 
 STRUCTURES = ("diagonal", "trace", "isotropic")
 

@@ -15,7 +15,7 @@ from tfdist.engine.group import Group
 from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
-from tfdist.strategies.gradient_norms import GradientNorms
+from tfdist.strategies.keras.gradient_norms import GradientNorms
 
 
 class Gradients:

@@ -20,7 +20,7 @@ from tfdist.private.keras import tf_trainer, tree
 from tfdist.seams import optimizer, trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import keras_unsynchronized
-from tfdist.strategies.keras_optimizers import innermost
+from tfdist.strategies.keras.keras_optimizers import innermost
 
 _ATTRIBUTE = "_tfdist_gradients"
 

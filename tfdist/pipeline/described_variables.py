@@ -19,8 +19,8 @@ import tensorflow as tf
 from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies import requested_device
 from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.devices import requested_device
 
 _KEY = "_tfdist_key"
 """Attribute of a variable that was described, of Keras and of TensorFlow: what optimizers know it by."""

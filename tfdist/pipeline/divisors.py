@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.pipeline.stages import Stages
 from tfdist.private.keras import backend, tree
-from tfdist.strategies import keras_losses
 from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.keras import keras_losses
 
 
 def divisors_of(

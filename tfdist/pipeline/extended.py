@@ -27,7 +27,7 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Edge, Table
 from tfdist.pipeline.transport import Transport
 from tfdist.strategies.abilities import HasStages
-from tfdist.strategies.extended import AllReduceExtended
+from tfdist.strategies.all_reduce.extended import AllReduceExtended
 
 _PIPELINED = "_tfdist_pipelined"
 """Attribute of a model, with which what is known of it goes."""

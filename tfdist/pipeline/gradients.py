@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdist.strategies.sparse_gradients import are_of_samples
+from tfdist.strategies.keras.sparse_gradients import are_of_samples
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -17,7 +17,7 @@ class Gradients:
     """Gradients of variables, added up over micro-batches.
 
     Sparse gradients are what the whole batch would have: rows of samples one after another; rows that are the same for
-    all samples, as those of positions, once, with their sum (`tfdist.strategies.sparse_gradients`).
+    all samples, as those of positions, once, with their sum (`tfdist.strategies.keras.sparse_gradients`).
     """
 
     def __init__(self) -> None:

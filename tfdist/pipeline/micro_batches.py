@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.private.keras import backend, tree
-from tfdist.strategies.shares import batch_size
+from tfdist.strategies.data.shares import batch_size
 
 
 def logits_of(tensor: Any) -> Any:

@@ -26,8 +26,9 @@ from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
 from tfdist.private.keras import layer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_losses
-from tfdist.strategies.keras_variables import unnoted
+from tfdist.strategies import at_work
+from tfdist.strategies.keras import keras_losses
+from tfdist.strategies.keras.keras_variables import unnoted
 
 
 class _Computing(threading.local):

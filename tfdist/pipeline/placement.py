@@ -12,7 +12,7 @@ from tfdist.model_parallel.model_calls import trainable_variables
 from tfdist.pipeline import described_variables
 from tfdist.pipeline.stages import Stages
 from tfdist.private.keras import backend
-from tfdist.strategies import requested_device
+from tfdist.strategies.devices import requested_device
 
 
 class Placement:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.stages import Stages
 from tfdist.private.keras import backend
-from tfdist.strategies.shares import weighed
+from tfdist.strategies.data.shares import weighed
 
 _SEED = "seed_generator_state"
 """Keras's name of the variable of a `SeedGenerator`."""

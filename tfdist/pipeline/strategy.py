@@ -28,8 +28,9 @@ from tfdist.pipeline.mesh import Mesh  # noqa: E402
 from tfdist.pipeline.table import Edge, Table  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.strategies import device_names, keras_seams  # noqa: E402
-from tfdist.strategies.devices import default_devices  # noqa: E402
+from tfdist.strategies.devices import device_names  # noqa: E402
+from tfdist.strategies.devices.devices import default_devices  # noqa: E402
+from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 _SCHEDULES: dict[str, Callable[..., Table]] = {

@@ -6,31 +6,31 @@ _INNER_TO_OUTER = (
     "seams.hooks",  # asks hooks, which have this order among themselves
     "seams.optimizer",  # likewise
     "strategies.tensorflow_private",
-    "strategies.keras_seams",
+    "strategies.keras.keras_seams",
     "strategies.keras_unsynchronized",
-    "strategies.keras_callbacks",
-    "strategies.keras_epochs",  # whose callback is the last one
-    "strategies.keras_backup",
-    "strategies.keras_comparison",  # of what others make equal around it
-    "strategies.collective_gradients",
-    "strategies.keras_steps",
-    "strategies.keras_losses",
-    "strategies.keras_metrics",
-    "strategies.keras_variables",
-    "strategies.keras_data",
-    "strategies.keras_noise",  # is added to sums, which are made around it
-    "strategies.keras_optimizers",
-    "strategies.keras_saving",
-    "strategies.keras_servers",
-    "strategies.sequential_build",
-    "strategies.keras_embeddings",  # splits rows off, and leaves the rest to servers
-    "strategies.keras_shared_data",
-    "strategies.keras_rounds",
-    "strategies.keras_quorum",
-    "strategies.keras_delayed",
-    "strategies.keras_scope",
-    "strategies.keras_agreement",  # before all that calls collectives
-    "strategies.sidecar_evaluator",  # in place of all of it
+    "strategies.keras.keras_callbacks",
+    "strategies.keras.keras_epochs",  # whose callback is the last one
+    "strategies.keras.keras_backup",
+    "strategies.keras.keras_comparison",  # of what others make equal around it
+    "strategies.keras.collective_gradients",
+    "strategies.keras.keras_steps",
+    "strategies.keras.keras_losses",
+    "strategies.keras.keras_metrics",
+    "strategies.keras.keras_variables",
+    "strategies.keras.keras_data",
+    "strategies.keras.keras_noise",  # is added to sums, which are made around it
+    "strategies.keras.keras_optimizers",
+    "strategies.keras.keras_saving",
+    "strategies.servers.keras_servers",
+    "strategies.keras.sequential_build",
+    "strategies.embeddings.keras_embeddings",  # splits rows off, and leaves the rest to servers
+    "strategies.servers.keras_shared_data",
+    "strategies.rounds.keras_rounds",
+    "strategies.rounds.keras_quorum",
+    "strategies.all_reduce.keras_delayed",
+    "strategies.keras.keras_scope",
+    "strategies.keras.keras_agreement",  # before all that calls collectives
+    "strategies.servers.sidecar_evaluator",  # in place of all of it
     "optimizers.keras_optimizers",
     "pipeline.described_variables",
     "pipeline.model_steps",

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
-    from tfdist.strategies.delayed_sums import DelayedSums
-    from tfdist.strategies.gradient_norms import GradientNorms
-    from tfdist.strategies.server_link import Link
-    from tfdist.strategies.shares import Shares
+    from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
+    from tfdist.strategies.data.shares import Shares
+    from tfdist.strategies.keras.gradient_norms import GradientNorms
+    from tfdist.strategies.servers.server_link import Link
     from tfdist.strategies.stopping import Stopping
 
 

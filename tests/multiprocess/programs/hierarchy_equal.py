@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tfdist.parameter_server import PerHost, Synchronous
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 strategy = ParameterServerStrategy(synchronization=Synchronous(), hierarchy=PerHost(Synchronous()))
 task = json.loads(os.environ["TF_CONFIG"])["task"]

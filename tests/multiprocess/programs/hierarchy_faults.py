@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tfdist.parameter_server import Asynchronous, PerHost
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 EPOCHS, BATCH, WORKERS = 12, 32, 3
 folder = Path(sys.argv[1])

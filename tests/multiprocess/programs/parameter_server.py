@@ -18,7 +18,7 @@ from tfdist.parameter_server import (
     SoftSync,
     Synchronous,
 )
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 MODES = {
     "asynchronous": {},

@@ -11,7 +11,7 @@ import keras
 from sklearn.datasets import load_digits
 
 from tfdist.parameter_server import BoundedStaleness
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 folder = Path(sys.argv[1])
 strategy = ParameterServerStrategy(synchronization=BoundedStaleness(2))

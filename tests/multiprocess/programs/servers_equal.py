@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.synchronization import Synchronous
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

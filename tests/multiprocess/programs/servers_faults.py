@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 ROWS = 20_000
 """More than are used."""

@@ -16,7 +16,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
 folder, dies = Path(sys.argv[1]), sys.argv[2]

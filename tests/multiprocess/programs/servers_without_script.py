@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness
-from tfdist.strategies.parameter_server import ParameterServerStrategy
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 strategy = ParameterServerStrategy(
     synchronization=BoundedStaleness(2),

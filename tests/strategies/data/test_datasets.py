@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.data import datasets
+from tfdist.strategies.data.shares import as_share
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2, 5, 11, 33, 64])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+def test_shares_are_contiguous_and_differ_by_one_at_most(samples, replicas):
+    given = tf.constant(samples, tf.int64)
+    ends = [int(end) for end in datasets._parts(given, 0, replicas, replicas)]
+    for first in range(replicas):
+        assert [int(end) for end in datasets._parts(given, first, 1, replicas)] == ends[first : first + 2]
+    sizes = np.diff(ends)
+    assert (ends[0], ends[-1]) == (0, samples)
+    assert sizes.max() - sizes.min() <= 1
+    assert (np.diff(sizes) <= 0).all(), "the first replicas have more, so that the chief is the last to have none"
+
+
+def test_a_row_of_zeros_stands_in():
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant([], tf.float32), tf.constant([], tf.int64))
+    sparse = tf.SparseTensor(tf.zeros([0, 2], tf.int64), tf.zeros([0]), [0, 4])
+    batch = {"dense": tf.zeros([0, 3]), "ragged": ragged, "sparse": sparse, "text": tf.constant([], tf.string)}
+    share = as_share(batch)
+    assert int(share.rows) == 0
+    assert share.data["dense"].shape == (1, 3)
+    assert share.data["ragged"].nrows() == 1
+    assert share.data["sparse"].dense_shape.numpy().tolist() == [1, 4]
+    assert share.data["text"].numpy().tolist() == [b""]
+
+
+def test_what_has_rows_stays_as_it_is():
+    batch = (tf.ones([2, 3]), tf.constant(5.0))
+    share = as_share(batch)
+    assert int(share.rows) == 2
+    assert share.data is batch
+
+
+def test_files_are_seen_through_functions(tmp_path):
+    (tmp_path / "a.txt").write_text("1\n2")
+    name = str(tmp_path / "a.txt")
+    assert private.reads_files(tf.data.TextLineDataset([name]).batch(2).prefetch(1))
+    names = tf.data.Dataset.from_tensor_slices([name])
+    assert private.reads_files(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2))
+    assert not private.reads_files(names.map(tf.io.read_file).batch(1))
+    assert not private.reads_files(tf.data.Dataset.range(4).batch(2))
+
+
+def test_a_shard_of_a_shard_is_warned_of(caplog):
+    """Not where the policy says that shards are each process's own, nor a division into other parts."""
+    data = tf.data.Dataset.range(8)
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    sharded = data.shard(2, 1).batch(2)
+    for given in (data.shard(4, 1).batch(2), data.shard(2, 0).batch(2), sharded.with_options(off), data.batch(2)):
+        datasets.warn_of_own_shards(given, processes=2, rank=1)
+    assert caplog.text == ""
+    datasets.warn_of_own_shards(sharded.map(lambda x: x + 1), processes=2, rank=1)
+    assert "this dataset has been sharded for 2 processes" in caplog.text

@@ -1,0 +1,190 @@
+import random
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import Ranked, on_ranks
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.keras import keras_data
+
+
+@pytest.fixture
+def strategy(ranks):
+    return Ranked(ranks(1).groups[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        (tf.TensorSpec([None, 3], tf.float16), [4, 3]),
+        (tf.TensorSpec([7, 3], tf.int64), [4, 3]),
+        (tf.TensorSpec([None]), [4]),
+        (tf.TensorSpec([], tf.bool), []),
+        (tf.TensorSpec([None], tf.string), [4]),
+        (tf.TensorSpec([None, None]), None),
+        (tf.TensorSpec(None), None),
+        (tf.RaggedTensorSpec([None, None]), None),
+    ],
+)
+def test_rows_like_those_of_a_dataset(spec, shape):
+    """As far as its spec tells what they are like."""
+    found = keras_data._some_rows(spec, 4)
+    if shape is None:
+        assert found is None
+    else:
+        assert (found.shape.as_list(), found.dtype) == (shape, spec.dtype)
+
+
+def test_models_are_built_without_drawing_a_batch(strategy):
+    """Of a dataset whose spec tells the shapes. What is drawn to build a model would not be trained on."""
+    drawn = []
+
+    def batches():
+        for number in range(3):
+            drawn.append(number)
+            yield np.full((2, 3), number, np.float32), np.ones((2, 1), np.float32)
+
+    spec = tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(dataset, shuffle=False, verbose=0)
+    assert model.built
+    assert drawn == [0, 1, 2]
+
+
+def test_models_that_no_spec_tells_of_are_built_from_a_batch(strategy):
+    spec = tf.TensorSpec([None, None]), tf.TensorSpec([None, None])
+    rows = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    dataset = tf.data.Dataset.from_generator(lambda: [rows] * 2, output_signature=spec)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(dataset, shuffle=False, verbose=0)
+    assert model.layers[0].kernel.shape == (3, 1)
+
+
+def test_a_model_with_steps_of_its_own_need_not_be_callable(strategy):
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(self.inner(data["x"]))}
+
+    with strategy.scope():
+        model = Pair()
+        model.compile("sgd")
+    model.fit(tf.data.Dataset.from_tensor_slices({"x": tf.ones([4, 2])}).batch(2), shuffle=False, verbose=0)
+    assert model.inner.kernel.shape == (2, 1)
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that are their own number."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return np.full((2, 1), index, np.float32), np.zeros((2, 1), np.float32)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_ranks_read_the_batches_of_a_py_dataset_in_one_order(ranks, workers):
+    """Another one in each epoch."""
+
+    def work(strategy):
+        seen = []
+
+        class Seen(keras.Sequential):
+            def train_step(self, data):
+                seen.append(data[0])
+                return super().train_step(data)
+
+        with strategy.scope():
+            model = Seen([keras.layers.Input((1,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(Batches(workers=workers), epochs=2, verbose=0)
+        return [int(batch[0, 0]) for batch in seen]
+
+    first, second = on_ranks(ranks(2), work)
+    assert first == second
+    assert sorted(first[:8]) == list(range(8))
+    assert first[:8] != first[8:]
+
+
+def test_keras_shuffles_by_what_the_calling_thread_says():
+    """Others by the module, as ever."""
+
+    class Owner:
+        pass
+
+    owner, expected, found = Owner(), random.Random(5).random(), []
+    setattr(owner, keras_data._ORDER, random.Random(5))
+    own_module = keras_data._random
+    with own_module.of(owner):
+        thread = threading.Thread(target=lambda: found.append(own_module.generator))
+        thread.start()
+        thread.join()
+        assert own_module.random() == expected
+    assert found == [random]
+    assert own_module.generator is random
+    with own_module.of(Owner()):
+        assert own_module.generator is random
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_chiefs_seed_or_a_draw_of_its_own(strategy, seed):
+    """TensorFlow's generators stay as they were; a seed of the user's operation counts for more."""
+    tf.random.set_seed(seed) if seed is not None else private.context.set_global_seed(None)
+    try:
+        with keras_data._shuffling_alike(strategy.extended) as first:
+            orders = [tf.random.shuffle(tf.range(20)).numpy().tolist() for _ in range(2)]
+        with keras_data._shuffling_alike(strategy.extended) as second:
+            pass
+        assert (first == second == seed) == (seed is not None)
+        assert orders[0] != orders[1]
+        assert all(sorted(order) == list(range(20)) for order in orders)
+        assert private.global_seed() == seed
+    finally:
+        private.context.set_global_seed(None)
+
+
+def test_only_this_thread_shuffles_so_while_keras_makes_its_dataset(strategy):
+    private.context.set_global_seed(None)
+    original, found = tf.random.shuffle, []
+    with keras_data._shuffling_alike(strategy.extended):
+        assert tf.random.shuffle is not original
+        thread = threading.Thread(target=lambda: found.append(tf.random.shuffle(tf.range(3)).shape.as_list()))
+        thread.start()
+        thread.join()
+        assert tf.random.shuffle(tf.ones([4, 2])).shape == (4, 2)
+        assert sorted(tf.random.shuffle(tf.range(3), seed=1).numpy()) == [0, 1, 2]
+    assert tf.random.shuffle is original
+    assert found == [[3]]
+
+
+def test_distributed_datasets_are_taken_by_fit_and_evaluate(ranks):
+    """With a last batch of one row, which both ranks would train on if it were not shared by samples."""
+
+    def work(strategy):
+        x = np.arange(9, dtype=np.float32)[:, None]
+        data = tf.data.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
+        found = []
+        for given in (data, strategy.experimental_distribute_dataset(data)):
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+                model.compile(keras.optimizers.SGD(0.01), "mse")
+            history = model.fit(given, epochs=2, validation_data=given, verbose=0).history
+            (weight, _), loss = model.get_weights(), model.evaluate(given, verbose=0)
+            found.append([weight.item(), *history["loss"], *history["val_loss"], loss])
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+        return found[0]
+
+    one, other = on_ranks(ranks(2), work)
+    np.testing.assert_allclose(one, other)

@@ -1,0 +1,156 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import Ranked, in_step, on_ranks
+from tfdist.strategies.keras.keras_losses import noting_divisors, of_part, scale_summed_loss
+
+rng = np.random.default_rng(0)
+Y, P = rng.normal(size=(2, 7, 5, 2)).astype(np.float32)
+WEIGHTS = rng.uniform(0, 2, (7, 5)).astype(np.float32)
+MASK = rng.random((7, 5)) < 0.4
+SHARES = pytest.mark.parametrize("sizes", [(4, 3), (6, 1), (7, 0)])
+"""How many samples each rank has. Who has none has a row that stands in for some."""
+
+
+def share_of(array, sizes, rank):
+    begin = sum(sizes[:rank])
+    return array[begin : begin + sizes[rank]] if sizes[rank] else np.zeros_like(array[:1])
+
+
+def weighed_sum(ranks, sizes, function):
+    """What gradients are reduced to: the sum over ranks, weighed by samples.
+
+    Args:
+        ranks: the fixture.
+        sizes: of the shares.
+        function: of a function that takes an array's share.
+    """
+
+    def work(strategy):
+        def loss():
+            value = function(lambda array: share_of(array, sizes, strategy.rank))
+            return tf.cast(value, tf.float64) * strategy.extended.shares.weight()
+
+        return in_step(strategy, sizes[strategy.rank], sum(sizes), loss)
+
+    parts = [part.numpy() for part in on_ranks(ranks(2), work)]
+    assert sizes[1] or parts[1] == 0
+    return sum(parts)
+
+
+@SHARES
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduction, weights):
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    expected = loss(Y, P, sample_weight=weights)
+    found = weighed_sum(
+        ranks, sizes, lambda share: loss(share(Y), share(P), None if weights is None else share(weights))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def masked(predictions, mask):
+    predictions = tf.constant(predictions)
+    predictions._keras_mask = tf.constant(mask)
+    return predictions
+
+
+@SHARES
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_shares_of_different_numbers_of_valid_steps(ranks, sizes, reduction):
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    found = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))
+    np.testing.assert_allclose(found, loss(Y, masked(P, MASK)), rtol=1e-5)
+
+
+@SHARES
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", "sum_over_batch_size"])
+def test_parts_of_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduction):
+    """Each share is divided into its first row and the others; divisors are those of the whole batch."""
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    with noting_divisors() as divisors:
+        expected = loss(Y, P, sample_weight=WEIGHTS)
+
+    def of_parts(share):
+        rows, total = len(share(Y)), 0.0
+        for part in (slice(0, 1), slice(1, rows)):
+            weight = len(range(rows)[part]) / rows
+            if weight:
+                with of_part(divisors, tf.constant(weight, tf.float64)):
+                    total += loss(share(Y)[part], share(P)[part], share(WEIGHTS)[part]) * weight
+        return total
+
+    np.testing.assert_allclose(weighed_sum(ranks, sizes, of_parts), expected, rtol=1e-5)
+
+
+@SHARES
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda share: scale_summed_loss(tf.reduce_sum(share(Y) ** 2)),
+        lambda share: tf.nn.compute_average_loss(tf.reduce_sum(share(Y) ** 2, [1, 2]), global_batch_size=1),
+        lambda share: tf.reduce_sum(keras.optimizers.SGD().scale_loss(tf.reduce_sum(share(Y) ** 2, [1, 2]))),
+        lambda share: scale_summed_loss(tf.reduce_sum(tf.cast(share(Y), tf.bfloat16) ** 2)),
+    ],
+    ids=["scale_summed_loss", "compute_average_loss", "a vector of losses", "bfloat16"],
+)
+def test_what_is_a_sum_over_samples(ranks, sizes, loss):
+    np.testing.assert_allclose(
+        weighed_sum(ranks, sizes, loss), (Y**2).sum(), rtol=1e-2
+    )  # half precision adds up to so much
+
+
+def test_an_optimizer_leaves_a_loss_that_is_one_number_alone(ranks):
+    """Nobody knows what it is the sum of."""
+    strategy = Ranked(ranks(1).groups[0])
+    assert in_step(strategy, 2, 8, lambda: keras.optimizers.SGD().scale_loss(tf.constant(3.0))).numpy() == 3.0
+
+
+def test_regularization_counts_in_full(ranks):
+    """Keras's and TensorFlow's own rule is for sums over replicas; under `fit` there are means."""
+    strategy = Ranked(ranks(1).groups[0])
+    for samples in (8, 2):
+        found = in_step(strategy, samples, 8, lambda: tf.nn.scale_regularization_loss(tf.constant([1.0, 2.0])))
+        assert found.numpy() == 3.0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_outside_of_steps_losses_are_as_ever(ranks, size):
+    """Sums over replicas, as TensorFlow has them."""
+
+    def work(strategy):
+        def replica():
+            return (
+                scale_summed_loss(tf.constant(6.0)),
+                tf.nn.compute_average_loss(tf.constant([1.0, 2.0]), global_batch_size=3),
+                tf.nn.scale_regularization_loss(tf.constant([4.0])),
+                keras.losses.MeanSquaredError(reduction="sum")(Y, P),
+            )
+
+        return [float(value) for value in strategy.run(replica)], float(scale_summed_loss(1.5))
+
+    whole = float(keras.losses.MeanSquaredError(reduction="sum")(Y, P))
+    for (summed, average, regularization, keras_sum), outside in on_ranks(ranks(size), work):
+        assert (summed, average, regularization, outside) == (6.0, 1.0, 4.0 / size, 1.5)
+        assert keras_sum == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_number_of_a_batch_counts_by_its_samples(ranks):
+    """As the loss that Keras tells a mean; with a weight of its own it counts by that."""
+    strategy = Ranked(ranks(1).groups[0])
+    with strategy.scope():
+        own, weighted, of_rows = (keras.metrics.Mean() for _ in range(3))
+
+    def step(loss):
+        own.update_state(loss)
+        weighted.update_state(loss, sample_weight=1.0)
+        of_rows.update_state([loss, loss])
+
+    for samples, loss in ((6, 1.0), (2, 5.0), (0, 100.0)):
+        in_step(strategy, samples, 8, step, tf.constant(loss))
+    assert float(own.result()) == 2.0
+    assert float(weighted.result()) == pytest.approx(106 / 3)
+    assert float(of_rows.result()) == pytest.approx(106 / 3)

@@ -1,0 +1,129 @@
+"""The states of outer optimizers beside files, on one process and on ranks that are threads."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.strategies.ranked import RankedLocal
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rules import Outer
+from tfdist.strategies.keras import keras_outer
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def outer():
+    return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
+
+def momentum_strategy(**arguments):
+    return tfdist.LocalSGDStrategy(**{"sync_every": 2, "outer": outer(), **arguments})
+
+
+def model_in(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(model, epochs=1):
+    model.fit(X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("arguments", [{}, {"sync_every": 4, "fragments": 2, "delay": 1, "mix": 0.5}])
+@pytest.mark.parametrize("name", ["a.weights.h5", "a.keras"])
+def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
+    path = tmp_path / name
+    expected = fit(fit(model_in(momentum_strategy(**arguments))))
+    first, again = fit(model_in(momentum_strategy(**arguments))), momentum_strategy(**arguments)
+    if name == "a.keras":
+        first.save(path)
+        with again.scope():
+            model = keras.models.load_model(path)
+    else:
+        first.save_weights(path)
+        model = model_in(again)
+        model.load_weights(path)
+    fit(model)
+    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_model_under_way_takes_it_back(tmp_path):
+    path = tmp_path / "a.weights.h5"
+    model = fit(model_in(momentum_strategy()))
+    model.save_weights(path)
+    (before,) = model.distribute_strategy.extended.outer_states(model)
+    fit(model)
+    (between,) = model.distribute_strategy.extended.outer_states(model)
+    assert any((one != other).any() for one, other in zip(before[0], between[0], strict=True))
+    model.load_weights(path)
+    (after,) = model.distribute_strategy.extended.outer_states(model)
+    for one, other in zip(before[0], after[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_outer_optimizers_there_is_no_file_and_an_old_one_goes(tmp_path):
+    path = tmp_path / "a.weights.h5"
+    fit(model_in(momentum_strategy())).save_weights(path)
+    assert (tmp_path / "a.weights.h5.outer.npz").exists()
+    fit(model_in(tfdist.LocalSGDStrategy(sync_every=2))).save_weights(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outer": keras.optimizers.Adam(0.1)}, "variables of the shapes"),
+        ({"fragments": 2}, "training goes on without them"),
+        ({"outer": None}, "Averaging has no state"),
+    ],
+)
+def test_the_states_of_others_are_left(tmp_path, caplog, arguments, message):
+    path = tmp_path / "a.weights.h5"
+    fit(model_in(momentum_strategy())).save_weights(path)
+    model = model_in(momentum_strategy(**arguments))
+    model.load_weights(path)
+    fit(model)
+    assert message in caplog.text
+
+
+def test_what_is_no_such_file_is_left(tmp_path, caplog):
+    path = tmp_path / "a.weights.h5"
+    model = fit(model_in(momentum_strategy()))
+    model.save_weights(path)
+    (tmp_path / "a.weights.h5.outer.npz").write_bytes(b"nonsense")
+    model.load_weights(path)
+    assert "does not hold states of outer optimizers" in caplog.text
+
+
+def test_one_rank_reads_for_all(ranks, tmp_path):
+    def work(group):
+        def made():
+            return RankedLocal(group, Settings(Every(2), lambda: Outer(outer())))
+
+        model = model_in(first := made())
+        fit(model)
+        path = tmp_path / f"{group.rank}"
+        keras_outer.save(model, first.extended, path)
+        again = model_in(second := made())
+        keras_outer.restore(again, second.extended, path)
+        fit(again)  # whose rounds begin with what was restored
+        steps = int(second.extended.outer_states(again)[0][0][0])
+        return path.with_name(f"{path.name}.outer.npz").exists(), steps
+
+    assert ranks(2)(work) == [(True, 6), (False, 6)]
+
+
+def test_other_strategies_have_none(tmp_path):
+    strategy = tfdist.AllReduceStrategy()
+    model = model_in(strategy)
+    keras_outer.save(model, strategy.extended, tmp_path / "a")
+    keras_outer.restore(model, strategy.extended, tmp_path / "a")
+    assert not list(tmp_path.iterdir())

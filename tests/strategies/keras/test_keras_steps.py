@@ -1,0 +1,156 @@
+"""Steps of Keras over ranks with unequal shares, compared with plain Keras on the whole batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import Ranked, on_ranks
+from tfdist.strategies.keras.keras_steps import Step
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(11, 4)).astype(np.float32)
+Y = (X @ rng.normal(size=(4, 1))).astype(np.float32)
+START = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (3,), (3, 1), (1,))]
+
+
+def built(kind=keras.Sequential, **arguments):
+    model = kind([keras.layers.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05, clipnorm=1.0), "mse", metrics=["mae"], **arguments)
+    model.set_weights(START)
+    return model
+
+
+def in_scope(strategy, *arguments, **more):
+    with strategy.scope():
+        return built(*arguments, **more)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"run_eagerly": True}, {"steps_per_execution": 2, "jit_compile": True}], ids=str
+)
+def test_training_ends_where_one_process_ends(ranks, arguments):
+    """Whose batches are of 5, 5 and 1 samples: in the last, rank 1 has none."""
+
+    def trained(model):
+        history = model.fit(X, Y, batch_size=5, shuffle=False, verbose=0).history
+        return history, model.evaluate(X, Y, batch_size=5, verbose=0), model.get_weights()
+
+    expected = trained(built())
+    for found in on_ranks(ranks(2), lambda strategy: trained(in_scope(strategy, **arguments))):
+        for name, values in expected[0].items():
+            np.testing.assert_allclose(found[0][name], values, rtol=1e-4)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
+        for one, other in zip(found[2], expected[2], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 11])
+def test_predict_returns_all_rows_in_their_order(ranks, rows):
+    """And none for the rows that stand in for samples."""
+    expected = built().predict(X[:rows], batch_size=3, verbose=0)
+
+    def work(strategy):
+        return in_scope(strategy).predict(X[:rows], batch_size=3, verbose=0)
+
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_each_process_brings_itself_is_one_batch(ranks):
+    """By `train_on_batch` and `test_on_batch`, of different numbers of rows."""
+
+    def steps(model, x, y):
+        trained = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
+        return [*trained, model.test_on_batch(x, y, return_dict=True)]
+
+    expected = steps(built(), X, Y)
+
+    def work(strategy):
+        own = slice(0, 8) if strategy.rank == 0 else slice(8, 11)
+        return steps(in_scope(strategy), X[own], Y[own])
+
+    for found in on_ranks(ranks(2), work):
+        for logs, of_one in zip(found, expected, strict=True):
+            assert {key: float(value) for key, value in logs.items()} == pytest.approx(
+                {key: float(value) for key, value in of_one.items()}, rel=1e-4
+            )
+
+
+class Returns(keras.Sequential):
+    """A step with logs of its own."""
+
+    def train_step(self, data):
+        x, _ = data
+        logs = super().train_step(data)
+        rows = tf.shape(x)[0]
+        return {**logs, "mean": tf.reduce_mean(x), "rows": rows, "mae again": logs["mae"], "text": tf.constant("a")}
+
+
+def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
+    """Of integers rounded; results of metrics under other names are results."""
+
+    def work(strategy):
+        model = in_scope(strategy, Returns)
+        seen = []
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
+        model.fit(X[:5], Y[:5], batch_size=5, shuffle=False, verbose=0, callbacks=[callback])
+        return seen[0]
+
+    for logs in on_ranks(ranks(2), work):
+        assert float(logs["mean"]) == pytest.approx(float(X[:5].mean()), rel=1e-5)
+        assert logs["rows"] == round((3 * 3 + 2 * 2) / 5)
+        assert logs["mae again"] == logs["mae"]
+        assert logs["text"] == b"a"
+
+
+def test_one_replica_takes_keras_own_step(ranks):
+    """Also with XLA, which host calls would rule out."""
+    expected, found = built(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
+    for one in (expected, found):
+        one.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
+    assert found.jit_compile
+    for one, other in zip(expected.get_weights(), found.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_step_is_called_like_keras_own():
+    """Keras and others look at names."""
+
+    def train_step(data):
+        """Trains."""
+
+    step = Step(None, None, train_step)
+    assert (step.__name__, step.__doc__) == ("train_step", "Trains.")
+
+
+def test_what_predict_cannot_gather(ranks):
+    def work(strategy):
+        with strategy.scope():
+            inputs = keras.Input((4,))
+            model = keras.Model(inputs, inputs)
+        model.predict_step = lambda data: tf.RaggedTensor.from_tensor(data[0] if isinstance(data, tuple) else data)
+        model.predict(X, verbose=0)
+
+    with pytest.raises(TypeError, match=r"predict gathers only dense outputs; got RaggedTensor. Return dense tensors"):
+        on_ranks(ranks(2), work)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_functions_of_ones_own_are_refused_and_those_around_keras_own_are_not(ranks, method):
+    name = {"fit": "make_train_function", "evaluate": "make_test_function"}[method]
+
+    def around(self, force=False):
+        return getattr(keras.Sequential, name)(self, force=force)
+
+    def own(self, force=False):
+        self.train_function = self.test_function = lambda iterator: {"loss": next(iterator)}
+
+    def work(strategy):
+        kinds = [type("Model", (keras.Sequential,), {name: one}) for one in (around, own)]
+        models = [in_scope(strategy, kind) for kind in kinds]
+        getattr(models[0], method)(X, Y, verbose=0)
+        with pytest.raises(TypeError, match=rf"Model.{name} makes a function .* Override (train|test)_step\(data\)"):
+            getattr(models[1], method)(X, Y, verbose=0)
+
+    on_ranks(ranks(2), work)

@@ -1,0 +1,281 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import RankedLocal
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import Settings
+from tfdist.local_sgd.rules import Averaging, Elastic, Outer
+from tfdist.strategies.rounds import keras_rounds
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 4)).astype(np.float32)
+Y = (X @ rng.normal(size=(4, 1))).astype(np.float32)
+START = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 1), (1,))]
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        context = tf.distribute.get_replica_context()
+        rank = tf.cast(0 if context is None else context.replica_id_in_sync_group, tf.float32)
+        return {"rank": rank, **logs, "text": tf.constant("a"), "deeper": {"inner": rank}}
+
+
+def built(kind=keras.Sequential, optimizer=keras.optimizers.SGD, **compiling):
+    model = kind([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer(0.05), "mse", metrics=["mae"], **compiling)
+    model.set_weights(START)
+    return model
+
+
+def on_ranks(ranks, work, size=2, **settings):
+    def of_rank(group):
+        strategy = RankedLocal(group, Settings(**{"interval": Every(2), "rule": Averaging, **settings}))
+        return work(strategy)
+
+    return ranks(size)(of_rank)
+
+
+def test_validation_has_settled_weights_and_all_samples(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+        history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y)).history
+        return history, model.get_weights()
+
+    (one, weights), (other, others) = on_ranks(ranks, work)
+    assert one == other
+    plain = built()
+    plain.set_weights(weights)
+    assert plain.evaluate(X, Y, verbose=0) == pytest.approx([one["val_loss"][0], one["val_mae"][0]], rel=1e-5)
+    np.testing.assert_array_equal(weights[0], others[0])
+
+
+def test_logs_of_ones_own_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built(Own)
+        return model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+
+    one, other = on_ranks(ranks, work)
+    assert one["rank"] == other["rank"] == [0.5]
+    assert one["inner"] == other["inner"] == [0.5], "Keras flattens them"
+    assert sorted(one) == ["inner", "loss", "mae", "rank", "text"]
+    assert one["loss"] == other["loss"]
+    assert one["mae"] == other["mae"]
+
+
+def test_a_process_without_a_batch_keeps_nobody_waiting(ranks):
+    """It has no logs, and others have some of a step of their own; results of metrics are of all."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built(Own)
+        model.build((None, 4))
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+        own = strategy.distribute_datasets_from_function(lambda context: data.take(2 - 2 * strategy.rank))
+        history = model.fit(own, verbose=0).history
+        return history, model.get_weights()
+
+    (one, weights), (other, others) = on_ranks(ranks, work)
+    assert one["loss"] == other["loss"]
+    assert one["mae"] == other["mae"]
+    assert one["rank"] == [0]
+    assert "rank" not in other
+    np.testing.assert_array_equal(weights[0], others[0])
+
+
+def test_an_optimizer_in_another_one_is_followed_once(ranks, monkeypatch):
+    taken = []
+
+    def work(strategy):
+        with strategy.scope():
+            model = built(optimizer=lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate)))
+        original = strategy.extended.step_taken
+        monkeypatch.setattr(strategy.extended, "step_taken", lambda one: (taken.append(one), original(one)))
+        model.run_eagerly = True
+        model.fit(X, Y, batch_size=4, verbose=0)
+        return model.optimizer
+
+    found = on_ranks(ranks, work)
+    assert len(taken) == 2 * 3
+    assert set(map(id, taken)) == set(map(id, found))
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_after_a_loop_weights_are_made_equal_first(ranks, name):
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            model.optimizer.build(model.trainable_variables)
+
+        def replica():
+            model.optimizer.apply([tf.fill([4, 1], 1.0 + strategy.rank), tf.zeros([1])], model.trainable_variables)
+
+        strategy.run(replica)
+        before = model.get_weights()[0]
+        model.evaluate(X, Y, verbose=0) if name == "evaluate" else model.predict(X, verbose=0)
+        return before, model.get_weights()[0]
+
+    (one, settled), (other, others) = on_ranks(ranks, work, interval=Every(10))
+    np.testing.assert_allclose(one - START[0], -0.05, rtol=1e-4)
+    np.testing.assert_allclose(other - START[0], -0.1, rtol=1e-4)
+    np.testing.assert_array_equal(settled, others)
+    np.testing.assert_allclose(settled, (one + other) / 2, rtol=1e-6)
+
+
+def test_what_a_loop_assigns_stays(ranks):
+    """Trained, set back to the best weights, and evaluated."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            model.optimizer.build(model.trainable_variables)
+
+        def replica():
+            model.optimizer.apply([tf.fill([4, 1], 1.0 + strategy.rank), tf.zeros([1])], model.trainable_variables)
+
+        for _ in range(3):
+            strategy.run(replica)
+        model.set_weights(START)
+        loss = model.evaluate(X, Y, verbose=0)[0]
+        return loss, model.get_weights()
+
+    expected = built().evaluate(X, Y, verbose=0)[0]
+    for loss, weights in on_ranks(ranks, work, rule=lambda: Elastic(0.9, 2)):
+        assert loss == pytest.approx(expected)
+        np.testing.assert_array_equal(weights[0], START[0])
+
+
+@pytest.mark.parametrize("ends", ["by a loop", "by an interrupt"])
+def test_fit_begins_with_equal_weights(ranks, ends):
+    class Interrupts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise KeyError("interrupted")
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+        if ends == "by a loop":
+            model.train_on_batch(X[strategy.rank :: 2], Y[strategy.rank :: 2])
+        else:
+            with pytest.raises(KeyError, match="interrupted"):
+                model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=[Interrupts()])
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()[0]
+
+    one, other = on_ranks(ranks, work, interval=Every(5))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_callbacks_may_swap_weights(ranks):
+    """As `keras.callbacks.SwapEMAWeights` does, between the end of an epoch and the beginning of the next one."""
+
+    class Swaps(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.kept = self.model.get_weights()
+            self.model.set_weights(START)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch:
+                self.model.set_weights(self.kept)
+
+    def work(strategy, callbacks):
+        with strategy.scope():
+            model = built()
+        options = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+        return model.fit(X, Y, **options).history["loss"]
+
+    for rule in (Averaging, lambda: Outer(keras.optimizers.SGD(0.5, momentum=0.5))):
+        plain = on_ranks(ranks, lambda strategy: work(strategy, []), rule=rule)
+        assert on_ranks(ranks, lambda strategy: work(strategy, [Swaps()]), rule=rule) == plain
+
+
+class OwnLoss(keras.Sequential):
+    def train_step(self, data):
+        super().train_step(data)
+        return {"loss": tf.constant(7.0), "other": tf.constant(1.0)}
+
+
+def test_a_log_that_has_the_name_of_a_metric_is_no_metric(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = built(OwnLoss)
+        return model.fit(X, Y, batch_size=4, verbose=0).history
+
+    for found in on_ranks(ranks, work):
+        assert found == {"loss": [7.0], "other": [1.0]}
+
+
+def test_optimizers_that_share_a_variable(ranks):
+    """One has exchanged it, the other one has then taken steps."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+            optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.05)]
+
+        def replica(number):
+            variables = model.trainable_variables
+            optimizers[number].apply([tf.ones([4, 1]), tf.zeros([1])], variables)
+
+        for number in (0, 0, 1):
+            strategy.run(replica, (number,))
+        model.evaluate(X, Y, verbose=0)
+        return model.get_weights()[0]
+
+    for found in on_ranks(ranks, work):
+        np.testing.assert_allclose(found, START[0] - 0.15, rtol=1e-5)
+
+
+def test_state_of_layers_and_moving_averages_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization()])
+            model.compile(keras.optimizers.SGD(0.05, use_ema=True), "mse")
+            model.optimizer.build(model.trainable_variables)
+        model.layers[0].moving_mean.assign(np.full(4, float(strategy.rank)))
+        average = model.optimizer._model_variables_moving_average[0]
+        average.assign(np.full(4, float(strategy.rank)))
+        keras_rounds.settle(model, strategy.extended)
+        return float(model.layers[0].moving_mean.numpy()[0]), float(average.numpy()[0])
+
+    assert on_ranks(ranks, work) == [(0.5, 0.5)] * 2
+
+
+class Followed(keras.Model):
+    """A layer, and another one that follows it, which the step updates by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.follower = keras.layers.Dense(1), keras.layers.Dense(1)
+        for layer in (self.one, self.follower):
+            layer.build((None, 4))
+        self.built = True
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.one(x) - y) ** 2)
+        variables = self.one.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        for variable, follower in zip(variables, self.follower.trainable_variables, strict=True):
+            follower.assign(0.5 * follower + 0.5 * variable)
+        return {"loss": loss}
+
+
+def test_weights_that_no_optimizer_updates_are_averaged(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = Followed()
+            model.compile(keras.optimizers.SGD(0.05))
+            model.optimizer.build(model.one.trainable_variables)
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+        return model.follower.get_weights()
+
+    one, other = on_ranks(ranks, work)
+    for value, its in zip(one, other, strict=True):
+        np.testing.assert_array_equal(value, its)

@@ -1,0 +1,157 @@
+"""Models of several processes, here threads with real links and bookkeeping."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.comm.local import LocalWorld
+from tfdist.engine.engine import Engine
+from tfdist.engine.group import Group
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rules import Averaging
+from tfdist.quorum.course import Quorums
+from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.rounds.quorum_extended import QuorumExtended
+
+
+class Meets(tf.distribute.Strategy):
+    """As `tfdist.QuorumStrategy`, of a test's members."""
+
+    _collective_key_base = 0
+
+    def __init__(self, members):
+        keras_seams.install()
+        self.engine = Engine(LocalWorld(1).communicator(0), None, Timeouts())
+        courses = Quorums(members, Every(2), Averaging, None, "")
+        super().__init__(QuorumExtended(self, Group(self.engine), ["CPU:0"], courses, members.task, 2))
+        self.rank = members.task
+
+
+def built(members):
+    strategy = Meets(members)
+    keras.utils.set_random_seed(strategy.rank)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True), "mse")
+    return strategy, model
+
+
+def data(rank, rows=24):
+    generator = np.random.default_rng(rank)
+    x = generator.normal(size=(rows, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):
+    made = job(2, quorum=2)
+    models = {task: built(made.members[task]) for task in range(2)}
+
+    def work(task):
+        strategy, model = models[task]
+        x, y = data(task)
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        averages = strategy.extended.moving_averages(model)
+        return [one.numpy() for one in (*model.weights, *averages)], int(model.optimizer.iterations)
+
+    (one, steps), (other, _) = made.side_by_side(work, range(2))
+    for value, its in zip(one, other, strict=True):
+        assert value.tobytes() == its.tobytes()
+    assert steps == 6
+    extended = models[0][0].extended
+    assert extended.totals.rounds == 4, "a whole round and a rest in each epoch"
+    assert extended.is_writer
+    assert not models[1][0].extended.should_checkpoint
+
+
+def test_a_process_that_comes_later_begins_where_the_others_are(job):
+    made = job(2)
+    (_, first), (strategy, second) = (built(made.members[task]) for task in range(2))
+    seen = {}
+
+    class Comes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                seen["epoch"] = strategy.extended.begin_fit(second)
+                seen["weights"] = second.get_weights()
+                seen["slots"] = [one.numpy() for one in second.optimizer.variables if "momentum" in one.path]
+                seen["iterations"] = int(second.optimizer.iterations)
+                seen["expected"] = [one.numpy() for one in first.optimizer.variables if "momentum" in one.path]
+                seen["own"] = first.get_weights()
+                strategy.extended.end_fit(second)
+
+    x, y = data(0)
+    first.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Comes()])
+    assert seen["epoch"] == 2
+    assert seen["iterations"] == 6
+    for found, expected in (("weights", "own"), ("slots", "expected")):
+        for one, other in zip(seen[found], seen[expected], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert strategy.extended.begin_fit(second) == 0, "of the next call of fit"
+
+
+@pytest.mark.parametrize(("at", "expected"), [(0, 1.0), (2, 0.25)])
+def test_who_comes_has_the_rate_from_before_the_callbacks_of_the_epoch(job, at, expected):
+    made = job(2)
+    (_, first), (strategy, second) = (built(made.members[task]) for task in range(2))
+    seen = []
+
+    class Comes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and len(self.model.history.epoch) == at:
+                seen.append((strategy.extended.begin_fit(second), float(second.optimizer.learning_rate)))
+                strategy.extended.end_fit(second)
+
+    halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    first.optimizer.learning_rate = 1.0
+    first.fit(*data(0), batch_size=8, epochs=3, verbose=0, callbacks=[halves, Comes()])
+    assert seen == [(at, expected)]
+
+
+def test_who_comes_when_fit_has_ended_trains_no_more(job):
+    made = job(2)
+    (_, first), (_, second) = (built(made.members[task]) for task in range(2))
+    first.fit(*data(0), batch_size=8, epochs=2, verbose=0)
+    found = second.fit(*data(1), batch_size=8, epochs=2, verbose=0)
+    assert found.epoch == []
+    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    made.running_at_once = True  # the next call of fit waits for the other process no longer than for a late one
+    assert second.fit(*data(1), batch_size=8, epochs=1, verbose=0).epoch == [0]
+
+
+def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):
+    """Rounds are known by these numbers, and a process that comes later takes no step in the fits before."""
+    made = job(2, quorum=1)
+    for task in range(2):
+        strategy, model = built(made.members[task])
+        model.fit(*data(task), batch_size=8, epochs=1, verbose=0)
+        with strategy.scope():
+            other = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+            other.compile("adam", "mse")
+        other.fit(*data(task), batch_size=8, epochs=1, verbose=0)
+        assert [strategy.extended._number(one.optimizer) for one in (model, other)] == [0, 1]
+
+
+def test_who_comes_when_all_have_left_is_told(job, caplog):
+    made = job(2)
+    (_, first), (_, second) = (built(made.members[task]) for task in range(2))
+    first.fit(*data(0), batch_size=8, epochs=1, verbose=0)
+    with made.changed:
+        made.quorums.gone(0, lost=False)
+    made.running_at_once = True
+    second.fit(*data(1), batch_size=8, epochs=1, verbose=0)
+    assert "none is left that has its weights" in caplog.text
+
+
+@pytest.mark.parametrize(("others", "own", "expected"), [(3, 3, False), (4, 3, True)])
+def test_epochs_end_when_others_are_further(job, others, own, expected):
+    made = job(1)
+    strategy, model = built(made.members[0])
+    strategy.extended.begin_epoch(model, own)
+    made.members[0].others = others
+    assert strategy.extended.epoch_has_ended(model) is expected
+    assert strategy.extended.fit_is_over(model) is False

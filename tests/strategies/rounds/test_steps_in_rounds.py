@@ -1,0 +1,91 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import RankedLocal
+from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.rounds import LocalSGD, Settings
+from tfdist.local_sgd.rules import Averaging
+from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds, slots_of
+
+
+def test_slots():
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, gradient_accumulation_steps=2)
+    optimizer.build([keras.Variable(np.zeros(2), name="w")])
+    names = {variable.name for variable in slots_of(optimizer)}
+    assert len(names) == 3, names
+    assert not names & {"learning_rate", "iterations"}
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    scaled.build([keras.Variable(np.zeros(2), name="w")])
+    assert len(slots_of(scaled)) == 2
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
+    def work(group):
+        strategy = RankedLocal(group)
+        with strategy.scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weights])
+        settings = Settings(Every(3), Averaging, delay=delay)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""), [])
+
+        def step():
+            weights.value.assign_add(tf.fill([2], tf.constant(1 + 2 * group.rank, weights.dtype)))
+            steps.take(4)
+
+        if in_graph:
+            step = tf.function(step)
+        found = []
+        for _ in range(5):
+            step()
+            found.append(weights.numpy()[0])
+        assert steps.is_under_way
+        steps.settle()
+        steps.take_centre()
+        assert not steps.is_under_way
+        return [*found, weights.numpy()[0]]
+
+    one, other = ranks(2)(work)
+    if delay:  # the mean after three steps is used after the fourth
+        assert (one, other) == ([1, 2, 3, 6, 7, 8], [3, 6, 9, 6, 9, 8])
+    else:
+        assert (one, other) == ([1, 2, 6, 7, 8, 10], [3, 6, 6, 9, 12, 10])
+
+
+def test_values_that_are_assigned_are_the_new_beginning(ranks):
+    def work(group):
+        strategy = RankedLocal(group)
+        with strategy.scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weights])
+        settings = Settings(Every(2), Averaging, start_after=10)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""), [])
+        weights.assign(np.full(2, 8.0))
+        steps.assigned(weights)
+        optimizer.iterations.assign(20)
+        steps.begin()
+        weights.assign(np.full(2, 8.0 + group.rank))
+        steps.take(1)
+        assert weights.numpy()[0] == 8.0 + group.rank, "20 steps are more than those of the start"
+        steps.settle()
+        steps.take_centre()
+        return weights.numpy()[0]
+
+    assert ranks(2)(work) == [8.5, 8.5]
+
+
+def test_optimizers_of_one_variable_have_one_centre(ranks):
+    def work(group):
+        with RankedLocal(group).scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+        one, other = Centre([weights]), Centre([weights])
+        one[0] = np.ones(2)
+        assert len(other) == 1
+        return other[0].tolist()
+
+    assert ranks(1)(work) == [[1.0, 1.0]]

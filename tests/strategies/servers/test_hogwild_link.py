@@ -1,0 +1,153 @@
+"""Workers that change the servers' memory themselves; the servers are threads of this process."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parameter_server.serving import serving
+from tests.strategies.embeddings.test_served_embeddings import KEYS, TARGETS, embedded
+from tests.strategies.served import Served, served
+from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_close, fit, links, model_in
+from tests.strategies.servers.test_local_link import RATE, fit_together, linear_in
+from tests.sweeps import some
+from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse
+from tfdist.parameter_server.hogwild import memory
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
+
+ROWS = 500
+
+
+@pytest.mark.parametrize("name", some(["adam", "loss scale", "steps", "eager", "constraint"]))
+def test_one_worker_trains_as_keras_does(name):
+    options = OPTIONS.get(name, {})
+    alone = model_in(**options)
+    with served(pushes=Hogwild()) as (strategy,):
+        model = model_in(strategy, **options)
+        for one in (alone, model):
+            if name == "constraint":
+                one.layers[0].kernel.constraint = keras.constraints.MaxNorm(0.5)
+        expected, found = (fit(one, validation_data=(X, Y)).history for one in (alone, model))
+        assert_close(model, alone)
+        for key, values in expected.items():
+            np.testing.assert_allclose(found[key], values, rtol=1e-4, err_msg=key)
+        (link,) = links(model)
+        report = link.report()
+        assert link.shares_memory
+        assert (report.version, report.workers[0].counted, dict(report.staleness)) == (12, 12, {0: 12})
+        assert report.received < 2 * report.nbytes, "the first values, and no gradients"
+
+
+@pytest.mark.parametrize("name", some(["SGD", "Adagrad", "Adadelta", "RMSprop", "Adam"], first=1))
+def test_embeddings(name):
+    """Adam moves all rows; of the others, rows are exchanged. Duplicates within a batch, too."""
+    keys, optimizer = KEYS % ROWS, {"class_name": name, "config": {"learning_rate": 0.1}}
+    alone = embedded(None, lambda: keras.optimizers.get(optimizer), ROWS)
+    with served(pushes=Hogwild()) as (strategy,):
+        model = embedded(strategy, lambda: keras.optimizers.get(optimizer), ROWS)
+        for one in (alone, model):
+            fit(one, keys, y=TARGETS, batch_size=32, epochs=2)
+        assert_close(model, alone, rtol=1e-3)
+        (link,) = links(model)
+        assert (0 in link._bases) == (name == "Adam"), "whether all rows are exchanged"
+
+
+def test_workers_add_to_one_memory():
+    with served(3, pushes=Hogwild()) as strategies:
+        models = [linear_in(strategy) for strategy in strategies]
+        fit_together(models, (5, 5, 2), (3, 5, 4))
+        for model in models:
+            for weight in model.get_weights():
+                np.testing.assert_allclose(weight, np.full_like(weight, -12 * RATE))
+        report = links(models[0])[0].report()
+        assert [one.counted for one in report.workers] == [5, 5, 2]
+        assert report.version == sum(report.staleness.values()) == 12
+
+
+@pytest.mark.parametrize("lag", [1, memory.RING])
+def test_rows_of_others_are_read(lag, monkeypatch):
+    """Two workers in turn. With a short ring the second one reads the whole table, as it does not know the rows."""
+    monkeypatch.setattr(memory, "RING", max(8, memory.RING // lag))
+    with served(2, pushes=Hogwild()) as strategies:
+        one, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
+        for model in (one, other):
+            model.train_on_batch(KEYS[:2] % ROWS, TARGETS[:2])
+        for batch in range(4):
+            chosen = slice(8 * batch, 8 * batch + 8)
+            one.train_on_batch(KEYS[chosen] % ROWS, TARGETS[chosen])
+        before = other.layers[0].embeddings.numpy()
+        other.train_on_batch(KEYS[:1] % ROWS, TARGETS[:1])
+        after, own = other.layers[0].embeddings.numpy(), np.unique(KEYS[:1] % ROWS)
+        rest = np.setdiff1d(np.unique(KEYS[:32] % ROWS), own)
+        np.testing.assert_array_equal(after[rest], one.layers[0].embeddings.numpy()[rest])
+        assert (before[rest] != after[rest]).any(axis=1).all()
+
+
+def test_what_the_chief_assigns():
+    """Of the table, rows that another worker has changed meanwhile stay as that one left them."""
+    with served(2, pushes=Hogwild()) as strategies:
+        chief, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
+        for model in (chief, other):
+            model.train_on_batch(KEYS[:2] % ROWS, TARGETS[:2])
+        chief.evaluate(KEYS[:2] % ROWS, TARGETS[:2], verbose=0)
+        given = [weight + 1 for weight in chief.get_weights()]
+        chief.set_weights(given)
+        other.train_on_batch(KEYS[4:5] % ROWS, TARGETS[4:5])
+        for model in (chief, other):
+            model.evaluate(KEYS[:2] % ROWS, TARGETS[:2], verbose=0)
+        untouched = np.setdiff1d(np.arange(ROWS), KEYS[4:5] % ROWS)
+        for model in (chief, other):
+            np.testing.assert_array_equal(model.get_weights()[0][untouched], given[0][untouched])
+            np.testing.assert_array_equal(model.get_weights()[1], given[1])
+
+
+def test_a_worker_elsewhere_sends_messages(monkeypatch, caplog):
+    alone = model_in()
+    monkeypatch.setattr(memory.Memory, "open", classmethod(lambda *of: None))
+    with served(pushes=Hogwild()) as (strategy,):
+        model = model_in(strategy)
+        for one in (alone, model):
+            fit(one)
+        assert_close(model, alone)
+        (link,) = links(model)
+        assert not link.shares_memory
+        assert (link.session.pushes, link.report().version) == (12, 12)
+    assert "cannot open the parameter servers' memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"synchronization": BoundedStaleness(3)}, "no server sees updates"),
+        ({"staleness_policy": Inverse()}, "no server sees updates"),
+        ({"replicas": 2}, "compressed or copied"),
+        ({"prefetch": 1}, "prefetch must be 0 or 1"),
+    ],
+)
+def test_what_does_not_go_with_it(options, message):
+    with pytest.raises(ValueError, match=message):
+        ParameterServerStrategy(pushes=Hogwild(), **options)
+
+
+def test_a_server_that_was_started_again_gets_what_the_memory_has():
+    alone = model_in()
+    with contextlib.ExitStack() as stack:
+        first = contextlib.ExitStack()
+        server = first.enter_context(serving(is_hogwild=True))
+        strategy = Served([server], 0, Asynchronous(), pushes=Hogwild())
+        stack.callback(strategy.extended._close)
+        model = model_in(strategy)
+        for one in (alone, model):
+            fit(one, epochs=1)
+        first.close()
+        link = links(model)[0]
+        link._writers[0].add(3, np.array([0, 0.5], np.float32))  # as another worker, of which the chief knows nothing
+        again = stack.enter_context(serving(address=server.address, is_hogwild=True))
+        model.evaluate(X, Y, verbose=0)
+        alone.layers[1].bias.assign_add([0, 0.5])
+        assert_close(model, alone)
+        for one in (alone, model):
+            fit(one, epochs=1)
+        assert_close(model, alone)
+        assert [shard.report("", 0).version for shard in again._shards] == [4]

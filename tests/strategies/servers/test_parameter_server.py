@@ -1,0 +1,137 @@
+"""The strategy in a process alone; `tests/multiprocess/test_parameter_server.py` has jobs with servers."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.compression import BFloat16
+from tfdist.errors import ClusterSpecError
+from tfdist.parameter_server import DelayCompensated, LocalSteps, PerHost, Synchronous
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def trained(strategy=None):
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+
+    def model():
+        made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        made.compile("adam", "mse")
+        return made
+
+    if strategy is None:
+        made = model()
+    else:
+        with strategy.scope():
+            made = model()
+    history = made.fit(x, x[:, :1], epochs=3, batch_size=16, shuffle=False, verbose=0)
+    return made.get_weights(), history.history["loss"]
+
+
+def test_without_servers_a_process_trains_as_usual():
+    weights, losses = trained()
+    own, own_losses = trained(ParameterServerStrategy())
+    np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+    for one, other in zip(own, weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_tensorflows_coordinator_leads_to_fit():
+    with pytest.raises(TypeError, match=r"needs no coordinator: train by model.fit, or call strategy.run"):
+        tf.distribute.coordinator.ClusterCoordinator(ParameterServerStrategy())
+
+
+def test_without_servers_no_seam_is_at_work():
+    strategy = ParameterServerStrategy()
+    assert (strategy.rank, strategy.size) == (0, 1)
+    assert at_work.of_strategy(strategy, UpdatesOnServers) is None
+    assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
+
+
+def test_workers_without_servers_are_told(monkeypatch):
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(ClusterSpecError, match='has 2 workers and no parameter server: add a job "ps"'):
+        ParameterServerStrategy()
+
+
+def test_datasets_are_read_without_a_tuner():
+    dataset = ParameterServerStrategy().experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    assert isinstance(dataset, tf.data.Dataset)
+    assert dataset.options().autotune.enabled is False
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 2}, {"prefetch": 1, "synchronization": Synchronous()}])
+def test_a_prefetch_that_cannot_be(options):
+    with pytest.raises(ValueError, match="prefetch must be 0 or 1, and 0 with"):
+        ParameterServerStrategy(**options)
+
+
+def test_data_that_cannot_be():
+    with pytest.raises(ValueError, match='data must be "own" or "shared"; got'):
+        ParameterServerStrategy(data="none")
+
+
+def test_batches_are_counted_by_pushes_of_gradients():
+    with pytest.raises(ValueError, match=r"Leave pushes= out; or use data=\"own\""):
+        ParameterServerStrategy(data="shared", pushes=LocalSteps(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparse": "row"}, 'sparse must be "exact" or "lazy"; got \'row\''),
+        ({"sparse": "lazy", "pushes": LocalSteps(2)}, "pushes none: use sparse"),
+    ],
+)
+def test_sparse_updates_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        ParameterServerStrategy(**options)
+
+
+@pytest.mark.parametrize("options", [{"pushes": LocalSteps(2)}, {"staleness_policy": DelayCompensated(0.1)}])
+def test_what_needs_the_servers_own_parameters(options):
+    with pytest.raises(ValueError, match="pull_compression sends other parameters than the servers have: not with"):
+        ParameterServerStrategy(pull_compression=BFloat16(), **options)
+
+
+def test_snapshots_need_a_file_system():
+    with pytest.raises(ValueError, match="got gs://bucket/folder"):
+        ParameterServerStrategy(snapshots="gs://bucket/folder")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("replicas", 2),
+        ("data", "shared"),
+        ("pushes", LocalSteps(2)),
+        ("compression", BFloat16()),
+        ("pull_compression", BFloat16()),
+        ("staleness_policy", DelayCompensated(0.1)),
+    ],
+)
+def test_what_does_not_go_with_a_hierarchy(name, value):
+    with pytest.raises(ValueError, match=rf"PerHost\(.* does not go with what is given as {name}=\. Leave that out"):
+        ParameterServerStrategy(hierarchy=PerHost(), **{name: value})
+
+
+def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
+    cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(ClusterSpecError, match=r"beside 1 root server\(s\); the cluster has 1 task\(s\)"):
+        ParameterServerStrategy(hierarchy=PerHost())
+
+
+def test_a_process_alone_needs_no_servers_of_hosts():
+    assert at_work.of_strategy(ParameterServerStrategy(hierarchy=PerHost()), UpdatesOnServers) is None

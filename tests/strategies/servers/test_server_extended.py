@@ -1,0 +1,32 @@
+"""What servers cannot do is refused before training; `test_keras_servers.py` has training."""
+
+import keras
+import pytest
+
+from tfdist.strategies.servers.server_extended import _check
+
+
+def check(optimizer, servers, clips, variable=None):
+    _check(optimizer, [keras.Variable([1.0]) if variable is None else variable], servers, clips)
+
+
+@pytest.mark.parametrize(
+    ("options", "clips"),
+    [({"global_clipnorm": 1.0}, False), ({"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}, True)],
+)
+def test_norms_of_averages_on_several_servers_are_refused(options, clips):
+    with pytest.raises(ValueError, match="lies on 2 parameter servers: use one server"):
+        check(keras.optimizers.SGD(**options), 2, clips)
+    check(keras.optimizers.SGD(**options), 1, clips)
+
+
+def test_float8_is_refused():
+    variable = keras.Variable([1.0], name="scale")
+    variable.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="float8 training; got scale"):
+        check(keras.optimizers.SGD(), 1, True, variable)
+
+
+def test_what_servers_can_do_is_not():
+    check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
+    check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)

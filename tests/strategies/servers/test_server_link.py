@@ -1,0 +1,416 @@
+"""An optimizer on parameter servers against the same optimizer alone; the servers run on threads."""
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import os
+import platform
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parameter_server.serving import DEADLINE, serving
+from tests.sweeps import some
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
+from tfdist.strategies.servers.server_link import Link
+from tfdist.strategies.servers.worker_options import WorkerOptions
+
+SHAPES = [(600, 150), (3,), (500, 2)]
+"""The first is split over servers."""
+
+
+def variables():
+    generator = np.random.default_rng(1)
+    return [keras.Variable(generator.normal(size=shape).astype("float32"), name=f"v{shape[0]}") for shape in SHAPES]
+
+
+def gradients(step):
+    """A dense one, none in every other step, and a sparse one with an index that occurs twice."""
+    generator = np.random.default_rng(step)
+    dense = [tf.constant(generator.normal(size=shape).astype("float32")) for shape in SHAPES[:2]]
+    rows = tf.constant(generator.normal(size=(3, 2)).astype("float32"))
+    return [
+        dense[0],
+        dense[1] if step % 2 else None,
+        tf.IndexedSlices(rows, tf.constant([4, 0, 4]), tf.constant([500, 2])),
+    ]
+
+
+@contextlib.contextmanager
+def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
+    """Makes links to the same servers; the optimizer is the chief's."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(serving(mode)) for _ in range(servers)]
+        made = variables()
+        optimizer.build(made)
+
+        def link(worker=0, own=None, of=optimizer, prefetch=0):
+            connections = [Connection(server.address, "ps", DEADLINE) for server in running]
+            link = Link(connections, worker, (), of, own or made, WorkerOptions(not mode.averages, prefetch))
+            stack.callback(link.close)
+            return link
+
+        yield link, made
+
+
+def updated(optimizer, steps, is_scaled):
+    """Variables after steps of an optimizer alone. Keras cannot scale sparse gradients."""
+    made = variables()
+    optimizer.build(made)
+    for step in range(steps):
+        given = gradients(step)
+        optimizer.apply([*given[:2], tf.convert_to_tensor(given[2])] if is_scaled else given, made)
+    return [variable.numpy() for variable in made]
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.5),
+    "decay": lambda: excluding(keras.optimizers.AdamW(0.05, weight_decay=0.1)),
+}
+
+
+def excluding(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["v3"])
+    return optimizer
+
+
+@pytest.mark.parametrize(("name", "in_graph"), some(itertools.product(OPTIMIZERS, [True, False]), 3))
+def test_updates_are_those_of_the_optimizer(name, in_graph):
+    """On two servers; a variable is split, so that no server knows a norm."""
+    optimizer = OPTIMIZERS[name]()
+    with linked(optimizer) as (link, made):
+        one = link()
+
+        def update(given):
+            one.update(given, made)
+
+        if in_graph:
+            update = tf.function(update)
+        for step in range(4):
+            update(gradients(step))
+        is_scaled = optimizer.loss_scale_factor is not None
+        for variable, other in zip(made, updated(OPTIMIZERS[name](), 4, is_scaled), strict=True):
+            np.testing.assert_allclose(variable.numpy(), other, rtol=1e-5, atol=1e-6)
+        assert int(optimizer._iterations) == 4
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs malloc_trim")
+def test_steps_keep_no_memory():
+    """TensorFlow keeps each Python number that becomes a tensor: those of the updates took 0.8 kB a step."""
+    with linked(keras.optimizers.SGD(0.1), servers=1) as (link, made):
+        one, given = link(), gradients(0)
+        update = tf.function(lambda: one.update(given, made))
+
+        found = []
+        for steps in (300, 700, 700):
+            for _ in range(steps):
+                update()
+            found.append(resident())
+        assert min(after - before for before, after in itertools.pairwise(found)) < 100_000
+
+
+def resident():
+    """Bytes of this process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_averages_are_clipped_by_servers():
+    optimizer = keras.optimizers.SGD(0.1, clipnorm=0.5)
+    with linked(optimizer, mode=Synchronous()) as (link, made):
+        link().update(gradients(1), made)
+        for variable, other in zip(made, updated_once(keras.optimizers.SGD(0.1, clipnorm=0.5)), strict=True):
+            np.testing.assert_allclose(variable.numpy(), other, rtol=1e-5, atol=1e-6)
+
+
+def updated_once(optimizer):
+    made = variables()
+    optimizer.build(made)
+    optimizer.apply(gradients(1), made)
+    return [variable.numpy() for variable in made]
+
+
+def test_constraints_are_the_servers():
+    optimizer = keras.optimizers.SGD(0.1)
+    with linked(optimizer) as (link, made):
+        made[0].constraint = keras.constraints.MaxNorm(0.25)
+        link().update([tf.zeros(shape) for shape in SHAPES], made)
+        assert np.linalg.norm(made[0].numpy(), axis=0).max() < 0.2501
+
+
+def test_a_worker_begins_with_the_chiefs_values_and_sees_its_updates():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief = link()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        for variable in own:
+            variable.assign(tf.zeros(variable.shape))
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        assert_equal(own, made)
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        worker.refresh()
+        assert_equal(own, made)
+        worker.update([tf.ones(shape) for shape in SHAPES], own)
+        chief.refresh()
+        assert_equal(own, made)
+
+
+def assert_equal(one, other):
+    for variable, same in zip(one, other, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), same.numpy())
+
+
+def test_the_learning_rate_of_the_chief_counts():
+    optimizer = keras.optimizers.SGD(1.0)
+    with linked(optimizer) as (link, made):
+        chief, before = link(), made[1].numpy()
+        step = tf.function(lambda: chief.update([tf.ones(shape) for shape in SHAPES], made))
+        step()
+        optimizer.learning_rate = 0.25
+        step()
+        np.testing.assert_allclose(made[1].numpy(), before - 1.25, rtol=1e-6)
+
+
+def test_the_optimizers_state_is_fetched_and_given():
+    """As a model is saved, and loaded again by the chief of another job."""
+    optimizer = keras.optimizers.Adam(0.05)
+    with linked(optimizer) as (link, made):
+        one = link()
+        for step in range(2):
+            one.update(gradients(step), made)
+        one.fetch()
+        alone, expected = keras.optimizers.Adam(0.05), variables()
+        alone.build(expected)
+        for step in range(2):
+            alone.apply(gradients(step), expected)
+        for mine, other in zip(optimizer.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-4, atol=1e-7, err_msg=mine.path)
+        kept = [variable.numpy() for variable in made]
+    again = keras.optimizers.Adam(0.05)
+    with linked(again, servers=1) as (link, made):
+        for variable, value in zip(made, kept, strict=True):
+            variable.assign(value)
+        for mine, other in zip(again.variables, alone.variables, strict=True):
+            mine.assign(other)
+        link().update(gradients(2), made)
+        alone.apply(gradients(2), expected)
+        for variable, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_moving_averages_are_the_final_values():
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        one = link()
+        for step in (1, 3):
+            one.update(gradients(step), made)
+        one.finalize()
+        alone, expected = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), variables()
+        alone.build(expected)
+        for step in (1, 3):
+            alone.apply(gradients(step), expected)
+        alone.finalize_variable_values(expected)
+        for variable, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_chief_assigns_is_the_newest():
+    with linked(keras.optimizers.SGD(1.0, momentum=0.5)) as (link, made):
+        chief = link()
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        for variable in made:
+            variable.assign(tf.zeros(variable.shape))
+        chief.refresh()
+        for variable in made:
+            np.testing.assert_array_equal(variable.numpy(), np.zeros(variable.shape))
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        for variable in made:
+            np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, -1.5), rtol=1e-6)
+
+
+def test_servers_without_variables_count_all_the_same():
+    optimizer, small = keras.optimizers.SGD(1.0), [keras.Variable(np.zeros(2, "float32"))]
+    optimizer.build(small)
+    with linked(keras.optimizers.SGD(1.0), servers=3) as (link, _):
+        one = link(0, small, optimizer)
+        for step in range(1, 4):
+            one.update([tf.ones(2)], small)
+            assert int(optimizer.iterations) == step
+        one.refresh()
+        assert int(optimizer.iterations) == 3
+
+
+def test_gradients_go_to_their_variables():
+    """Some at a time, in any order."""
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        one, before = link(), [variable.numpy() for variable in made]
+        one.update([tf.ones(SHAPES[2]), tf.ones(SHAPES[0])], [made[2], made[0]])
+        one.update([tf.ones(SHAPES[1])], [made[1]])
+        for variable, value in zip(made, before, strict=True):
+            np.testing.assert_allclose(variable.numpy(), value - 1, rtol=1e-5)
+        with pytest.raises(ValueError, match="was built without other"):
+            one.update([tf.ones(2)], [keras.Variable(np.ones(2, "float32"), name="other")])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("read", ["refresh", "fetch", "suspend"])
+def test_what_the_servers_gave_is_not_taken_for_assigned(read, prefetch):
+    """Also where another worker has pushed since, or a step was under way."""
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(prefetch=prefetch), made[1].numpy()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        ones = [tf.ones(shape) for shape in SHAPES]
+        for _ in range(3):
+            chief.update(ones, made)
+            getattr(chief, read)()
+            worker.update(ones, own)
+        chief.refresh()
+        np.testing.assert_allclose(made[1].numpy(), before - 6, rtol=1e-5)
+
+
+def rows_of(place, indices, rows):
+    return tf.IndexedSlices(tf.constant(rows, tf.float32), tf.constant(indices), tf.constant(SHAPES[place]))
+
+
+def in_graph_of(link, variables):
+    return tf.function(lambda given: link.update(given, variables))
+
+
+def table_gradients(worker, step, rows=20):
+    """A dense one, none, and sparse ones, of a table that is split over servers and of one that is not."""
+    generator = np.random.default_rng((worker, step))
+    first, last = (generator.integers(0, SHAPES[place][0], rows) for place in (0, 2))
+    return [
+        rows_of(0, first, generator.normal(size=(rows, 150))),
+        None if step % 3 else tf.constant(generator.normal(size=3), tf.float32),
+        rows_of(2, last, generator.normal(size=(rows, 2))),
+    ]
+
+
+ROW_LOCAL = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+
+
+@pytest.mark.parametrize(("name", "prefetch"), some(itertools.product(ROW_LOCAL, [0, 1]), 3))
+def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
+    """Two workers in turn push other rows, and two servers have them; read by row or whole, values are the same."""
+    make = ROW_LOCAL[name]
+    with linked(make()) as (link, made):
+        pairs = [(link(prefetch=prefetch), made)]
+        own, optimizer = variables(), make()
+        optimizer.build(own)
+        pairs.append((link(1, own, optimizer, prefetch), own))
+        steps = [(one, in_graph_of(one, own)) for one, own in pairs]
+        alone, expected = make(), variables()
+        alone.build(expected)
+        for step in range(6):
+            for worker, (one, update) in enumerate(steps):
+                given = table_gradients(worker, step)
+                update(given)
+                alone.apply(given, expected)
+                if step == 3 and not worker:  # as a checkpoint within an epoch
+                    one.fetch()
+        for one, _ in pairs:
+            one.suspend()
+        before = [variable.numpy() for variable in own]
+        sent = pairs[0][0].report().sent
+        if not prefetch:
+            for variable, other in zip(own, expected, strict=True):
+                np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        for one, values in pairs:
+            one.refresh()
+            for variable, other in zip(values, expected, strict=True):
+                np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        if not prefetch:
+            for variable, value in zip(own, before, strict=True):
+                assert variable.numpy().tobytes() == value.tobytes(), "read by rows"
+        whole = sum(4 * int(np.prod(shape)) for shape in SHAPES)
+        assert (sent < 8 * whole) == (name != "ftrl"), "of 2 readings of all, one with slots, and 12 steps"
+
+
+def test_rows_after_dense_gradients_and_assignments():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(), [variable.numpy() for variable in made]
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+        named = [
+            tf.IndexedSlices(tf.ones((1, 150)), [7], SHAPES[0]),
+            None,
+            tf.IndexedSlices(tf.ones((1, 2)), [7], SHAPES[2]),
+        ]
+        worker.update(named, own)
+        chief.update([tf.ones(shape) for shape in SHAPES], made)
+        worker.update(named, own)
+        for variable, value, place in zip(own, before, range(3), strict=True):
+            expected = value - 1
+            if place != 1:
+                expected[7] -= 2
+            np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-5)
+        for variable in made:
+            variable.assign(tf.zeros(variable.shape))
+        chief.refresh()
+        worker.update(named, own)
+        assert own[0].numpy()[7].tolist() == [-1] * 150
+        assert not own[0].numpy()[8:].any()
+        chief.update([None, tf.ones(3), None], made)
+        assert made[0].numpy()[7].tolist() == [-1] * 150, "whole where this step has no gradient"
+        chief.update(named, made)
+        chief.refresh()
+        assert made[2].numpy()[6:9, 0].tolist() == [0, -2, 0], "what came by rows is not taken for assigned"
+
+
+def test_averages_are_overwritten_by_the_next_step():
+    """What is not brought by rows would stay."""
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        chief = link()
+        own, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        other.build(own)
+        worker = link(1, own, other)
+        named = [rows_of(0, [7], np.ones((1, 150))), None, None]
+        for _ in range(2):
+            worker.update(named, own)
+        worker.finalize()
+        worker.update([rows_of(0, [8], np.ones((1, 150))), None, None], own)
+        chief.refresh()
+        assert_equal(own, made)
+
+
+def test_a_state_that_is_read_while_rows_are_under_way_is_not_taken_for_assigned():
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, before = link(prefetch=1), made[0].numpy()
+        own, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(own)
+        worker = link(1, own, optimizer)
+
+        def named(row):
+            return [rows_of(0, [row], np.ones((1, 150))), None, None]
+
+        for _ in range(3):
+            chief.update(named(7), made)
+            worker.update(named(8), own)
+            chief.fetch()
+        chief.update(named(7), made)
+        chief.refresh()
+        before[7] -= 4
+        before[8] -= 3
+        np.testing.assert_allclose(made[0].numpy(), before, rtol=1e-5, atol=1e-5)

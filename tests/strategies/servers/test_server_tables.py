@@ -1,0 +1,246 @@
+"""Embeddings on parameter servers beside all-reduce: ranks and servers are threads of this process."""
+
+import contextlib
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parameter_server.serving import DEADLINE, serving
+from tests.strategies.ranked import Ranked
+from tests.sweeps import some
+from tfdist.cluster.settings import Timeouts
+from tfdist.errors import PeerLostError
+from tfdist.parameter_server.tables.client import Form
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.strategies.embeddings.dynamic_embedding import DynamicEmbedding
+from tfdist.strategies.servers.server_tables import Servers, ServerTables
+
+DIM, SAMPLES = 3, 23
+INITIAL = InitialRows("normal", 0.5, seed=5)
+GENERATOR = np.random.default_rng(1)
+NAMES = GENERATOR.integers(-(2**63), 2**63 - 1, 12)
+X = NAMES[GENERATOR.integers(0, 12, (SAMPLES, 4))]
+Y = np.sin(np.arange(SAMPLES, dtype=np.float32))[:, np.newaxis]
+
+
+class Control:
+    """Of one task, as `tfdist.cluster.control.Control`."""
+
+    def __init__(self, task, servers):
+        self.task, self.failure, self.watchers = task, None, []
+        self._addresses = {
+            f"address of parameter server {place}": server.address for place, server in enumerate(servers)
+        }
+
+    def look_up(self, key):
+        return self._addresses[key]
+
+    known = look_up
+
+    def watch(self, watcher):
+        self.watchers.append(watcher)
+
+    def fail(self, error):
+        self.failure = self.failure or error
+
+
+def servers_of(running, worker, workers=2):
+    tasks = [SimpleNamespace(job="worker", index=index) for index in range(workers)]
+    tasks += [SimpleNamespace(job="ps", index=index) for index in range(len(running))]
+    member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=Control(worker, running))
+    return Servers(member, Timeouts(heartbeat=DEADLINE))
+
+
+@contextlib.contextmanager
+def started(ranks, servers=1):
+    """Calls ``work(strategy)`` on two ranks, whose embeddings are on servers."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(serving()) for _ in range(servers)]
+        tables = [ServerTables(servers_of(running, worker), workers=2) for worker in range(2)]
+        for one in tables:
+            stack.callback(one.close)
+        both = ranks(2)
+
+        def on_both(work, *arguments):
+            return both(lambda group: work(Ranked(group, tables=tables[group.rank]), *arguments))
+
+        on_both.running = running
+        yield on_both
+
+
+def made(strategy=None, optimizer="sgd", **compiled):
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        layers = [
+            keras.layers.Input((4,), dtype="int64"),
+            DynamicEmbedding(DIM, INITIAL, name="rows"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
+            keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2)),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(optimizer() if callable(optimizer) else optimizer, "mse", metrics=["mae"], **compiled)
+        return model
+
+
+def trained(model, batch_size=5, epochs=2):
+    """Batches of 5, 5, 5, 5 and 3 samples: shares of two ranks are unequal. With 11, the last batch has one."""
+    history = model.fit(X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0).history
+    results = model.evaluate(X, Y, batch_size=batch_size, verbose=0), model.predict(X, batch_size=4, verbose=0)
+    return history, *results, model.layers[0].export(), model.get_weights()
+
+
+def assert_alike(found, expected):
+    for name, values in expected[0].items():
+        np.testing.assert_allclose(found[0][name], values, rtol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found[3][0], expected[3][0])
+    np.testing.assert_allclose(found[3][1], expected[3][1], rtol=1e-4, atol=1e-5)
+    for one, other in zip(found[4], expected[4], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.2),
+    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.03, 9)),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.2)),
+}
+
+
+@pytest.mark.parametrize("name", some(OPTIMIZERS))
+def test_two_ranks_train_as_one_process_does(ranks, name):
+    expected = trained(made(optimizer=OPTIMIZERS[name]))
+    with started(ranks, servers=2) as on_both:
+        both = on_both(lambda strategy: trained(made(strategy, OPTIMIZERS[name])))
+        for found in both:
+            assert_alike(found, expected)
+        for one, other in zip(both[0][4], both[1][4], strict=True):
+            np.testing.assert_array_equal(one, other, "dense weights are equal")
+        for server in on_both.running:
+            (served,) = server._shards.tables
+            assert served.table.iterations == 10, "one update in each step"
+
+
+@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+def test_they_do_in_every_loop(ranks, compiled):
+    expected = trained(made())
+    with started(ranks) as on_both:
+        for found in on_both(lambda strategy: trained(made(strategy, **compiled))):
+            assert_alike(found, expected)
+
+
+def test_a_rank_without_samples_touches_no_rows(ranks):
+    """The last batch is of one sample; with Adam also a gradient of zeros would move a row."""
+    expected = trained(made(optimizer="adam"), batch_size=11)
+    with started(ranks) as on_both:
+        for found in on_both(lambda strategy: trained(made(strategy, "adam"), batch_size=11)):
+            assert_alike(found, expected)
+
+
+def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):
+    def work(strategy):
+        model = made(strategy, "adam")
+        trained(model, epochs=1)
+        model.save(tmp_path / "model.keras")
+        before = model.predict(X, verbose=0)
+        with strategy.scope():
+            again = keras.models.load_model(tmp_path / "model.keras")
+        keys = again.layers[0].export()[0]
+        return before, again.predict(X, verbose=0), keys, model.layers[0].export()[0]
+
+    with started(ranks) as on_both:
+        for before, after, keys, expected in on_both(work):
+            np.testing.assert_allclose(after, before, rtol=1e-6)
+            np.testing.assert_array_equal(keys, expected)
+            assert len(keys) > 5
+
+
+def test_a_loop_of_ones_own_sums(ranks):
+    """As `tf.distribute` has it: gradients of replicas are added."""
+
+    def step(strategy):
+        with strategy.scope():
+            layer = DynamicEmbedding(DIM, INITIAL)
+            layer.build(None)
+            optimizer = keras.optimizers.SGD(0.5)
+            optimizer.build(layer.trainable_variables)
+
+        def replica(key):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(key, training=True))
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply(gradients, layer.trainable_variables)
+
+        strategy.run(replica, (tf.constant([7, 8 + strategy.rank], tf.int64),))
+        return layer.export()
+
+    with started(ranks) as on_both:
+        for keys, rows in on_both(step):
+            assert keys.tolist() == [7, 8, 9]
+            expected = INITIAL.rows(keys, DIM, np.dtype(np.float32)) - 0.5 * np.array([[2], [1], [1]])
+            np.testing.assert_allclose(rows, expected, rtol=1e-6)
+
+
+def test_without_servers_it_is_an_error(ranks):
+    def work(group):
+        with pytest.raises(ValueError, match="Give the job parameter servers"):
+            made(Ranked(group))
+
+    ranks(2)(work)
+
+
+def test_workers_that_update_together_keep_no_rows(ranks):
+    def work(strategy):
+        with strategy.scope(), pytest.raises(ValueError, match="AllReduceStrategy trains as one process does"):
+            DynamicEmbedding(DIM, cache=CachePolicy(10, 1)).build(None)
+
+    with started(ranks) as on_both:
+        on_both(work)
+
+
+FORM = Form(DIM, INITIAL, RowPolicy())
+KEYS = np.array([1, 2], np.int64)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_server_that_is_lost_ends_jobs_that_use_it(is_used):
+    """A worker's loss is not for tables to judge."""
+    with serving() as server:
+        tables = ServerTables(servers_of([server], 0, workers=1), workers=1)
+        control = tables._servers.member.control
+        (watcher,) = control.watchers
+        if is_used:
+            table = tables.table("rows", FORM)
+        watcher.lost(0, PeerLostError("worker 0 died."))
+        assert control.failure is None
+        watcher.lost(1, PeerLostError("ps 0 died."))
+        if is_used:
+            assert "ps 0 died. Rows of embeddings were on it" in str(control.failure)
+            with pytest.raises(PeerLostError, match=r"ps 0 died\."):
+                table.lookup(KEYS, create=False)
+            assert tables.failure is control.failure
+        else:
+            assert control.failure is None
+        tables.close()
+
+
+def test_asynchronous_workers_wait_for_a_server_that_may_come_again():
+    with serving() as server:
+        assert not ServerTables(servers_of([server], 0))._servers.member.control.watchers
+
+
+def test_tables_have_names_of_their_own():
+    """Layers of one name, and strategies of one process."""
+    with serving() as server, contextlib.ExitStack() as stack:
+        made = [ServerTables(servers_of([server], 0, workers=1), 1, prefix) for prefix in ("", "strategy 1 ")]
+        for tables in made:
+            stack.callback(tables.close)
+            for _ in range(2):
+                tables.table("rows_5", FORM).lookup(KEYS, create=False)
+        names = [served.described.table for served in server._shards.tables]
+        assert names == ["rows-0", "rows-1", "strategy 1 rows-0", "strategy 1 rows-1"]

@@ -1,0 +1,76 @@
+"""Tensors of variables, as vectors of servers and back; in a graph and eagerly."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.parameter_server.model import Model
+from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+
+SHAPES = [(600, 150), (3,), (500, 2), ()]
+"""The first is split over servers."""
+
+
+def model_of(servers):
+    paths = [f"v{place}" for place in range(len(SHAPES))]
+    return Model(paths, SHAPES, [np.dtype(np.float32)] * len(SHAPES), servers, [True] * len(SHAPES))
+
+
+def variables():
+    return [keras.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+
+
+def tensors():
+    generator = np.random.default_rng(0)
+    return [tf.constant(generator.normal(size=shape), tf.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_values_come_back(servers, in_graph):
+    model, found = model_of(servers), variables()
+
+    def there_and_back(given):
+        vectors = [one for server in range(servers) for one in given_to(server, given, model)]
+        answered = Answered(kinds_of(given, model), model)
+        assert [vector.dtype for vector in vectors] == answered.dtypes
+        answered.assign_to(found, vectors)
+
+    (tf.function(there_and_back) if in_graph else there_and_back)(tensors())
+    for one, other in zip(found, tensors(), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+
+
+def test_rows_go_to_the_server_that_has_them():
+    model = model_of(2)
+    rows = tf.reshape(tf.range(450, dtype=tf.float32), (3, 150))
+    gradients = [tf.IndexedSlices(rows, tf.constant([299, 300, 299]), tf.constant(SHAPES[0])), None, None, None]
+    kinds = kinds_of(gradients, model)
+    for server, places in enumerate(([0, 2], [1])):
+        assert kinds[server][0] == "sparse"
+        assert set(kinds[server][1:]) <= {"none"}
+        own, indices = given_to(server, gradients, model)
+        np.testing.assert_array_equal(own, rows.numpy()[places])
+        assert indices.numpy().tolist() == [[299, 299], [0]][server]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_rows_are_scattered(in_graph):
+    """Of a variable on two servers, and of one on one; others are assigned."""
+    model, found = model_of(2), variables()
+    rows = tf.reshape(tf.range(300, dtype=tf.float32), (2, 150))
+    given = [
+        tf.IndexedSlices(rows, tf.constant([299, 300]), tf.constant(SHAPES[0])),
+        tf.ones(3),
+        tf.IndexedSlices(tf.ones((1, 2)), tf.constant([499]), tf.constant(SHAPES[2])),
+        tf.constant(7.0),
+    ]
+
+    def scatter():
+        tensors = [one for server in range(2) for one in given_to(server, given, model)]
+        Answered(kinds_of(given, model), model).assign_to(found, tensors)
+
+    (tf.function(scatter) if in_graph else scatter)()
+    for variable, expected in zip(found, given, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), tf.convert_to_tensor(expected))

@@ -1,0 +1,1 @@
+"""The strategy whose processes sum gradients, at once or a step late."""

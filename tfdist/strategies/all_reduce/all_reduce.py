@@ -1,0 +1,152 @@
+"""`AllReduceStrategy`: synchronous training on all devices of all processes."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Sequence
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import discovery  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.collectives import algorithms  # noqa: E402
+from tfdist.compression import Method, policy  # noqa: E402
+from tfdist.compression.compressor import Compressor  # noqa: E402
+from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.parameter_server.staleness import AsItIs  # noqa: E402
+from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
+from tfdist.runtime import job, serving  # noqa: E402
+from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.runtime.server_state import ServerOptions  # noqa: E402
+from tfdist.strategies.abilities import DelaysUpdates  # noqa: E402
+from tfdist.strategies.all_reduce import keras_delayed  # noqa: E402
+from tfdist.strategies.all_reduce.delayed_extended import DelayedExtended  # noqa: E402
+from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E402
+from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
+from tfdist.strategies.servers.server_tables import Servers, ServerTables  # noqa: E402
+
+log = logging.getLogger("tfdist")
+
+
+class AllReduceStrategy(Processes):
+    """Synchronous data-parallel training on all devices of all processes of a job.
+
+    Every replica computes the gradient of its share of the global batch; an all-reduce sums the gradients, and every
+    replica takes the same step. The weights start equal (the chief's) and stay equal to the last bit.
+
+    To turn a script for one process into one for many:
+
+    1. ``strategy = tfdist.AllReduceStrategy()`` before anything else of TensorFlow runs.
+    2. Build and compile the model inside ``with strategy.scope():``.
+    3. Do not change ``batch_size`` or the data: a batch is the *global* batch, and every process takes its share.
+    4. Call ``fit``, ``evaluate``, ``predict`` and ``save`` on every process, as before.
+    5. Start it: ``tfdist run -n 4 train.py``; or on every machine with TF_CONFIG; or under ``mpiexec``/``srun``.
+
+    In a job with parameter servers (``tfdist run -n 4 --ps 2``) the rows of each `tfdist.layers.DynamicEmbedding` are
+    on them; all other variables are trained by all-reduce. On a ``ps`` task this serves until the job is over, and then
+    ends the process.
+
+    Example:
+        >>> strategy = tfdist.AllReduceStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adam", "mse")
+        >>> model.fit(x, y, batch_size=256)
+
+    Args:
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` that describes the cluster. By default
+            the cluster is taken from the MPI launcher (mpiexec, srun), else from TF_CONFIG, else from Slurm; without
+            any of them the process trains alone.
+        devices: this process's devices, such as ``["GPU:0", "GPU:1"]``; the same number on every process. By
+            default the machine's GPUs, divided among its processes by local rank, or the CPU if there are none.
+        timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+        algorithm: the all-reduce algorithm. ``"auto"`` chooses one for every vector by its size, with a cost model
+            that uses the figures `tfdist bench` measured, or else typical figures. By name: ``"ring"``, which sends
+            the fewest bytes; ``"butterfly"`` or ``"tree"``, which send the fewest messages;
+            ``"reduce_scatter_gather"``, which sends few of both if the number of processes is a power of two;
+            ``"hierarchical"``, for several processes on each of several machines; ``"mpi"``, the MPI library's own; or
+            ``"naive"``. With the same algorithm and number of processes, sums are bitwise equal from run to run.
+        compression: how gradients are compressed: a method of `tfdist.compression`, such as ``TopK(ratio=0.01)``,
+            which is applied to matrices of at least 1024 elements; a schedule over steps; or a policy that chooses by
+            variable. Biased methods get `tfdist.compression.ErrorFeedback`. By default nothing is compressed. Sparse
+            gradients, and tensors that are not gradients of a Keras optimizer, never are. Over shared memory
+            compression does not pay.
+        check_weights: whether `fit` compares the weights of all ranks after each epoch, by a hash of each variable,
+            and raises `MismatchError` for the first that is not equal.
+        sum_sparse_rows: whether the rows of sparse gradients (of an `Embedding`) are summed where that sends fewer
+            bytes than gathering them. Optimizers that square gradients then square the sum, where one process squares
+            each occurrence of a row.
+        group: the processes that train this model together, including this one; by default all of the job. Several
+            groups may train different models at the same time, each with its own strategy.
+        cpu_relocation: whether the weights and the optimizer's variables are in the memory of the CPU, a copy for each
+            device, and are updated there; devices read them in each step. For models that do not fit otherwise.
+
+        delay: 1 sums the gradients of a step while the next one computes, and makes the update after that: distributed
+            mini-batch. An epoch's last update is made at its end. Gradients are then one update old, which
+            `tfdist.callbacks.StalenessReport` counts; use it where a sum takes about as long as a step, and lower the
+            learning rate or warm it up. For one device in each process, without loss scaling and accumulation.
+
+    Raises:
+        MismatchError: processes have different numbers of devices, algorithms or compression.
+        TypeError: ``compression`` is not a method, a schedule or a policy.
+        ValueError: a device does not exist, or is named twice.
+        CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
+        RendezvousError: not all tasks entered the job, or this one was refused.
+        MPIUnavailableError: no MPI library can be loaded.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
+        devices: Sequence[str] | None = None,
+        timeouts: Timeouts | None = None,
+        algorithm: str = "auto",
+        compression: Method | FewerWorkers | Schedule | Policy | None = None,
+        check_weights: bool = True,
+        sum_sparse_rows: bool = False,
+        group: Group | None = None,
+        cpu_relocation: bool = False,
+        delay: int = 0,
+    ) -> None:
+        algorithms.check(algorithm)
+        if not isinstance(delay, int) or delay not in (0, 1):
+            raise ValueError(f"AllReduceStrategy(delay=…) is 0 or 1 steps; got {delay!r}")
+        policy.as_policy(compression)  # raises its errors before waiting for other processes
+        cluster = discovery.discover(cluster_resolver)
+        timeouts = Timeouts.of(timeouts)
+        if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
+            serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
+            sys.exit()
+        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
+        compressor = None if compression is None else Compressor(compression, own.rank, own.size)
+        tables = None
+        if cluster is not None and cluster.is_elastic and cluster.rank is not None:
+            number = own.number("tables")
+            servers = Servers(job.enter(cluster, timeouts), timeouts)
+            tables = ServerTables(servers, workers=own.size, prefix=f"strategy {number} " if number else "")
+            atexit.register(tables.close)
+        options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
+        if delay and len(chosen) > 1:
+            raise ValueError(f"AllReduceStrategy(delay=1) is for one device in each process; got {chosen}")
+        made = DelayedExtended if delay else AllReduceExtended
+        super().__init__(made(self, own, chosen, *options))
+
+    def settle(self, model: keras.Model) -> None:
+        """Makes the last update of a model, with ``delay=1``; without, does nothing. All processes call this.
+
+        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+
+        Args:
+            model: that was made in the scope of this strategy.
+        """
+        if isinstance(self.extended, DelaysUpdates):
+            keras_delayed.settle(model, self.extended)

@@ -1,0 +1,168 @@
+"""Reductions over all replicas: inside the process by TensorFlow, between processes by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressed, Compressor
+from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
+from tfdist.engine.sums import Sums, divided
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.data.shares import Shares
+from tfdist.strategies.keras import sparse_gradients
+
+
+class ProcessCrossDeviceOps(private.CrossDeviceOps):
+    """A `tf.distribute.CrossDeviceOps` that spans processes.
+
+    Args:
+        group: the processes.
+        local: TensorFlow's operations among this process's devices.
+        shares: the number of samples of each replica in the current step.
+        compressor: compresses gradients; None for no compression.
+        keep_rows: whether sparse gradients keep every occurrence of a row, as on one process.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        local: Any,
+        shares: Shares,
+        compressor: Compressor | None = None,
+        keep_rows: bool = True,
+    ) -> None:
+        super().__init__()
+        self._keep_rows = keep_rows
+        self._sums, self._exchange = Sums(group), Exchange(group)
+        self._processes = group.size
+        self._local = local
+        self._shares = shares
+        self._compressor = compressor
+
+    @property
+    def _num_between_graph_workers(self) -> int:
+        return self._processes
+
+    def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
+        """See `tf.distribute.CrossDeviceOps`."""
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
+        """See `tf.distribute.CrossDeviceOps`. The pairs are assumed to be in the order of the forward pass."""
+        is_weighed = isinstance(options, private.WeighedOptions)
+        if self._shares.step_is_shared and not is_weighed:
+            value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
+        if self._processes == 1 and not is_weighed:
+            return self._local.batch_reduce(reduce_op, value_destination_pairs)
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
+        common = [self._common_indices(value) for value, _ in value_destination_pairs]
+        values = [
+            self._locally(value if indices is None else _rows(value), is_mean)
+            for (value, _), indices in zip(value_destination_pairs, common, strict=True)
+        ]
+        totals = self._over_processes(values, names, options if is_weighed else None, is_mean)
+        for place, indices in enumerate(common):
+            if indices is not None:
+                shape = value_destination_pairs[place][0].values[0].dense_shape
+                totals[place] = tf.IndexedSlices(totals[place], indices, shape)
+        return [
+            private.simple_broadcast(total, destinations, always_mirrored=True)
+            for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
+        ]
+
+    def _of_samples(self, value: Any) -> Any:
+        """Sets the contributions of replicas without samples to zero."""
+        if self._processes * len(value.values) == 1:
+            return value
+        rows = self._shares.rows_of_replicas()
+        return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
+
+    def _common_indices(self, value: Any) -> tf.Tensor | None:
+        """The indices of a sparse gradient whose rows are the same on all replicas; None for any other value."""
+        parts = value.values
+        if not self._shares.step_is_shared or not isinstance(parts[0], tf.IndexedSlices):
+            return None
+        return None if any(sparse_gradients.are_of_samples(part) for part in parts) else parts[0].indices
+
+    def _locally(self, value: Any, is_mean: bool) -> Any:
+        """The sum or mean over this process's devices, on the first of them."""
+        if isinstance(value.values[0], tf.IndexedSlices):
+            parts = value.values
+            slices = private.concat_slices(parts, tf.add_n) if len(parts) > 1 else parts[0]
+            return divided(slices, len(parts)) if is_mean else slices
+        if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is floating point, as in TensorFlow
+            value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
+        if len(value.values) == 1:
+            return value.values[0]
+        reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
+        reduced = reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
+        return reduced / tf.cast(len(value.values), reduced.dtype) if is_mean else reduced
+
+    def _over_processes(
+        self, values: Sequence[Any], names: Sequence[str], options: private.WeighedOptions | None, is_mean: bool
+    ) -> list[Any]:
+        """The sum or mean over processes of each process's sum or mean."""
+        weight = None if options is None else options.weight
+        return self._sums.all_reduce(
+            values,
+            names,
+            self._compressed(values, options),
+            mean=is_mean,
+            weight=weight,
+            contributes=self._has_samples() if weight is None else None,
+            keep_rows=self._keep_rows,
+        )
+
+    def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
+        """How each value is compressed; None for values that are not dense gradients of a variable."""
+        if self._compressor is None or options is None or not options.variables:
+            return [None] * len(values)
+        return [
+            None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(variable, value)
+            for value, variable in zip(values, options.variables, strict=True)
+        ]
+
+    def _has_samples(self) -> tf.Tensor | None:
+        """Whether any replica of this process has samples, a boolean scalar; None outside shared steps."""
+        if not self._shares.step_is_shared:
+            return None
+        return tf.add_n(self._shares.rows_of_replicas()) > 0
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """See `tf.distribute.CrossDeviceOps`. Broadcasts to this process's devices only."""
+        return private.simple_broadcast(tensor, destinations, always_mirrored=True)
+
+    def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        local = (
+            tf.concat(per_replica_value.values, axis)
+            if len(per_replica_value.values) > 1
+            else (per_replica_value.values[0])
+        )
+        gathered = self._exchange.all_gather(local, axis)
+        return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+
+
+def _rows(value: Any) -> Any:
+    return private.PerReplica([part.values for part in value.values])
+
+
+def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_zero_if_empty(value.values, rows), value.indices, value.dense_shape)
+    with tf.device(value.device):
+        return tf.where(rows > 0, value, tf.zeros_like(value))
+
+
+def _name(value: Any, destination: Any) -> str:
+    """The name of a value in messages: its variable's name, or that of the operation that yields it."""
+    if private.is_distributed_variable(destination):
+        return destination.name
+    tensor = value.values if isinstance(value, tf.IndexedSlices) else value
+    if tf.is_symbolic_tensor(tensor):
+        return tensor.name.removeprefix("gradient_tape/").removesuffix(":0")
+    return "a value"

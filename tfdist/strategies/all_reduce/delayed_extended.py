@@ -1,0 +1,53 @@
+"""The `extended` of `AllReduceStrategy(delay=1)`: gradients are summed while the next step computes."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any
+
+from tfdist.strategies.abilities import DelaysUpdates
+from tfdist.strategies.all_reduce import keras_delayed
+from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
+from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.keras import keras_variables
+
+
+class DelayedExtended(AllReduceExtended, DelaysUpdates):
+    """As `AllReduceExtended`, with one device."""
+
+    more = ", delay=1"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        keras_delayed.install()
+        self._sums: weakref.WeakKeyDictionary[Any, DelayedSums] = weakref.WeakKeyDictionary()
+
+    def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
+        """See `DelaysUpdates`."""
+        found = self._sums.get(optimizer)
+        if found is None:
+            number = self.group.number("optimizer that is late")
+            name = f"late gradients of optimizer {number}"
+            found = self._sums[optimizer] = DelayedSums(self.group, name, variables, self.compressor)
+        if [id(one) for one in found.variables] != [id(one) for one in variables]:
+            raise ValueError(
+                f"AllReduceStrategy(delay=1): the optimizer {optimizer.name} is given gradients of "
+                f"{[one.path for one in variables]}, and in another step of {[one.path for one in found.variables]}: "
+                "give it those of all its variables in each step, or use an optimizer for each"
+            )
+        return found
+
+    def delayed_of(self, model: Any) -> list[tuple[Any, DelayedSums]]:
+        """See `DelaysUpdates`."""
+        ids = {id(variable) for variable in model.variables}
+        own = {id(one) for one in keras_variables.optimizers(model)}
+        return [
+            (optimizer, sums)
+            for optimizer, sums in list(self._sums.items())
+            if id(optimizer) in own or any(id(variable) in ids for variable in sums.variables)
+        ]
+
+    def staleness(self, model: Any) -> Counter[int]:
+        """See `DelaysUpdates`."""
+        return sum((sums.staleness for _, sums in self.delayed_of(model)), Counter())

@@ -1,0 +1,122 @@
+"""Keras under a strategy whose sums of gradients are used a step later, while the next ones are computed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.seams.optimizer import OptimizerCall
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies.abilities import DelaysUpdates
+from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
+from tfdist.strategies.keras import keras_optimizers
+
+
+@functools.cache
+def install() -> None:
+    """Installs the hooks."""
+    keras_hooks.add_for_optimizers(OneStepLate)
+    keras_hooks.add(Settled)
+
+
+class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
+    """Updates are made of the sums of the step before."""
+
+    ability = DelaysUpdates
+
+    def apply(self, call: OptimizerCall) -> None:
+        """Has the sums of the step before applied, and those of this one begun."""
+        if call.is_outermost and not keras_optimizers.are_summed():
+            call.replace(lambda: self._applied(call))
+
+    def _applied(self, call: OptimizerCall) -> Any:
+        optimizer, given = call.optimizer, call.arguments["trainable_variables"]
+        _check(optimizer)
+        variables = list(optimizer._trainable_variables if given is None else given)
+        if not optimizer.built:  # as Keras does it
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+            optimizer.built = True
+        pairs = [pair for pair in zip(call.arguments["grads"], variables, strict=True) if pair[0] is not None]
+        if not pairs:
+            return call.inner()  # says so
+        weighing = at_work.weighing()
+        weight = tf.constant(1.0, tf.float64) if weighing is None else weighing.shares.weight()
+        sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
+        ready, totals = sums.exchanged([tf.convert_to_tensor(gradient) for gradient, _ in pairs], weight)
+        call.arguments.update(grads=totals, trainable_variables=sums.variables)
+        return tf.cond(ready, lambda: _updated(call), lambda: tf.constant(False))
+
+
+def _updated(call: OptimizerCall) -> tf.Tensor:
+    with keras_optimizers.summed_before():
+        call.inner()
+    return tf.constant(True)
+
+
+def _check(optimizer: Any) -> None:
+    what = "loss scaling" if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else ""
+    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
+        what = "gradient_accumulation_steps" if getattr(one, "gradient_accumulation_steps", None) else what
+    if what:
+        raise ValueError(
+            f"AllReduceStrategy(delay=1) sums a step's gradients during the next one, which does not go together with "
+            f"{what} of the optimizer {optimizer.name}: leave one of the two out"
+        )
+
+
+class LastUpdates(keras.callbacks.Callback):
+    """Begins `fit`, which may follow a loop or an interrupted `fit`, without an update under way.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: DelaysUpdates) -> None:
+        super().__init__()
+        self._extended = extended
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        settle(self.model, self._extended)
+
+
+def settle(model: Any, extended: DelaysUpdates) -> None:
+    """Makes the last updates of a model, whose gradients are under way; all processes call it.
+
+    Args:
+        model: a Keras model.
+        extended: the `extended` of its strategy.
+    """
+    for optimizer, sums in extended.delayed_of(model):
+        totals = sums.last()
+        if totals is None:
+            continue
+        given = [tf.constant(total) for total in totals]
+
+        def update(*given: tf.Tensor, optimizer: Any = optimizer, sums: DelayedSums = sums) -> None:
+            with keras_optimizers.summed_before():
+                optimizer.apply(list(given), sums.variables)
+
+        strategy = extended._container_strategy()
+        tf.function(lambda *given, update=update, strategy=strategy: strategy.run(update, given))(*given)
+
+
+class Settled(keras_hooks.ModelHooks[DelaysUpdates]):
+    """What reads weights reads those of the last update."""
+
+    ability = DelaysUpdates
+
+    def evaluate(self, call: ModelCall) -> None:
+        """Makes the last updates."""
+        settle(call.model, self.extended)
+
+    predict = epoch_logs = evaluate
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """`fit` begins without an update under way."""
+        return [LastUpdates(self.extended), *given]

@@ -1,0 +1,137 @@
+"""What strategies of processes that each train on a part of the data have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.cluster import discovery
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import Cluster
+from tfdist.engine import calibration
+from tfdist.engine.group import Group as EngineGroup
+from tfdist.runtime import world
+from tfdist.runtime.groups import Group
+from tfdist.strategies.devices import device_names
+from tfdist.strategies.devices.devices import default_devices
+from tfdist.strategies.keras import keras_saving, keras_seams
+
+
+class Processes(tf.distribute.Strategy):
+    """A strategy whose `extended` is an `tfdist.strategies.all_reduce.extended.AllReduceExtended`."""
+
+    # Read by MirroredExtended; used only among this process's devices.
+    _collective_key_base = 0
+
+    _cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+    _local_rank: int
+
+    def _enter(
+        self,
+        cluster: Cluster | None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        devices: Sequence[str] | None,
+        timeouts: Timeouts,
+        algorithm: str,
+        group: Group | None,
+    ) -> tuple[EngineGroup, list[str]]:
+        """Enters the job, before the base class is initialized.
+
+        Args:
+            cluster: that was found.
+            cluster_resolver: that it was found by; None for TF_CONFIG and the like.
+            devices: that were asked for; the arguments below are those of `tfdist.AllReduceStrategy`.
+            timeouts: for waiting.
+            algorithm: of sums.
+            group: of processes.
+
+        Returns:
+            The processes that train this model together, and this process's devices.
+        """
+        if group is not None and not isinstance(group, Group):
+            raise TypeError(f"{type(self).__name__}(group=…) is a tfdist.Group; got {group!r}")
+        if devices is not None:
+            where = f"{type(self).__name__}(devices=…)"
+            devices = device_names.all_resolved(where, devices)
+            if len(set(devices)) < len(devices):
+                raise ValueError(f"{where} names each device once; got {devices}")
+        entered = world.train(cluster, timeouts)
+        chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
+        keras_seams.install_for(self)
+        self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
+        self._local_rank = entered.local_rank
+        own = entered.group if group is None else entered.group.subgroup(group.members())
+        return own.using(algorithm, calibration.agreed(own, algorithm)), chosen
+
+    @property
+    def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """The resolver that the strategy was made with, or one made from TF_CONFIG or Slurm.
+
+        Under mpiexec, and for a process that trains alone, it names no tasks.
+        """
+        return self._cluster_resolver
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group; the chief's is 0."""
+        return self.extended.group.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train together."""
+        return self.extended.group.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank among the processes on its machine."""
+        return self._local_rank
+
+    def communication(self) -> dict[str, int]:
+        """The communication of this process since it started.
+
+        Returns:
+            The number of ``collectives`` begun, and of ``messages`` and ``bytes`` sent.
+        """
+        engine = self.extended.group.engine
+        communicator = engine.communicator
+        return {
+            "collectives": engine.statistics.collectives,
+            "messages": communicator.messages_sent,
+            "bytes": communicator.bytes_sent,
+        }
+
+    def compression(self) -> dict[str, dict[str, int]]:
+        """The bytes of compressed gradients since this process started, by variable path.
+
+        Returns:
+            For each variable whose gradient is compressed: ``given_bytes``, the size of its gradients;
+            ``sent_bytes``, sent by this process to others; and ``plain_bytes``, which a ring all-reduce would have
+            sent.
+        """
+        compressor = self.extended.compressor
+        return {} if compressor is None else compressor.traffic()
+
+    def save_compression(self, path: str) -> None:
+        """Writes this process's residuals beside a checkpoint, for custom training loops. Call it on every process.
+
+        `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do this already.
+
+        Args:
+            path: the checkpoint's. The file's name is made from it, this rank and the number of processes.
+        """
+        if self.extended.compressor is not None:
+            self.extended.compressor.save(path)
+
+    def restore_compression(self, path: str) -> None:
+        """Reads the residuals that `save_compression` wrote. Call it on every process.
+
+        If they cannot be restored on one process, all processes start without residuals.
+
+        Args:
+            path: the checkpoint's.
+
+        Raises:
+            OSError: a file is damaged.
+        """
+        keras_saving.restore_compression(self.extended, path)

@@ -1,0 +1,1 @@
+"""Batches, and the shares of them that replicas get."""

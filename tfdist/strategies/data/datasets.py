@@ -1,0 +1,282 @@
+"""Distribution of datasets over the replicas of all processes."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.data.row_checks import equal_rows
+from tfdist.strategies.data.shares import Share, as_share, batch_size
+
+log = logging.getLogger("tfdist")
+
+
+def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
+    """Whether every process reads the whole dataset and takes its share of each batch.
+
+    Otherwise `tf.data` shards the dataset by files, or every process is assumed to provide its own samples.
+
+    Args:
+        dataset: with the user's `tf.data.experimental.AutoShardPolicy`.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policies = tf.data.experimental.AutoShardPolicy
+    return policy == policies.DATA or (policy == policies.AUTO and not private.reads_files(dataset))
+
+
+_strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The `extended` of strategies by id. Iterator types hold the id, because a type spec consists of plain values."""
+
+
+class SharedDataset(tf.distribute.DistributedDataset):
+    """A dataset of global batches, of which every replica gets its share: contiguous rows, in the order of replicas.
+
+    Batches are cut in the step's graph, after reading: a `map` on the dataset would be optimized again for each
+    iterator, which takes longer than a short epoch. Rows are copied: a batch from a generator may share memory with
+    the user's array, and TensorFlow's kernels may write into a slice of it.
+
+    Args:
+        dataset: a dataset of global batches.
+        extended: the strategy's `extended`.
+        stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples if there are none.
+
+    Attributes:
+        dataset: as given.
+
+    Raises:
+        ValueError: the dataset's elements are not batches.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool) -> None:
+        if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
+            raise ValueError(
+                "the elements of the dataset must be batches, to be cut into shares for "
+                f"{extended._num_replicas_in_sync} replicas; got elements of {dataset.element_spec}. Call `batch()` "
+                "on the dataset."
+            )
+        self.dataset = dataset
+        self._dataset = private.not_tuned(dataset).prefetch(1)
+        _strategies[id(extended)] = extended
+        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in)
+
+    def __iter__(self) -> SharedIterator:
+        return self._spec._from_components(iter(self._dataset))
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of each step's value for all local replicas."""
+        return self._spec.of_shares()
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """See `tf.distribute.DistributedDataset`."""
+        state = initial_state
+        for shares in self:
+            state = reduce_func(state, shares)
+        return state
+
+
+class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
+    """An iterator of a `SharedDataset`; may be given to a `tf.function`."""
+
+    def __init__(self, iterator: Any, spec: _SharedIteratorSpec) -> None:
+        self._iterator = iterator
+        self._spec = spec
+
+    @property
+    def _type_spec(self) -> _SharedIteratorSpec:
+        return self._spec
+
+    @property
+    def element_spec(self) -> Any:
+        """The type of each step's value for all local replicas."""
+        return self._spec.of_shares()
+
+    def __iter__(self) -> SharedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.get_next()
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+
+    def get_next(self) -> Any:
+        """The next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
+        shares, another = self._shares()
+
+        def end() -> Any:
+            self._iterator.get_next()  # raises the error
+            return [self._spec.share_without_rows() for _ in self._spec.extended().worker_devices]
+
+        return private.per_replica(tf.cond(another, shares, end), self._spec.extended())
+
+    def get_next_as_optional(self) -> Any:
+        """The next step's shares, as a `tf.experimental.Optional`."""
+        shares, another = self._shares()
+        return tf.cond(
+            another,
+            lambda: tf.experimental.Optional.from_value(private.per_replica(shares(), self._spec.extended())),
+            lambda: tf.experimental.Optional.empty(self.element_spec),
+        )
+
+    def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
+        """A function that makes the local replicas' shares, and whether any process has another batch."""
+        extended, spec = self._spec.extended(), self._spec
+        devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
+        first = extended._get_replica_id_in_sync_group(0)
+        optional = self._iterator.get_next_as_optional()
+        is_there = optional.has_value()
+        # If this process has no batch but another one has, a row of zeros stands in.
+        batch = tf.cond(is_there, optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data)
+        rows = batch_size(batch)
+        with tf.control_dependencies(equal_rows(batch, is_there)):
+            samples = tf.where(is_there, rows, 0)
+        parts = _parts(samples, first, devices, replicas)
+        another = extended.count_step(tf.cast(is_there, tf.int64) * devices, parts[-1] - parts[0])
+
+        def shares() -> list[Any]:
+            shared = []
+            for device, begin, end in zip(extended.worker_devices, parts, parts[1:], strict=False):
+                with tf.device(device):
+                    shared.append(_share(batch, rows, begin, end, spec.stand_in))
+            return shared
+
+        return shares, another > 0
+
+
+class _SharedIteratorSpec(tf.TypeSpec):
+    """The type of a `SharedIterator`.
+
+    Args:
+        batch: the type of the dataset's elements.
+        strategy: the id of the strategy's `extended`.
+        stand_in: as in `SharedDataset`.
+    """
+
+    __slots__ = ("_strategy", "batch", "stand_in")
+
+    def __init__(self, batch: Any, strategy: int, stand_in: bool) -> None:
+        self.batch = batch
+        self.stand_in = stand_in
+        self._strategy = strategy
+
+    def extended(self) -> Any:
+        """The strategy's `extended`."""
+        return _strategies[self._strategy]
+
+    def share_without_rows(self) -> Any:
+        """What stands for a share where none is needed, as in the branch of a conditional that raises an error."""
+        empty = private.without_rows(self.batch)
+        return Share(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
+
+    def of_shares(self) -> Any:
+        """The type of each step's value for all local replicas."""
+        share = tf.nest.map_structure(_of_any_rows, self.batch)
+        if self.stand_in:
+            share = Share(share, tf.TensorSpec([], tf.int64))
+        return private.spec_of_replicas(share, self.extended())
+
+    @property
+    def value_type(self) -> type:
+        return SharedIterator
+
+    def _serialize(self) -> Any:
+        return self.batch, self._strategy, self.stand_in
+
+    @property
+    def _component_specs(self) -> Any:
+        return tf.data.IteratorSpec(self.batch)
+
+    def _to_components(self, value: SharedIterator) -> Any:
+        return value._iterator
+
+    def _from_components(self, components: Any) -> SharedIterator:
+        return SharedIterator(components, self)
+
+
+def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
+    """A part of a batch, which holds some rows; with ``stand_in``, as a `Share`."""
+    rows = end - begin
+    if stand_in:
+        is_filled = rows > 0
+        begin, end = tf.where(is_filled, begin, 0), tf.where(is_filled, end, tf.minimum(held, 1))
+    chosen = tf.range(begin, end)
+    part = tf.nest.map_structure(lambda component: _rows(component, chosen, begin, end), batch)
+    return Share(part, rows) if stand_in else part
+
+
+def _parts(samples: tf.Tensor, first: int, devices: int, replicas: int) -> list[tf.Tensor]:
+    """The first row of each local replica's share, and the row after the last one's.
+
+    If samples do not divide evenly, the first of all replicas have one more.
+    """
+    each, more = samples // replicas, samples % replicas
+    return [each * replica + tf.minimum(more, replica) for replica in range(first, first + devices + 1)]
+
+
+def _has_rows(spec: Any) -> bool:
+    return isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) and spec.shape.rank != 0
+
+
+def _of_any_rows(spec: Any) -> Any:
+    """The type of a component after cutting: its number of rows is unknown."""
+    if not _has_rows(spec) or spec.shape.rank is None:
+        return spec
+    shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+def _rows(component: Any, chosen: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """The rows of a component from ``begin`` to ``end``, whose numbers are ``chosen``."""
+    if isinstance(component, tf.SparseTensor):
+        rest = component.dense_shape[1:]
+        return tf.sparse.slice(
+            component, tf.concat([[begin], tf.zeros_like(rest)], 0), tf.concat([[end - begin], rest], 0)
+        )
+    if isinstance(component, tf.RaggedTensor) or (isinstance(component, tf.Tensor) and component.shape.rank != 0):
+        return tf.gather(component, chosen)
+    return component
+
+
+def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> None:
+    """Warns if a dataset is this process's shard already, as each batch of it will be divided among all once more.
+
+    Args:
+        dataset: that is distributed.
+        processes: how many there are.
+        rank: of this one.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == tf.data.experimental.AutoShardPolicy.OFF:
+        return
+    shards = [part for part in private.parts_of(dataset) if type(part).__name__ == "_ShardDataset"]
+    if any((int(part._num_shards), int(part._index)) == (processes, rank) for part in shards):
+        log.warning(
+            "tfdist: this dataset has been sharded for %d processes, and each process takes its part of every batch "
+            "of it once more: most samples are never trained on. Leave out `shard`; or give the shards to "
+            "strategy.distribute_datasets_from_function, whose batches are each process's own.",
+            processes,
+        )
+
+
+def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
+    """Warns if a dataset is shuffled without a seed: processes would see some samples twice and others never."""
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == tf.data.experimental.AutoShardPolicy.OFF:
+        return
+    if any(
+        "Shuffle" in type(part).__name__ and int(part._seed) == int(part._seed2) == 0
+        for part in private.parts_of(dataset)
+    ):
+        log.warning(
+            "tfdist: this dataset is shuffled without a seed, so every process shuffles it differently, and some "
+            "samples are seen twice, others never. Pass seed= to shuffle(), or call "
+            "keras.utils.set_random_seed() with the same number on every process before building it."
+        )

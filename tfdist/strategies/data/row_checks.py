@@ -1,0 +1,110 @@
+"""Checks of how many rows batches have, and errors of graphs about them that are easily read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.data.shares import Share, batch_size, rows_of_components
+
+OTHER_ROWS = (
+    "a batch cannot be divided among processes and devices, because its components have different numbers of rows, so "
+    "that nobody knows which rows belong together. Give each process batches of its own "
+    "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make it a ragged tensor, with a "
+    "row for each sample; or leave what all samples share, such as positions, to the model."
+)
+"""The beginning of an error."""
+
+FIXED_ROWS = "the model accepts batches of {} rows only, as its layers name them (batch_shape=({}, …)): of each batch,"
+"""Likewise."""
+
+
+def equal_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
+    """Operations that fail if components of a batch, which is to be divided, have different numbers of rows.
+
+    Eagerly, this raises the error.
+
+    Args:
+        batch: of a dataset.
+        is_there: whether it is one, and not what stands in for one that is lacking; a boolean scalar.
+
+    Raises:
+        InvalidArgumentError: they have; also as the error of a graph.
+    """
+    rows = rows_of_components(batch)
+    known = [tf.get_static_value(count) for count in rows.values()]
+    if len(rows) < 2 or (None not in known and len(set(map(int, known))) == 1):
+        return []
+    counts = tf.stack(list(rows.values()))
+    text = f"{OTHER_ROWS} The rows of {', '.join(rows)} are:"
+    same = tf.reduce_all(counts[1:] == counts[0]) | ~is_there
+    operation = tf.raw_ops.Assert(condition=same, data=[tf.constant(text), counts], summarize=len(rows))
+    return [] if operation is None else [operation]
+
+
+def fixed_rows(share: Share, rows: int | None) -> Share:
+    """A share for a model that accepts one number of rows, as of stateful layers; a step fails if it has another.
+
+    Args:
+        share: of a batch.
+        rows: that the model accepts; None if it accepts any.
+
+    Raises:
+        ValueError: it has others, as is known when a graph is made.
+        InvalidArgumentError: it has others; as the error of a graph.
+    """
+    if rows is None:
+        return share
+    text = FIXED_ROWS.format(rows, rows)
+    known = tf.get_static_value(batch_size(share.data))
+    if known is not None and int(known) != rows:  # when a graph is made, layers would fail next
+        raise _of_fixed_rows(text, int(known))
+    check = tf.raw_ops.Assert(condition=tf.equal(share.rows, rows), data=[tf.constant(text), share.rows], summarize=1)
+    with tf.control_dependencies([] if check is None else [check]):
+        return Share(tf.nest.map_structure(tf.identity, share.data, expand_composites=True), share.rows)
+
+
+def rows_of_state(model: Any) -> int | None:
+    """The only number of rows that a model accepts, as it has stateful layers; None if it accepts any.
+
+    Keras trains other models on batches of any size, whatever their inputs name.
+
+    Args:
+        model: a Keras model.
+    """
+    has_state = any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+    return rows_of_model(model) if has_state else None
+
+
+def rows_of_model(model: Any) -> int | None:
+    """The number of rows that a model's inputs name; None if they name none.
+
+    Args:
+        model: a Keras model.
+    """
+    inputs = getattr(model, "inputs", None) or []
+    return next((part.shape[0] for part in inputs if len(part.shape)), None)
+
+
+def readable(error: tf.errors.InvalidArgumentError) -> ValueError | None:
+    """The error of a check of this file as one that is easily read; None if it is another one.
+
+    Args:
+        error: as TensorFlow raises it, also from a graph.
+    """
+    if found := re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message):
+        pairs = zip(found[1].split(", "), found[2].split(), strict=False)
+        return ValueError(f"{OTHER_ROWS} Rows: {', '.join(f'{name} has {count}' for name, count in pairs)}.")
+    pattern = re.escape(FIXED_ROWS).replace(r"\{\}", r"\d+")
+    if found := re.search(rf"({pattern})\] \[(\d+)\]", error.message):
+        return _of_fixed_rows(found[1], int(found[2]))
+    return None
+
+
+def _of_fixed_rows(text: str, got: int) -> ValueError:
+    return ValueError(
+        f"{text} this replica got {got} rows. Each replica gets its share of a batch. Have the layers name the rows of "
+        "a share, batch_shape=(rows // strategy.num_replicas_in_sync, …); a smaller last batch does not fit."
+    )

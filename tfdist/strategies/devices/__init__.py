@@ -1,0 +1,1 @@
+"""Which devices replicas and variables are on."""

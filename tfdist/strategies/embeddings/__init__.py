@@ -1,0 +1,1 @@
+"""Embeddings whose rows are in tables on parameter servers."""

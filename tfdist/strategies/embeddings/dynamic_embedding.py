@@ -1,0 +1,180 @@
+"""`DynamicEmbedding`: an embedding for any int64 key."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import KeepsTables
+from tfdist.strategies.embeddings import keras_embeddings
+from tfdist.strategies.embeddings.embedded_rows import EmbeddedRows
+from tfdist.strategies.keras import keras_seams
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the layer was made with. An object of its own, so that Keras neither wraps nor saves its parts.
+
+    Attributes:
+        form: of the table.
+        optimizer: as `keras.optimizers.serialize` describes it, or None.
+        cache: which rows a worker keeps, or None.
+    """
+
+    form: Form
+    optimizer: dict[str, Any] | None
+    cache: CachePolicy | None
+
+
+@keras.saving.register_keras_serializable(package="tfdist")
+class DynamicEmbedding(keras.layers.Layer):
+    """An embedding without a fixed size: each int64 key, for example a hash of an identifier, has a row.
+
+    A row is made when its key is first seen in training. `evaluate` and `predict` make none: there, and before the
+    policy admits a key, its row is the initial value, which depends on the seed and the key only.
+
+    In a job with parameter servers rows are on them, dealt by a hash of the key, with the optimizer's slots beside
+    them; a worker holds those of its batch. Without parameter servers they are in this process. Updates touch the rows
+    of the batch only: slots of other rows, such as Adam's, do not decay.
+
+    Under `tfdist.ParameterServerStrategy` each gradient is an update, made when it comes, in every mode of
+    synchronization. Under `tfdist.AllReduceStrategy` the workers' gradients of a step are one update: that of one
+    process for the global batch.
+
+    `model.save` and `save_weights` save keys and values, but not the rows' slots. Other weights' methods
+    (`get_weights`, ``restore_best_weights``) leave rows out.
+
+    Args:
+        dim: number of columns.
+        initial: the first values of rows.
+        policy: which keys get a row, and when rows are evicted; ``max_rows`` is that of each server.
+        optimizer: of the rows; by default the model's, with its learning rate. It must treat each row on its own, and
+            may not clip by norms, average or accumulate.
+        cache: which frequent rows a worker keeps, to read them from the servers less often; by default none. Only under
+            `tfdist.ParameterServerStrategy`, and in training: `evaluate` and `predict` read the newest rows.
+        **options: of `keras.layers.Layer`.
+
+    Raises:
+        ValueError: ``dim`` is below 1; or there are several replicas and no parameter server.
+
+    Attributes:
+        dtype_of_keys: of the input of a `keras.Sequential` that begins with this layer.
+    """
+
+    dtype_of_keys = "int64"
+
+    def __init__(
+        self,
+        dim: int,
+        initial: InitialRows | dict[str, Any] | None = None,
+        policy: RowPolicy | dict[str, Any] | None = None,
+        optimizer: Any = None,
+        cache: CachePolicy | dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
+        keras_seams.install()
+        keras_embeddings.install()
+        initial = InitialRows(**initial) if isinstance(initial, dict) else initial or InitialRows()
+        policy = RowPolicy(**policy) if isinstance(policy, dict) else policy or RowPolicy()
+        described = None if optimizer is None else keras.optimizers.serialize(_optimizer(optimizer))
+        cache = CachePolicy(**cache) if isinstance(cache, dict) else cache
+        self._settings = _Settings(Form(dim, initial, policy), described, cache)
+        self._rows: EmbeddedRows | None = None
+        self.supports_jit = False
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the table, on the parameter servers of the job if it has some."""
+        form = self._settings.form
+        extended = at_work.current(KeepsTables)
+        table = None if extended is None else extended.table(self.name, form, self._settings.cache)
+        if table is None:
+            if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+                raise ValueError(
+                    f"the layer {self.name} keeps its rows in one place, which replicas would update apart. Give the "
+                    'job parameter servers (`tfdist run --ps 1`, or a job "ps" in TF_CONFIG), or use '
+                    "keras.layers.Embedding with a fixed size."
+                )
+            table = TableClient(Line([InProcess()]), self.name, form)
+        self._rows = EmbeddedRows(table, self._settings.optimizer)
+        self._anchor = self.add_weight(
+            name="anchor", shape=(0, form.dim), initializer="zeros", dtype=form.dtype, autocast=False
+        )
+        self._rows.put_behind(self._anchor)
+
+    def call(self, keys: Any, training: Any = None) -> Any:
+        """The rows of keys.
+
+        Args:
+            keys: integers of any shape.
+            training: whether keys that have no row get one.
+
+        Returns:
+            Of the keys' shape and ``dim``.
+
+        Raises:
+            TypeError: the keys are no integers.
+        """
+        assert self._rows is not None
+        keys = tf.convert_to_tensor(keys)
+        if not keys.dtype.is_integer:
+            raise TypeError(
+                f"the layer {self.name} takes integers as keys; got {keys.dtype.name}. Give `keras.layers.Input` "
+                'dtype="int64", and hash strings (`keras.layers.Hashing`).'
+            )
+        create = tf.cast(training or False, tf.bool) if self.trainable else tf.constant(False)
+        sharing = at_work.sharing()
+        if sharing is not None:  # a stand-in row is no use of its keys
+            create = tf.logical_and(create, tf.logical_not(sharing.shares.is_empty()))
+        found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
+        return tf.cast(found, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """The keys' shape and ``dim``."""
+        return (*input_shape, self._settings.form.dim)
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """All rows, of all servers.
+
+        Returns:
+            The keys in ascending order, int64 [rows], and their values, float32 [rows, dim].
+
+        Raises:
+            ValueError: the layer is not built.
+        """
+        if self._rows is None:
+            raise ValueError(f"the layer {self.name} is not built: call it, or give the model an Input")
+        return self._rows.export()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves keys and values."""
+        store["keys"], store["rows"] = self.export()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads keys and values. On parameter servers the chief's count, and first ones only if no row was updated."""
+        assert self._rows is not None
+        self._rows.assign(np.asarray(store["keys"]), np.asarray(store["rows"]))
+
+    def get_config(self) -> dict[str, Any]:
+        """As `keras.layers.Layer.get_config`."""
+        form = self._settings.form
+        own: dict[str, Any] = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
+        own["cache"] = None if self._settings.cache is None else asdict(self._settings.cache)
+        return {**super().get_config(), **own, "optimizer": self._settings.optimizer}
+
+
+def _optimizer(given: Any) -> Any:
+    """An optimizer, from one or what describes it, into which Keras would write."""
+    return keras.optimizers.get(deepcopy(given) if isinstance(given, dict) else given)

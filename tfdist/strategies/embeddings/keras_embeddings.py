@@ -1,0 +1,78 @@
+"""Keras optimizers leave rows behind anchors (`tfdist.strategies.embeddings.embedded_rows`) to their tables."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.seams import optimizer
+from tfdist.strategies import at_work
+from tfdist.strategies.data.shares import Shares, weighed
+from tfdist.strategies.embeddings.embedded_rows import rows_of
+from tfdist.strategies.keras import sequential_build
+
+
+@functools.cache
+def install() -> None:
+    """Installs the seams."""
+    optimizer.points.provide([WithoutRows], lambda _: [WithoutRows()])
+    sequential_build.replace_build(_with_integer_keys)
+
+
+class WithoutRows(optimizer.OptimizerHooks):
+    """Rows are updated by their tables, after the other variables: these wait for the chief's first values."""
+
+    def apply(self, call: optimizer.OptimizerCall) -> contextlib.AbstractContextManager[None] | None:
+        """Splits rows off."""
+        given, gradients = call.arguments["trainable_variables"], call.arguments["grads"]
+        if not call.applies_itself:
+            return None
+        variables = list(call.optimizer._trainable_variables if given is None else given)
+        if len(variables) != len(gradients) or all(rows_of(variable) is None for variable in variables):
+            return None
+        return _split(call, list(gradients), variables)
+
+
+@contextlib.contextmanager
+def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[Any]) -> Iterator[None]:
+    if not call.optimizer.built:  # with the anchors, as Keras does when it loads a model
+        with tf.init_scope(), keras.name_scope(call.optimizer.name):
+            call.optimizer.build(variables)
+    rest = [pair for pair in zip(gradients, variables, strict=True) if rows_of(pair[1]) is None]
+    if any(gradient is not None for gradient, _ in rest):
+        call.arguments["grads"], call.arguments["trainable_variables"] = map(list, zip(*rest, strict=True))
+    else:
+        call.replace(lambda: call.optimizer._iterations.assign_add(1))
+    yield
+    for gradient, variable in zip(gradients, variables, strict=True):
+        rows = rows_of(variable)
+        if rows is not None and gradient is not None:
+            weighing = at_work.weighing()
+            rows.update(call.optimizer, gradient if weighing is None else _part_of_mean(gradient, weighing.shares))
+
+
+def _part_of_mean(gradient: Any, shares: Shares) -> Any:
+    """A replica's part of the gradient of all samples' mean: the parts' sum. It has no keys of a stand-in row."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    keys = tf.where(shares.is_empty(), 0, tf.size(gradient.indices))
+    whole = weighed(gradient, shares.weight())
+    return tf.IndexedSlices(whole.values[:keys], whole.indices[:keys], whole.dense_shape)
+
+
+def _with_integer_keys(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A model without an `Input` takes keys as they are; Keras would cast them to the floats of the first layer."""
+
+    def build(self: Any, input_shape: Any = None) -> None:
+        dtype = getattr(self._layers[0], "dtype_of_keys", None) if self._layers else None
+        is_one = isinstance(input_shape, (tuple, list)) and all(isinstance(one, int | None) for one in input_shape)
+        if dtype is not None and is_one:
+            self._layers = [keras.layers.InputLayer(batch_shape=tuple(input_shape), dtype=dtype), *self._layers]
+        original(self, input_shape)
+
+    return build

@@ -1,0 +1,1 @@
+"""What any strategy needs of Keras: data, steps, losses, metrics, variables, optimizers, callbacks, files."""

@@ -1,0 +1,67 @@
+"""Gradients through collectives between replicas, in steps whose gradients are weighted by samples.
+
+A replica's gradient is multiplied by its weight w after back-propagation. The gradient that flows back through a
+collective, as in synchronized batch normalization, comes from the losses of all replicas, and each loss must count by
+its own replica's weight. So it is multiplied by the weight of the replica that sends it, and divided by the weight of
+the replica that receives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.data.shares import weighed
+
+
+def install() -> None:
+    """Installs the seams for collectives."""
+    replace(private.ReplicaContext, "all_reduce", _all_reduce)
+    replace(private.ReplicaContext, "all_gather", _all_gather)
+
+
+def _all_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return _weighing_back(self, lambda given: original(self, reduce_op, given, options), value, options)
+
+    return all_reduce
+
+
+def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_gather(self: Any, value: Any, axis: int, options: Any = None) -> Any:
+        return _weighing_back(self, lambda given: original(self, given, axis, options), value, options)
+
+    return all_gather
+
+
+def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
+    """The result of a collective, with a weighted gradient."""
+    extended = at_work.weighing()
+    if extended is None or isinstance(options, private.WeighedOptions):
+        return collective(value)
+    weight = extended.shares.weight()
+
+    def back(given: Any, factor: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda part: _with_gradient_times(part, factor), given)
+
+    return back(collective(back(value, tf.math.reciprocal_no_nan(weight))), weight)
+
+
+def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:
+    """The same value, with its gradient multiplied by a factor."""
+    if isinstance(value, tf.IndexedSlices):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+        return tensor
+
+    @tf.custom_gradient
+    def identity(given: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(given), lambda gradient: weighed(gradient, factor)
+
+    return identity(tensor)

@@ -1,0 +1,156 @@
+"""Processes that share batches agree on what they give `fit`, `evaluate` and `predict`, before any of them waits.
+
+Without it, the ranks of a job whose data or arguments differ would wait in different collectives. Each process sends a
+hash of each argument, and the arguments themselves only if they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import MismatchError
+from tfdist.private.keras import array_slicing, tree
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import keras_hooks
+from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.data import datasets
+from tfdist.strategies.keras import keras_steps
+from tfdist.tensors import unnumbered
+
+_SHOWN_CHARACTERS = 200
+
+
+def install() -> None:
+    """Installs the hooks. They have to be around those that call collectives."""
+    keras_hooks.add(Agreement)
+
+
+class Agreement(keras_hooks.ModelHooks[SharesBatches]):
+    """All processes give a method the same; those that come and go do not."""
+
+    ability = SharesBatches
+
+    def fit(self, call: ModelCall) -> None:
+        """Compares the arguments."""
+        if not self.extended.acts_alike or call.is_within_fit:
+            return
+        if self.extended.has_several_replicas:
+            keras_steps.check_functions(call.model, call.name)
+        agree(call.model, self.extended, call.name, call.arguments)
+
+    evaluate = predict = fit
+
+
+def agree(model: Any, extended: SharesBatches, method: str, given: dict[str, Any]) -> None:
+    """Compares what all processes give a method; called by all.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        method: its name.
+        given: its arguments, by name.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    exchange = extended.everyone
+    if len(exchange.members) == 1 or extended.is_local_only:
+        return
+    facts = _facts(model, method, given)
+    differing = exchange.compare(f"what {method} is given", facts)
+    if not differing:
+        return
+    said = "; ".join(f"{name}: {_by_value(values, exchange.members)}" for name, values in differing.items())
+    raise MismatchError(
+        f"rank {exchange.rank}: {method} was called with different arguments on different ranks: {said}. Every process "
+        f"calls `{method}` with the same data and arguments, and takes its share of each batch. If each process has "
+        "data of its own, pass what strategy.distribute_datasets_from_function returns, or train with "
+        "tfdist.DistributedOptimizer."
+    )
+
+
+def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
+    """What must be the same on all processes, as text."""
+    x, batch_size = given["x"], given["batch_size"]
+    facts = {"x": _described(x, in_order=method == "predict")}
+    if _first_array(x) is not None:
+        batch_size = batch_size or 32  # Keras's default
+    facts["batch_size"] = str(batch_size)
+    for name in ("y", "sample_weight"):
+        if name in given:
+            facts[name] = "None" if given[name] is None else "given"
+    if method == "fit":
+        has_backup = any(isinstance(one, keras.callbacks.BackupAndRestore) for one in _listed(given["callbacks"]))
+        names = ["epochs", "steps_per_epoch", "validation_freq", "validation_steps", "validation_batch_size"]
+        names += ["validation_split", "shuffle"]
+        facts.update({name: str(given[name]) for name in names})
+        facts["initial_epoch"] = "of the backup" if has_backup else str(given["initial_epoch"])
+        data = given["validation_data"]
+        facts["validation_data"] = _described(data[0] if isinstance(data, (tuple, list)) else data)
+    else:
+        facts["steps"] = str(given["steps"])
+    facts["steps_per_execution"] = str(getattr(model, "steps_per_execution", None))
+    weights = [f"{unnumbered(one.path)} {one.dtype} {tuple(one.shape)}" for one in model.variables]
+    facts["the model's variables"] = f"{len(weights)}: {', '.join(weights)}"
+    return facts
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return tree.flatten(callbacks or [])
+
+
+def _first_array(data: Any) -> Any:
+    """The first of the arrays that data consist of; None if they are of another kind."""
+    first = next((part for part in tree.flatten(data) if part is not None), None)
+    return first if array_slicing.can_slice_array(first) else None
+
+
+def _described(data: Any, in_order: bool = False) -> str:
+    """The kind of data, and how many rows or batches they have, as far as that is known and must be the same.
+
+    Args:
+        data: as of the argument ``x`` of `fit`.
+        in_order: whether all processes read the same batches, also where TensorFlow would divide files among them.
+    """
+    if data is None:
+        return "None"
+    if isinstance(data, tf.data.Dataset):
+        if not in_order and not datasets.is_cut_by_samples(data):
+            return "a tf.data.Dataset of which each process reads a part"
+        return f"a tf.data.Dataset of {_number(int(data.cardinality()))} batches"
+    if isinstance(data, datasets.SharedDataset):
+        return f"a distributed dataset of {_number(int(data.dataset.cardinality()))} batches"
+    if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+        return "a distributed dataset"
+    if isinstance(data, keras.utils.PyDataset):
+        return f"a PyDataset of {data.num_batches} batches"
+    if (first := _first_array(data)) is not None:
+        return f"arrays of {first.shape[0] if first.shape else 1} rows"
+    return f"a {type(data).__name__}" + (f" of length {len(data)}" if hasattr(data, "__len__") else "")
+
+
+def _number(cardinality: int) -> str:
+    return {tf.data.INFINITE_CARDINALITY: "infinitely many", tf.data.UNKNOWN_CARDINALITY: "an unknown number of"}.get(
+        cardinality, str(cardinality)
+    )
+
+
+def _by_value(values: Sequence[str], ranks: Sequence[int]) -> str:
+    """Which ranks have which value; long ones from where they differ."""
+    same = 0
+    if max(map(len, values)) > _SHOWN_CHARACTERS:
+        shortest = min(map(len, values))
+        same = next((place for place in range(shortest) if len({one[place] for one in values}) > 1), shortest)
+        same = max(max(one.rfind(", ", 0, same) for one in values) + 2, 0)
+    parts = []
+    for value in dict.fromkeys(values):
+        shown = ("… " if same else "") + value[same : same + _SHOWN_CHARACTERS]
+        shown += " …" if len(value) > same + _SHOWN_CHARACTERS else ""
+        parts.append(f"{shown} on rank(s) {[rank for rank, one in zip(ranks, values, strict=True) if one == value]}")
+    return ", ".join(parts)

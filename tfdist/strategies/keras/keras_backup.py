@@ -1,0 +1,261 @@
+"""`keras.callbacks.BackupAndRestore` on several processes: the chief writes and reads, and a backup is atomic.
+
+Keras writes the weights and then the epoch, in two files. A process killed between them would train an epoch twice.
+Here the epoch is stored in the weights file, which is written under a temporary name and then renamed. The previous
+backup is kept, in case the latest one is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import tensorflow as tf
+
+from tfdist.strategies import atomic_files, keras_hooks
+from tfdist.strategies.abilities import LoadsForAll, UpdatesOnServers
+from tfdist.strategies.keras import keras_saving
+from tfdist.strategies.keras.keras_variables import broadcast_state
+
+log = logging.getLogger("tfdist")
+
+_METADATA = "training_metadata"
+
+
+def install() -> None:
+    """Installs the hook."""
+    keras_hooks.add(ReadForAll)
+
+
+class ReadForAll(keras_hooks.ModelHooks[LoadsForAll]):
+    """Backups are the chief's, and restored on all ranks."""
+
+    ability = LoadsForAll
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Changes the user's `keras.callbacks.BackupAndRestore`, in place."""
+        for callback in given:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                share(callback, self.extended)
+        return given
+
+
+def of_worker(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
+    """The callbacks of a worker of parameter servers, of which the chief alone backs up the model.
+
+    Args:
+        given: the user's.
+        extended: the strategy's `extended`.
+    """
+    if not extended.worker:
+        return given
+    return [
+        OfWorker(callback, extended.worker) if isinstance(callback, keras.callbacks.BackupAndRestore) else callback
+        for callback in given
+    ]
+
+
+def share(callback: Any, extended: LoadsForAll) -> None:
+    """Makes a callback restore all ranks from the chief's backup.
+
+    Args:
+        callback: a `keras.callbacks.BackupAndRestore`.
+        extended: the strategy's `extended`.
+    """
+    if not hasattr(callback, "_tfdist_shared"):
+        callback._tfdist_shared = _Shared(callback, extended)
+
+
+class _Shared:
+    """Replacements for the callback's methods, on one rank."""
+
+    def __init__(self, callback: Any, extended: LoadsForAll) -> None:
+        self._callback = callback
+        self._extended = extended
+        self._files = Files(callback, callback._load_model, callback._save_model)
+        self._end = callback.on_train_end
+        callback._load_model = self.load
+        callback._save_model = self.save
+        callback.on_train_end = self.end
+
+    @property
+    def _beside(self) -> str:
+        return os.path.join(self._callback.backup_dir, "residuals")
+
+    def load(self) -> None:
+        """Restores the chief's backup on all ranks, if there is one."""
+        callback, extended = self._callback, self._extended
+        model = callback.model
+        optimizer = model.optimizer
+        if model.built and optimizer is not None and not optimizer.built:
+            # `fit` leaves this to the first step of a model that it cannot call. All ranks create the variables here,
+            # because the chief must not do so alone, and before any backup, so that every run has the same ones.
+            with model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
+        failure = None
+        try:
+            with extended.reading_for_all():
+                extended.by_the_writer(model, self._files.load)
+        except Exception as error:
+            if not extended.is_writer:
+                raise
+            failure = error
+        status = tf.constant([0 if failure is None else 1, model._initial_epoch or 0], tf.int64)
+        status = extended.everyone.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
+        if failure is not None:
+            raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
+        if status[0]:
+            raise RuntimeError(
+                f"the chief could not read the backup in {callback.backup_dir}; see the error of rank "
+                f"{extended.everyone.members[0]} for the cause"
+            )
+        model._initial_epoch = int(status[1])
+        broadcast_state(model, extended)
+        if status[1]:
+            keras_saving.restore_beside(model, extended, self._beside)
+
+    def save(self) -> None:
+        """Writes a backup: the chief writes the model, every rank what else it has to save."""
+        saves = self._extended.is_writer or keras_saving.compressor_of(self._extended) is not None
+        if saves and "://" not in self._beside:
+            Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
+        keras_saving.save_beside(self._callback.model, self._extended, self._beside)
+        self._extended.by_the_writer(self._callback.model, self._files.save)
+
+    def end(self, logs: Any = None) -> None:
+        """Removes the backup, unless it is to be kept."""
+        compressor = keras_saving.compressor_of(self._extended)
+        if compressor is not None and self._callback.delete_checkpoint:
+            compressor.file(self._beside).unlink(missing_ok=True)
+            self._extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
+        if self._extended.is_writer:
+            self._end(logs)
+
+
+class OfWorker(keras.callbacks.Callback):
+    """Has a worker of parameter servers, which have its weights, go on with the epoch after the last that it ended.
+
+    Args:
+        callback: the worker's `keras.callbacks.BackupAndRestore`, in whose folder the chief saves the model.
+        worker: number of the worker.
+    """
+
+    def __init__(self, callback: Any, worker: int) -> None:
+        super().__init__()
+        self._deletes = callback.delete_checkpoint
+        self._path = os.path.join(callback.backup_dir, f"epoch_of_worker_{worker}.json")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if tf.io.gfile.exists(self._path):
+            with tf.io.gfile.GFile(self._path) as file:
+                self.model._initial_epoch = int(json.loads(file.read())["epoch"])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        partial = f"{self._path}.partial"
+        tf.io.gfile.makedirs(os.path.dirname(self._path))
+        with tf.io.gfile.GFile(partial, "w") as file:
+            file.write(json.dumps({"epoch": epoch + 1}))
+        tf.io.gfile.rename(partial, self._path, overwrite=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if self._deletes:
+            with contextlib.suppress(tf.errors.NotFoundError):  # the chief removes the whole folder
+                tf.io.gfile.remove(self._path)
+
+
+class Files:
+    """A backup's files, on the process that writes them.
+
+    Args:
+        callback: a `keras.callbacks.BackupAndRestore`.
+        load: its method that reads a backup, as it is in Keras.
+        save: its method that writes one, as it is in Keras.
+    """
+
+    def __init__(self, callback: Any, load: Callable[[], None], save: Callable[[], None]) -> None:
+        self._callback = callback
+        self._keras_load = load
+        self._keras_save = save
+        self._is_remote = "://" in str(callback.backup_dir)
+        self._latest = Path(callback._weights_path)
+        self._previous = self._latest.with_name("previous.weights.h5")
+        self._metadata = Path(callback._training_metadata_path)
+
+    def save(self) -> None:
+        """Writes weights and epoch to one file, and replaces the previous file by renaming."""
+        if self._is_remote:
+            self._keras_save()
+            return
+        self._latest.parent.mkdir(parents=True, exist_ok=True)
+        metadata = json.dumps({"epoch": self._callback._current_epoch, "batch": self._callback._last_batch_seen})
+        with atomic_files.written(self._latest) as partial:
+            with keras_saving.without_others():
+                self._callback.model.save_weights(partial)
+            with h5py.File(partial, "a") as file:
+                file.attrs[_METADATA] = metadata
+            _flush(partial)
+            if self._latest.exists():
+                os.replace(self._latest, self._previous)
+        with atomic_files.written(self._metadata) as partial:  # Keras's own, for restoring without tfdist
+            partial.write_text(metadata)
+
+    def load(self) -> None:
+        """Restores the latest backup, or the previous one if the latest is damaged or missing.
+
+        Raises:
+            Exception: any error of Keras or the file system, if there are backups and none can be read.
+        """
+        if self._is_remote:
+            self._keras_load()
+            return
+        for file in (self._latest, self._metadata):
+            atomic_files.remove_partial(file)
+        failure: Exception | None = None
+        for file in (self._latest, self._previous):
+            if not file.exists():
+                continue
+            try:
+                self._load(file)
+            except Exception as error:
+                log.warning("tfdist: the backup %s cannot be read (%s); trying the previous one", file, error)
+                failure = failure or error
+            else:
+                return
+        if failure is not None:
+            raise failure
+        self._load(self._latest)  # Keras handles a missing file
+
+    def _load(self, file: Path) -> None:
+        epoch = _epoch(file, self._metadata) if file.exists() else None
+        paths = self._callback._weights_path, self._callback._training_metadata_path
+        self._callback._weights_path, self._callback._training_metadata_path = str(file), f"{self._metadata}.none"
+        try:
+            self._keras_load()
+        finally:
+            self._callback._weights_path, self._callback._training_metadata_path = paths
+        if epoch is not None:
+            self._callback.model._initial_epoch = epoch
+
+
+def _epoch(file: Path, metadata: Path) -> int:
+    """The epoch that training resumes with from a backup."""
+    with h5py.File(file, "r") as weights:
+        text = weights.attrs.get(_METADATA)
+    if text is None:  # the file was written by Keras without tfdist
+        text = metadata.read_text() if metadata.exists() else '{"epoch": 0}'
+    return int(json.loads(text)["epoch"])
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

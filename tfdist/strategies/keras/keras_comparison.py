@@ -1,0 +1,93 @@
+"""The weights and optimizer state of all processes are compared, where `fit` says that they are equal."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import MismatchError
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import keras_hooks
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import EndsEpochsTogether
+from tfdist.strategies.keras.keras_optimizers import accumulators
+
+
+def install() -> None:
+    """Installs the hook. It has to be inside those that make weights equal before `evaluate`."""
+    keras_hooks.add(OneModel)
+
+
+class OneModel(keras_hooks.ModelHooks[EndsEpochsTogether]):
+    """`evaluate` that the user calls is of one model, not of another on each process."""
+
+    ability = EndsEpochsTogether
+
+    def evaluate(self, call: ModelCall) -> None:
+        """Compares weights."""
+        if self.extended.checks_weights and not call.is_within_fit:
+            compare(call.model, self.extended, "before evaluate")
+
+
+def compare(model: Any, extended: EndsEpochsTogether, when: str, largest: int = 0) -> int:
+    """Compares the copies of weights and optimizer state on all devices and processes, by hashes; all call it.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        when: for the message.
+        largest: a number of this process, from 0.
+
+    Returns:
+        The largest of the numbers of all processes.
+
+    Raises:
+        MismatchError: copies are not equal.
+    """
+    variables = _compared(model, extended)
+    hashes = _hashes(variables)
+    # One all-reduce by maximum yields the maximum and, of the negatives, the minimum: equal if all copies are.
+    numbers = np.array([largest, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
+    found = extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
+    differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
+    if differs.any():
+        place = int(differs.argmax())
+        _raise_mismatch(extended, when, variables[place], hashes[place])
+    return int(found[0])
+
+
+def _compared(model: Any, extended: EndsEpochsTogether) -> list[Any]:
+    """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
+    if not extended.checks_weights or not extended.has_several_replicas:
+        return []
+    optimizer = model.optimizer
+    kept = [] if optimizer is None else optimizer.variables
+    own = {id(variable) for variable in accumulators(optimizer)}
+    own.update(id(variable) for variable in extended.of_each(model))
+    everything = [*model.weights, *(variable for variable in kept if id(variable) not in own)]
+    return [one for one in everything if extended.holds(model, one)]
+
+
+def _hashes(variables: list[Any]) -> list[list[int]]:
+    """The hash of each copy of each variable."""
+    return [[_hash(copy.numpy()) for copy in private.copies(variable.value)] for variable in variables]
+
+
+def _raise_mismatch(extended: EndsEpochsTogether, when: str, variable: Any, hashes: list[int]) -> None:
+    everyone = extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
+    group = extended.group
+    others = [rank for rank, found in zip(group.members, everyone, strict=True) if (found != everyone[0]).any()]
+    where = f"between rank {group.members[0]} and rank(s) {others}" if others else "between the devices of a rank"
+    raise MismatchError(
+        f"rank {group.members[group.rank]}: {when} the ranks' weights are not equal: "
+        f"{variable.path} differs {where}. Weights or optimizer state were changed on some ranks only, for example "
+        "by a callback that depends on a rank's own values, or by an assignment in a custom train_step. To skip "
+        "this check, make the strategy with check_weights=False."
+    )
+
+
+def _hash(value: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,75 @@
+"""Epochs end together: all processes stop after the same one, and compare weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies import keras_hooks
+from tfdist.strategies.abilities import EndsEpochsTogether
+from tfdist.strategies.keras import keras_comparison
+
+
+def install() -> None:
+    """Installs the hook."""
+    keras_hooks.add(Ending)
+
+
+class Ending(keras_hooks.ModelHooks[EndsEpochsTogether]):
+    """Where processes do not come and go, the last callback of `fit` is `Together`."""
+
+    ability = EndsEpochsTogether
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Adds it."""
+        return [*given, Together(self.extended)] if self.extended.acts_alike else given
+
+
+class Together(keras.callbacks.Callback):
+    """Stops all ranks at the end of an epoch if any requests it, and compares their weights and optimizer state.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: EndsEpochsTogether) -> None:
+        super().__init__()
+        self._extended = extended
+        self._before = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        # This `fit` may be within another one, of a callback.
+        self._before = self._extended.stopping.is_wished
+        self._extended.stopping.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Defers ``stop_training`` until all know of it: the others would wait for a rank that stops now."""
+        if self.model.stop_training and len(self._extended.everyone.members) > 1:
+            self._extended.stopping.is_wished, self.model.stop_training = True, False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Agrees with all ranks on ``stop_training``, and compares weights.
+
+        Raises:
+            MismatchError: weights are not equal on all ranks.
+        """
+        stop = int(self._extended.stopping.is_wished or self.model.stop_training)
+        stops = keras_comparison.compare(self.model, self._extended, f"after epoch {epoch + 1}", stop) > 0
+        everyone = self._extended.everyone
+        if everyone is not self._extended.exchange:  # replicas are on several processes
+            stops = bool(everyone.all_gather(tf.constant([stops])).numpy().any())
+        self.model.stop_training = stops
+        self._extended.stopping.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Compares weights once more: a callback of the user may have set them on some ranks.
+
+        Raises:
+            MismatchError: they are not equal on all ranks.
+        """
+        self._extended.stopping.is_wished = self._before
+        if self._extended.checks_weights:
+            keras_comparison.compare(self.model, self._extended, "after the training")

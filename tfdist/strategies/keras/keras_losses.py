@@ -1,0 +1,278 @@
+"""Losses under `fit`: corrected so that the mean over shares, weighted by samples, is the loss of the whole batch.
+
+Gradients are reduced as the mean over replicas, weighted by samples (`tfdist.strategies.keras.keras_optimizers`). A
+loss that is a mean over samples, as most are, needs no correction. Others are corrected where Keras computes them:
+
+| loss | correction |
+|---|---|
+| a sum over samples | times N/n: all samples divided by the share's |
+| a vector of losses, whose sum Keras differentiates | the same |
+| a mean weighted by sample weights | times (w/W)·(N/n): the share's weights divided by all weights |
+| a mean over the valid steps of a mask | times (v/V)·(N/n): the share's valid steps divided by all valid steps |
+| `tf.nn.compute_average_loss`, made for sums | times N/n |
+| `tf.nn.scale_regularization_loss`, made for sums | undone |
+
+Where processes take steps on their own and average what they have learned, sums count once more for each of them.
+
+The same holds where a replica computes the losses of several parts of its batch, one by one (`of_part`).
+
+A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
+mean of the shares' values. Outside `fit`, `evaluate` and similar methods, Keras's and TensorFlow's own rules apply:
+sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.private.keras import losses
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import SharesBatches
+
+
+def install() -> None:
+    """Installs the seams for losses."""
+    replace(losses, "scale_loss_for_distribution", _left_alone)
+    replace(losses, "unscale_loss_for_distribution", _left_alone)
+    replace(losses, "reduce_values", _of_the_whole_batch)
+    replace(losses, "apply_mask", _over_valid_steps_of_all)
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        replace(optimizer, "scale_loss", _vectors_as_sums)
+    replace(keras.metrics.Mean, "update_state", _numbers_of_a_batch)
+    replace(tf.nn, "compute_average_loss", _as_part_of_sum)
+    replace(tf.nn, "scale_regularization_loss", _whole)
+
+
+def scale_summed_loss(loss: Any) -> tf.Tensor:
+    """Marks a loss in a custom `train_step` as a sum over samples, or a sum divided by the global batch's size.
+
+    Under `fit` gradients are averaged over replicas, weighted by samples. This function multiplies the share's part of
+    a sum by N/n, the samples of all replicas divided by those of this one, so that the mean is the sum over all
+    samples. Elsewhere it does nothing. `tf.nn.compute_average_loss` and Keras losses with ``reduction="sum"`` need no
+    call.
+
+    Args:
+        loss: the loss of this replica's share; any shape, of a floating dtype.
+
+    Returns:
+        A tensor like ``loss``.
+    """
+    loss = tf.convert_to_tensor(loss)
+    part = _part()
+    return loss if part is None else _times(loss, part.weight_of_sums())
+
+
+class _Share:
+    """A replica's part of a batch, whose loss is computed.
+
+    Args:
+        extended: of the strategy.
+    """
+
+    def __init__(self, extended: SharesBatches) -> None:
+        self._extended = extended
+
+    def inverse_weight(self) -> tf.Tensor:
+        """N/n: all samples divided by those of the part."""
+        return self._extended.shares.inverse_weight()
+
+    def weight_of_sums(self) -> tf.Tensor:
+        """The factor of a sum over the part. Processes that average what each has learned have a mean of sums."""
+        return self.inverse_weight() * self._extended.averaging_processes
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """The factor that replaces the part's own divisor by that of the whole batch, times N/n."""
+        own = tf.cast(divisor, tf.float64)
+        replica = tf.distribute.get_replica_context()
+        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own, private.OwnOptions())
+        return tf.math.divide_no_nan(own, total) * self.inverse_weight()
+
+
+class _PartOfShare:
+    """A part of a replica's part of a batch.
+
+    Args:
+        divisors: of the whole batch, in the order in which losses need them.
+        weight: the part's samples divided by those of the replica, a float64 scalar.
+        share: of the replica; None if there is one.
+    """
+
+    def __init__(self, divisors: Sequence[tf.Tensor], weight: tf.Tensor, share: _Share | None) -> None:
+        self._divisors = iter(divisors)
+        self._inverse = tf.math.reciprocal_no_nan(weight)
+        self._share = share
+
+    def inverse_weight(self) -> tf.Tensor:
+        """As of `_Share`."""
+        return self._inverse if self._share is None else self._inverse * self._share.inverse_weight()
+
+    def weight_of_sums(self) -> tf.Tensor:
+        """As of `_Share`."""
+        return self._inverse if self._share is None else self._inverse * self._share.weight_of_sums()
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """As of `_Share`."""
+        return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), next(self._divisors)) * self.inverse_weight()
+
+
+class _Noting:
+    """Notes the divisors of a loss.
+
+    Attributes:
+        divisors: in the order in which the loss needs them.
+    """
+
+    def __init__(self) -> None:
+        self.divisors: list[tf.Tensor] = []
+
+    def inverse_weight(self) -> tf.Tensor:
+        """None of a part."""
+        return tf.ones([], tf.float64)
+
+    def weight_of_sums(self) -> tf.Tensor:
+        """As of `inverse_weight`."""
+        return self.inverse_weight()
+
+    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+        """Notes it."""
+        self.divisors.append(tf.cast(divisor, tf.float64))
+        return self.inverse_weight()
+
+
+class _Computed(threading.local):
+    """What this thread computes the loss of, if it is not the share of a replica."""
+
+    part: _PartOfShare | _Noting | None = None
+
+
+_computed = _Computed()
+
+
+def _part() -> _Share | _PartOfShare | _Noting | None:
+    """What the loss is computed of; None if that is a whole batch."""
+    if _computed.part is not None:
+        return _computed.part
+    extended = at_work.weighing()
+    return None if extended is None else _Share(extended)
+
+
+@contextlib.contextmanager
+def noting_divisors() -> Iterator[list[tf.Tensor]]:
+    """Context in which losses note what they divide by; yields the list.
+
+    They are the numbers of valid steps and the sums of sample weights, float64 scalars.
+    """
+    noting = _Noting()
+    before, _computed.part = _computed.part, noting
+    try:
+        yield noting.divisors
+    finally:
+        _computed.part = before
+
+
+@contextlib.contextmanager
+def of_part(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
+    """Context in which a loss is that of a part of a replica's batch: its mean over parts is that of the whole batch.
+
+    Args:
+        divisors: of the batch of all replicas, as `noting_divisors` yields them.
+        weight: the part's samples divided by those of the replica's batch, a float64 scalar.
+    """
+    extended = at_work.weighing()
+    share = None if extended is None else _Share(extended)
+    before, _computed.part = _computed.part, _PartOfShare(divisors, weight, share)
+    try:
+        yield
+    finally:
+        _computed.part = before
+
+
+def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    return value * tf.cast(factor, value.dtype)
+
+
+def _left_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale(value: Any) -> Any:
+        return original(value) if _part() is None else value
+
+    return scale
+
+
+def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+        loss = original(values, sample_weight, reduction)
+        part = _part()
+        if part is None or values.shape.rank == 0:
+            return loss
+        if reduction == "sum":
+            return _times(loss, part.weight_of_sums())
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return _times(loss, part.of_all(tf.reduce_sum(sample_weight)))
+        return loss
+
+    return reduce_values
+
+
+def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        weight = original(sample_weight, mask, dtype=dtype, reduction=reduction)
+        part = _part()
+        if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weight
+        valid = tf.reduce_sum(tf.cast(mask, tf.float64))
+        return _times(weight, part.of_all(valid))
+
+    return apply_mask
+
+
+def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Treats a vector of losses as a sum, because Keras differentiates its sum."""
+
+    def scale_loss(self: Any, loss: Any) -> Any:
+        loss = original(self, loss)
+        part = _part()
+        if part is None or tf.convert_to_tensor(loss).shape.rank == 0:
+            return loss
+        return _times(loss, part.weight_of_sums())
+
+    return scale_loss
+
+
+def _as_part_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_average_loss(*args: Any, **kwargs: Any) -> tf.Tensor:
+        return scale_summed_loss(original(*args, **kwargs))
+
+    return compute_average_loss
+
+
+def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_regularization_loss(regularization_loss: Any) -> tf.Tensor:
+        if _part() is None:
+            return original(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
+
+    return scale_regularization_loss
+
+
+# Reported losses.
+
+
+def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Weights a scalar that a step passes to a `Mean` without a weight by the share's samples."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
+        extended = at_work.sharing()
+        if extended is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = extended.shares.weight()
+        return original(self, values, sample_weight)
+
+    return update_state

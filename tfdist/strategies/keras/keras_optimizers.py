@@ -1,0 +1,215 @@
+"""Keras optimizers: gradients are reduced before any other processing; all replicas agree on whether they are finite.
+
+Keras clips gradients, decays and averages weights on every replica, and has `tf.distribute` sum the gradients last.
+Here they are summed first, so that clipping applies to the gradient that one process would have. Accumulated gradients
+are summed when they are applied. In a step in which the strategy does not reduce, every replica uses its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.private.keras import base_optimizer, tf_optimizer
+from tfdist.seams.optimizer import Update, update_of, within_update
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import ReducesGradients
+from tfdist.strategies.data.shares import weighed
+
+
+def install() -> None:
+    """Installs the seams for optimizers."""
+    keras_hooks.add_for_optimizers(Reduced)
+    replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
+    base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer within others, such as `keras.optimizers.LossScaleOptimizer`.
+
+    Args:
+        optimizer: of Keras; anything else is returned.
+    """
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer, and those within it, accumulate gradients: they are each process's own.
+
+    Args:
+        optimizer: of Keras; None has none.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    own = list(getattr(optimizer, "_accumulated_gradients", None) or [])
+    return own + (accumulators(inner) if inner is not None else [])
+
+
+class _Summed(threading.local):
+    """Whether gradients that this thread gives to an optimizer are sums over all replicas."""
+
+    def __init__(self) -> None:
+        self.before = False
+
+
+_summed = _Summed()
+
+
+def are_summed() -> bool:
+    """Whether the caller is inside of `summed_before`."""
+    return _summed.before
+
+
+@contextlib.contextmanager
+def summed_before() -> Iterator[None]:
+    """Context in which an optimizer is given gradients that have been weighed and summed over all replicas."""
+    before, _summed.before = _summed.before, True
+    try:
+        yield
+    finally:
+        _summed.before = before
+
+
+class Reduced(keras_hooks.OptimizerHooks[ReducesGradients]):
+    """Gradients are weighted by samples and summed over replicas, which agree on whether they are finite."""
+
+    ability = ReducesGradients
+
+    def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Weighs gradients, or has them weighed on the way."""
+        extended = self.extended
+        update.is_summed = _summed.before
+        if update.is_summed:
+            return gradients
+        weighing = at_work.weighing()
+        if weighing is not None:
+            weight = weighing.shares.weight()
+            if self._can_be_weighed_on_the_way(update, gradients):
+                update.weight = weight
+            else:
+                gradients = [weighed(gradient, weight) for gradient in gradients]
+        if extended.compressor is not None:
+            extended.compressor.register(
+                {
+                    key: (
+                        variable.path if isinstance(variable, keras.Variable) else variable.name,
+                        tuple(variable.shape),
+                    )
+                    for key, variable in zip(_keys(update), update.variables, strict=True)
+                }
+            )
+        return gradients
+
+    def _can_be_weighed_on_the_way(self, update: Update, gradients: list[Any]) -> bool:
+        """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
+        return (
+            len(self.extended.worker_devices) == 1
+            and not update.optimizer.gradient_accumulation_steps
+            and all(gradient.dtype.is_floating for gradient in gradients)
+        )
+
+    def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
+        """Sums gradients."""
+        if update.is_summed:
+            return gradients
+        own, keys = gradients, _keys(update)
+        weighing, norms = at_work.weighing(), self.extended.norms
+        if norms is not None and weighing is not None:
+            own = [*own, norms.own(own, weighing.shares.weight(), update.weight is None)]
+            keys = (*keys, "norms of gradients")
+        options = private.WeighedOptions(keys, update.weight)
+        sums = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
+        if norms is not None and weighing is not None:
+            of_all = sums.pop()
+            if not private.local_replica_id():
+                norms.add(sums, of_all, weighing.shares.total())
+        update.is_summed = True
+        return sums
+
+    def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
+        """The maximum over replicas.
+
+        Keras also accumulates them by the maximum. A stand-in row has no effect: it is a row of the batch, or zeros.
+        """
+
+        def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
+            parts = [strategy.experimental_local_results(value) for value in values]
+            names = [variable.path for variable in variables]
+            return self.extended.in_steps.all_reduce(
+                [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
+            )
+
+        found: list[Any] = tf.distribute.get_replica_context().merge_call(largest, args=tuple(values))
+        return found
+
+    def finite(self, is_finite: Any) -> Any:
+        """Whether they are on all replicas that have samples."""
+        infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
+        sharing = at_work.sharing()
+        if sharing is not None:
+            infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
+        replica = tf.distribute.get_replica_context()
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+
+
+def _keys(update: Update) -> tuple[str, ...]:
+    return tuple(update.optimizer._var_key(variable) for variable in update.variables)
+
+
+def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        update = update_of(self)
+        return grads_and_vars if update is not None and update.is_summed else original(self, grads_and_vars)
+
+    return _all_reduce_sum_gradients
+
+
+class _OptimizerOps:
+    """Stands in for `keras.ops` in the optimizers: conditionals are taken for all local replicas at once.
+
+    Gradient accumulation and weight averaging put updates inside `ops.cond`. Replicas on several devices can
+    synchronize there only if the conditional is outside of them.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        extended = at_work.current(ReducesGradients)
+        replica = tf.distribute.get_replica_context()
+        if extended is None or replica is None or len(extended.worker_devices) == 1:
+            return self._ops.cond(pred, true_fn, false_fn)
+
+        branches = _Branches({"true": within_update(true_fn), "false": within_update(false_fn)})
+
+        def take(strategy: Any, pred: Any, branches: Any) -> None:
+            def run(branch: str) -> Callable[[], None]:
+                def in_each_replica() -> None:
+                    strategy.extended.call_for_each_replica(
+                        lambda functions: functions.branches[branch](), args=(branches,)
+                    )
+
+                return in_each_replica
+
+            self._ops.cond(strategy.experimental_local_results(pred)[0], run("true"), run("false"))
+
+        return replica.merge_call(take, args=(pred, branches))
+
+
+class _Branches:
+    """The two branches of one replica; an object, so that `tf.distribute` does not unpack it."""
+
+    def __init__(self, branches: dict[str, Callable[[], Any]]) -> None:
+        self.branches = branches

@@ -1,0 +1,248 @@
+"""Saving and loading on several processes: one writes, and one reads for all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.compression.compressor import Compressor
+from tfdist.engine.exchange import Exchange
+from tfdist.engine.group import Group
+from tfdist.private.keras import saving_api
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, atomic_files, keras_hooks
+from tfdist.strategies.abilities import (
+    Ability,
+    LoadsForAll,
+    ReducesGradients,
+    WritesOnce,
+)
+from tfdist.strategies.keras import keras_outer
+from tfdist.strategies.keras.keras_variables import broadcast_state
+from tfdist.strategies.round_abilities import ComesAndGoes
+
+log = logging.getLogger("tfdist")
+
+
+class _Saving(threading.local):
+    """Whether this thread saves files without what `save_beside` saves."""
+
+    alone = False
+
+
+_saving = _Saving()
+
+
+@contextlib.contextmanager
+def without_others() -> Iterator[None]:
+    """Context in which a model is saved without what `save_beside` saves, as the caller has done that."""
+    _saving.alone = True
+    try:
+        yield
+    finally:
+        _saving.alone = False
+
+
+def install() -> None:
+    """Installs the seams for saving."""
+    keras_hooks.add(WrittenOnce)
+    replace(keras.Model, "load_weights", _read_for_all)
+    for owner in (keras.models, keras.saving):
+        replace(owner, "load_model", _after_the_chief)
+        replace(owner, "save_model", _saved_by_method)
+    saving_api.load_model = keras.saving.load_model
+
+
+def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if at_work.of_model(model, WritesOnce) is None:
+            return original(model, *args, **kwargs)
+        return model.save(*args, **kwargs)
+
+    return save_model
+
+
+class WrittenOnce(keras_hooks.ModelHooks[WritesOnce]):
+    """Only the writer saves, without collectives; files are written atomically."""
+
+    ability = WritesOnce
+
+    def save(self, call: ModelCall) -> None:
+        """Saves a model or its weights, and what belongs beside them."""
+        if not _saving.alone:
+            save_beside(call.model, self.extended, call.arguments["filepath"])
+        self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else ModelCall.inner)
+
+    save_weights = save
+
+    def export(self, call: ModelCall) -> None:
+        """Exports what makes predictions."""
+        self._by_the_writer(call, ModelCall.inner)
+
+    def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
+        call.replace(lambda: self.extended.by_the_writer(call.model, lambda: write(call)))
+
+
+def _atomically(call: ModelCall) -> Any:
+    path = Path(call.arguments["filepath"])
+    atomic_files.remove_partial(path)
+    with atomic_files.written(path) as partial:
+        call.arguments["filepath"] = str(partial)
+        return call.inner()
+
+
+def _is_one_new_file(given: dict[str, Any]) -> bool:
+    """Whether a save makes one local file, which can be written under a temporary name first.
+
+    Args:
+        given: the arguments of `keras.Model.save` or `keras.Model.save_weights`, by name.
+    """
+    filepath = given["filepath"]
+    if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
+        return False
+    path = Path(filepath)
+    asks_first = path.exists() and not given["overwrite"]
+    is_zipped = given.get("zipped") is not False
+    return path.suffix in (".keras", ".h5") and not given.get("max_shard_size") and is_zipped and not asks_first
+
+
+def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The chief reads the weights and broadcasts them, so only the chief needs the file."""
+
+    def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.of_model(self, LoadsForAll)
+        if extended is None or extended.is_reading_for_all:
+            return original(self, filepath, *args, **kwargs)
+        failure = None
+        try:
+            extended.by_the_writer(self, lambda: original(self, filepath, *args, **kwargs))
+        except Exception as error:
+            if not extended.is_writer:
+                raise
+            failure = error
+        failed = tf.constant([int(failure is not None)], tf.int32)
+        failed = extended.everyone.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
+        if failure is not None:
+            raise failure
+        if bool(failed[0]):
+            raise OSError(
+                f"the chief could not load the weights from {filepath}; see the error of rank "
+                f"{extended.everyone.members[0]} for the cause"
+            )
+        keras_outer.restore(self, extended, filepath)
+        if isinstance(extended, ComesAndGoes):
+            extended.share_loaded(self)
+        else:
+            broadcast_state(self, extended)
+        restore_compression(extended, filepath)
+        return None
+
+    return load_weights
+
+
+def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a strategy's scope all ranks load together, after the chief has finished writing."""
+
+    def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = at_work.current(LoadsForAll)
+        if extended is None:
+            return original(filepath, *args, **kwargs)
+        extended.everyone.barrier()
+        extended.await_file(filepath)
+        model = original(filepath, *args, **kwargs)
+        extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
+        restore_beside(model, extended, filepath)
+        return model
+
+    return load_model
+
+
+def save_beside(model: Any, extended: Ability, path: Any) -> None:
+    """Saves what belongs to training and is not in a model's file: residuals, and the states of outer optimizers.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        path: of the model's file.
+    """
+    compressor = compressor_of(extended)
+    if compressor is not None:
+        compressor.save(path)
+    keras_outer.save(model, extended, path)
+
+
+def restore_beside(model: Any, extended: Ability, path: Any) -> None:
+    """Restores what `save_beside` has saved, on all processes.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        path: of the model's file.
+
+    Raises:
+        OSError: as `restore_compression`.
+    """
+    keras_outer.restore(model, extended, path)
+    restore_compression(extended, path)
+
+
+def compressor_of(extended: Ability) -> Compressor | None:
+    """The compressor of a strategy, if it has one. Each rank saves its own residuals beside the writer's files."""
+    return extended.compressor if isinstance(extended, ReducesGradients) else None
+
+
+def restore_compression(extended: Ability, path: Any) -> None:
+    """Restores the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
+
+    Args:
+        extended: the strategy's `extended`.
+        path: the checkpoint's.
+
+    Raises:
+        OSError: this rank's file is damaged; the other ranks start without residuals.
+    """
+    if isinstance(extended, ReducesGradients) and extended.compressor is not None:
+        restore_residuals(extended.compressor, extended.exchange, extended.group, path)
+
+
+def restore_residuals(compressor: Compressor, exchange: Exchange, group: Group, path: Any) -> None:
+    """Like `restore_compression`, without a strategy.
+
+    Args:
+        compressor: whose residuals they are.
+        exchange: among the processes.
+        group: the processes.
+        path: the checkpoint's.
+
+    Raises:
+        OSError: as `restore_compression`.
+    """
+    failure = None
+    try:
+        found = compressor.load(path)
+    except OSError as error:
+        found, failure = 0, error
+    everyone = exchange.all_gather(tf.constant([found], tf.int64)).numpy()
+    if everyone.any() and (everyone == everyone[0]).all():
+        compressor.adopt()
+    elif everyone.any() or failure is not None:
+        compressor.forget()
+        if group.is_writer:
+            missing = [rank for rank, step in zip(group.members, everyone, strict=True) if not step]
+            log.warning(
+                "tfdist: the residuals of compression saved beside %s are not used, because %s. Training continues "
+                "without them: the parts of gradients they held are lost.",
+                path,
+                f"those of rank(s) {missing} are missing" if missing else "they are of different steps",
+            )
+    if failure is not None:
+        raise failure

@@ -1,0 +1,174 @@
+"""Patches of Keras ("seams") for what a strategy alone cannot change, and those for training steps.
+
+Where one feature needs a function of Keras, it wraps it; where several do, they have hooks (`tfdist.seams.hooks`). Most
+are for strategies with an ability (`tfdist.strategies.keras_hooks`, `tfdist.strategies.abilities`). Each has its own
+test. They are installed when what needs them is made, a strategy or a `DynamicEmbedding`: importing tfdist changes
+nothing.
+
+| seam | why |
+|---|---|
+| losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
+| gradients are summed before they are clipped | Keras clips on each replica |
+| noise is added between the two | where `tfdist.optimizers.GradientNoise` is used; installed with it, too |
+| gradients through collectives of a step | come from losses that are weighted by their own shares |
+| steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
+| logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
+| assignments in a step | go to the replica's own copy, and are merged by samples after the step |
+| `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
+| `_maybe_symbolic_build` | Keras would draw a batch, and drop it, to learn its shapes; it would require a `call` |
+| state made outside the scope | would silently differ between processes |
+| the optimizers' `ops.cond` | with several devices, collectives may not run in one replica's conditional |
+| `SeedGenerator.next` | Dropout must differ between replicas |
+| `predict`'s reduction | Keras gathers only for its own multi-worker strategy |
+| shuffling | processes that shuffle differently train on some samples twice and on others never |
+| ``fit``, `evaluate`, `predict` | processes that are given different data would wait for each other |
+| `evaluate` | it is of one model: weights are compared |
+| callbacks | one process writes; all stop at the same epoch; weights are compared |
+| ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
+| `predict_on_batch` | every process passes its own rows |
+| `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
+| `compile`, ``fit``, ``train_on_batch`` on parameter servers | say what was made outside the scope |
+| `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
+| `Sequential.build` | an integer key would become a float where an `Input` is missing |
+| ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
+| `apply`, `evaluate`, an epoch's logs in rounds | weights are exchanged after some steps, and are then equal |
+| `apply`, `evaluate`, an epoch's end with late gradients | an update is of the gradients of the step before |
+| `jit_compile` | XLA rejects host calls |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.private.keras import seed_generator, tf_trainer, tree
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks, keras_unsynchronized
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
+from tfdist.strategies.keras import (
+    collective_gradients,
+    keras_agreement,
+    keras_backup,
+    keras_callbacks,
+    keras_comparison,
+    keras_data,
+    keras_epochs,
+    keras_losses,
+    keras_metrics,
+    keras_noise,
+    keras_optimizers,
+    keras_saving,
+    keras_scope,
+    keras_steps,
+    keras_variables,
+)
+
+
+def install_for(strategy: tf.distribute.Strategy) -> None:
+    """Installs the seams; from then on `fit` warns of models that are made outside of a strategy's scope.
+
+    Args:
+        strategy: that is being made.
+    """
+    keras_unsynchronized.warn_outside_of(strategy)
+    install()
+
+
+def is_installed() -> bool:
+    """Whether a strategy of tfdist has been made."""
+    return install.cache_info().currsize > 0
+
+
+@functools.cache
+def install() -> None:
+    """Installs the seams that any strategy needs, once. Those of some strategies come with their `extended`."""
+    private.install(_counter_of)
+    keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
+    keras_callbacks.install()
+    keras_epochs.install()
+    keras_backup.install()
+    keras_comparison.install()
+    replace(seed_generator.SeedGenerator, "next", _folded)
+    collective_gradients.install()
+    keras_steps.install()
+    keras_losses.install()
+    keras_metrics.install()
+    keras_variables.install()
+    keras_data.install()
+    keras_noise.install()
+    keras_optimizers.install()
+    keras_saving.install()
+    keras_scope.install()
+    keras_agreement.install()
+
+
+def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
+    extended = at_work.of_strategy(strategy, SharesBatches)
+    return None if extended is None else extended.count
+
+
+class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
+    """What holds for the models of all strategies."""
+
+    def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
+        """Compiles in the scope that the model was made in."""
+        scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
+        return scope
+
+    def error(self, error: Exception) -> Exception | None:
+        """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""
+        failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
+        return failure.with_traceback(None) if isinstance(failure, Exception) else None
+
+
+class SaidOnce(keras_hooks.ModelHooks[WritesOnce]):
+    """Only the writer shows progress, unless ``verbose`` is set."""
+
+    ability = WritesOnce
+
+    def fit(self, call: ModelCall) -> None:
+        """Makes other processes silent."""
+        if not self.extended.is_writer and call.arguments["verbose"] == "auto":
+            call.arguments["verbose"] = 0
+
+    evaluate = predict = fit
+
+
+class InOrder(keras_hooks.ModelHooks[SharesBatches]):
+    """Outputs are in the order of the input."""
+
+    ability = SharesBatches
+
+    def predict(self, call: ModelCall) -> contextlib.AbstractContextManager[None]:
+        """Has all processes read the same batches."""
+        return self.extended.reading_in_order()
+
+    def predict_on_batch(self, call: ModelCall) -> None:
+        """Predicts only the rows that this process passes."""
+        call.replace(lambda: _predicted(call.model, call.arguments["x"]))
+
+
+def _predicted(model: Any, x: Any) -> Any:
+    outputs = model.predict_step((tree.map_structure(tf.convert_to_tensor, x),))
+    return tree.map_structure(tf_trainer.convert_to_np_if_not_ragged, outputs)
+
+
+def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = original(self, *args, **kwargs)
+        replica = tf.distribute.get_replica_context()
+        extended = at_work.current(SharesBatches)
+        if extended is None or replica is None or not isinstance(seed, tf.Tensor):
+            return seed
+        own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        own += extended.reader * extended._num_replicas_in_sync
+        folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))
+        return tf.cast(folded % (2**31 - 1), seed.dtype)
+
+    return next_seed

@@ -1,0 +1,319 @@
+"""Keras steps on several replicas: each works on its share of the batch, and their results are merged after it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.private.keras import backend, tf_trainer, tree
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
+from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
+from tfdist.strategies.data.shares import Share, as_share, batch_size, weighed
+from tfdist.strategies.keras import keras_metrics
+from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
+
+
+def install() -> None:
+    """Installs the seams for steps."""
+    keras_hooks.add(OnShares)
+    replace(tf_trainer, "reduce_per_replica", _over_all_replicas)
+    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _ended_by_a_wish)
+
+
+_last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
+"""By strategy, the last step that was traced or run eagerly and whose logs are not yet merged."""
+
+_names_of_results: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""By strategy, which logs of the last step are results of metrics."""
+
+
+_MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
+"""By Keras's method, the one that makes the function of its steps."""
+
+_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""By model, which of these have made functions on shares."""
+
+
+def check_functions(model: Any, method: str) -> None:
+    """Refuses a model that makes the functions of its steps by itself: their batches would be shares, unknown to them.
+
+    Args:
+        model: a Keras model, trained on several replicas.
+        method: `fit`, `evaluate` or `predict`, by name.
+
+    Raises:
+        TypeError: it does.
+    """
+    name = _MAKING[method]
+    owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
+    if owner.__module__.partition(".")[0] == "keras":
+        return
+    getattr(model, name)()
+    if name not in _made.get(model, ()):
+        step = name.removeprefix("make_").replace("function", "step")
+        raise TypeError(
+            f"{owner.__name__}.{name} makes a function of its own, which knows nothing of the shares of a batch that "
+            f"replicas get. Override {step}(data) instead, which each replica calls on its share; or write a loop of "
+            "your own around strategy.run."
+        )
+
+
+def names_of_results(extended: Any) -> set[str]:
+    """Names of the logs of the last step that are results of metrics, and not numbers of the step alone."""
+    return _names_of_results.get(extended, set())
+
+
+class Step:
+    """A Keras step function, called by every replica.
+
+    The replica works on its share. If that is empty, it holds a stand-in row with weight zero. The step returns logs;
+    if the strategy merges metrics, `logs_of_all` turns them into those of all replicas.
+
+    Args:
+        model: a Keras model.
+        extended: the `extended` of its strategy, with several replicas.
+        function: the model's `train_step` or `test_step`.
+
+    Attributes:
+        names_of_results: as the function above.
+    """
+
+    def __init__(self, model: Any, extended: SharesBatches, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._model = model
+        self._extended = extended
+        self._function = function
+        self._assigned = Assigned()
+        self._results = keras_metrics.Results()
+        self._kinds: list[Any] = []
+        self.names_of_results: set[str] = set()
+
+    def __call__(self, data: Any) -> Any:
+        """Called by each replica with its part of the batch."""
+        extended, model = self._extended, self._model
+        share = fixed_rows(as_share(data), rows_of_state(model))
+        metrics = keras_metrics.all_metrics(model)
+        with extended.shares.replica(share.rows), self._assigned.noted():
+            kept = _unique(variable for metric in metrics for variable in metric.variables)
+            of_metrics = StateOfMetrics(kept, extended.shares)
+            of_layers = StateOfStep(model, extended) if isinstance(extended, AveragesState) else None
+            with self._results.of(metrics):
+                outputs = self._function(share.data)
+                if isinstance(extended, MergesMetrics):
+                    outputs = self._contributions(outputs)
+            if of_layers is not None:
+                of_layers.merge(self._assigned)
+            of_metrics.forget_stand_in(self._assigned)
+        if isinstance(extended, MergesMetrics):
+            for variable in self._assigned.among(kept):
+                keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+            _last_steps[extended] = self
+        self._assigned.values.clear()
+        return outputs
+
+    def _contributions(self, outputs: Any) -> Any:
+        """This replica's terms of the logs of all replicas; records how to merge them."""
+        self._kinds = []
+
+        def contribution(path: Any, value: Any) -> Any:
+            result = self._results.whose(value) or self._by_name(path, value)
+            if result is not None:
+                self._kinds.append(result)
+                return tf.constant(0)  # a placeholder: `logs_of_all` computes the result
+            tensor = tf.convert_to_tensor(value)
+            if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or not tensor.shape.is_fully_defined():
+                self._kinds.append("own")
+                return tensor
+            self._kinds.append(tensor.dtype)
+            return weighed(tf.cast(tensor, tf.float64), self._extended.shares.weight())
+
+        paths = tree.flatten_with_path(outputs)
+        flat = [contribution(path, value) for path, value in paths]
+        pairs = zip(paths, self._kinds, strict=True)
+        self.names_of_results = {str(path[0]) for (path, _), kind in pairs if path and isinstance(kind, tuple)}
+        return tree.pack_sequence_as(outputs, flat)
+
+    def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
+        """Finds the metric of a result from a user's `tf.function`, which can only be identified by name."""
+        if not path or not tf.is_symbolic_tensor(value) or "PartitionedCall" not in value.op.type:
+            return None
+        for metric in keras_metrics.all_metrics(self._model):
+            if metric.name == path[0] and self._assigned.among(metric.variables):
+                return metric, tuple(path[1:])
+        return None
+
+    def logs_of_all(self, outputs: Any, extended: MergesMetrics) -> Any:
+        """The logs of the step over all replicas; in the cross-replica context.
+
+        Results of metrics are computed from the merged state of all replicas. Numbers are means, weighted by samples.
+        Any value that is neither a metric's result nor a number of known shape is this process's own.
+
+        Args:
+            outputs: the outputs of all local replicas, as the strategy returns them.
+            extended: the strategy's `extended`.
+        """
+        flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
+        numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
+        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
+        state, sums = keras_metrics.merged_beside(
+            [variable for metric in asked.values() for variable in metric.variables],
+            [tf.add_n(flat[place]) for place in numbers],
+            extended,
+            locally=not extended.meets_in_steps,
+        )
+        logs: list[Any] = [parts[0] for parts in flat]
+        for place, total in zip(numbers, sums, strict=True):
+            kind = self._kinds[place]
+            logs[place] = tf.cast(total if kind.is_floating else tf.round(total), kind)
+        with backend.StatelessScope(state_mapping=state):
+            results = {key: tree.map_structure(tf.convert_to_tensor, metric.result()) for key, metric in asked.items()}
+        for place, kind in enumerate(self._kinds):
+            if isinstance(kind, tuple):
+                metric, path = kind
+                logs[place] = dict(tree.flatten_with_path(results[id(metric)]))[path]
+        return tree.pack_sequence_as(outputs, logs)
+
+
+def _unique(variables: Any) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+class OnShares(keras_hooks.ModelHooks[SharesBatches]):
+    """Steps of several replicas work on shares of batches."""
+
+    ability = SharesBatches
+
+    def make_function(self, call: ModelCall) -> None:
+        """Has steps taken on shares.
+
+        Raises:
+            ValueError: the model has state that was made outside the scope.
+        """
+        model, extended, step_function = call.model, self.extended, call.arguments["step_function"]
+        check_scope(model)
+        if not extended.has_several_replicas:
+            return
+        call.without_xla()
+        call.arguments["step_function"] = step = Step(model, extended, step_function)
+        trains = step_function == model.train_step
+        _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
+        call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
+
+    def make_predict_function(self, call: ModelCall) -> None:
+        """Has predictions made for shares."""
+        if not self.extended.has_several_replicas:
+            return
+        call.without_xla()
+        model = call.arguments["self"]  # may stand in for the model, with another step
+        _made.setdefault(call.model, set()).add(_MAKING["predict"])
+
+        def predict_step(data: Any) -> Any:
+            share = fixed_rows(as_share(data), rows_of_state(model))
+            return tree.map_structure(lambda output: _of_samples(output, share), model.predict_step(share.data))
+
+        call.arguments["self"] = WithPredictStep(model, predict_step)
+        call.replace(lambda: _predicting(model, call.inner))
+
+
+def _on_shares(function: Callable[..., Any], step: Step, extended: SharesBatches, trains: bool) -> Callable[..., Any]:
+    def on_shares(iterator: Any) -> Any:
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator = _of_own_data(iterator, extended)
+        if trains:
+            extended.stopping.check()
+        with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
+            logs = function(iterator)
+        _names_of_results[extended] = step.names_of_results
+        return logs
+
+    return on_shares
+
+
+def _predicting(model: Any, make: Callable[[], Any]) -> Callable[..., Any]:
+    before = model.predict_function
+    make()
+    if (function := model.predict_function) is before:
+        return before
+
+    def predict_function(batches: Any) -> Any:
+        with _readable_errors():
+            return function(batches)
+
+    model.predict_function = predict_function
+    return predict_function
+
+
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Context in which errors of checks of rows are raised as `row_checks` tells them."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if (told := readable(error)) is None:
+            raise
+        raise told from None
+
+
+def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a process has ended an epoch, the data have not: Keras would warn of that, and count fewer batches."""
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self: Any) -> Iterator[None]:
+        extended = at_work.of_strategy(self._distribute_strategy, SharesBatches)
+        with original(self):
+            try:
+                yield
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if extended is None or not extended.stopping.is_found:
+                    raise
+                extended.stopping.is_found = False
+                self._current_iterator = None
+                self.data_adapter.on_epoch_end()
+
+    return catch_stop_iteration
+
+
+def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
+    """Iterates over data that every process passes itself (`train_on_batch`): every local replica gets all of it."""
+    for batch in batches:
+        samples = batch_size(batch) * len(extended.worker_devices)
+        extended.shares.set_total(extended.in_steps.all_reduce([samples])[0])
+        yield batch
+
+
+def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        sharing = at_work.of_strategy(strategy, SharesBatches)
+        if sharing is None or not sharing.has_several_replicas:
+            return original(values, strategy, reduction)
+        if reduction == "concat":
+            return tree.map_structure(lambda value: _gathered(value, strategy, sharing), values)
+        merging = at_work.of_strategy(strategy, MergesMetrics)
+        if merging is None:
+            return original(values, strategy, reduction)
+        return _last_steps.pop(merging).logs_of_all(values, merging)
+
+    return reduce_per_replica
+
+
+def _gathered(value: Any, strategy: Any, extended: SharesBatches) -> tf.Tensor:
+    parts = strategy.experimental_local_results(value)
+    if not all(isinstance(part, tf.Tensor) for part in parts):
+        raise TypeError(f"predict gathers only dense outputs; got {type(parts[0]).__name__}. Return dense tensors.")
+    parts = [tf.stack([part]) if part.shape.rank == 0 else part for part in parts]
+    return extended.exchange.all_gather(tf.concat(parts, 0) if len(parts) > 1 else parts[0])
+
+
+def _of_samples(output: Any, share: Share) -> Any:
+    """An output without the prediction for a stand-in row."""
+    if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+        return output
+    return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]

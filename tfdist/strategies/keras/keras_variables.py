@@ -1,0 +1,388 @@
+"""Non-trainable state of a model on several replicas: moving statistics, counts, metrics.
+
+In a Keras step every replica assigns to its own copy. After the step,
+
+- the state of layers is made equal on all replicas, by the variable's ``aggregation``: ``"sum"`` adds up the changes;
+  ``"only_first_replica"`` takes the chief's value; otherwise it is the mean weighted by samples, and for integers the
+  chief's value;
+- the state of metrics stays separate, and is merged when their results are computed
+  (`tfdist.strategies.keras.keras_metrics`). A replica without samples reverts the changes of its stand-in row.
+
+Two kinds of state are not merged: that of seed generators, which differs between replicas on purpose, and that of
+stateful RNNs, which belongs to the replica's rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.private.keras import tf_core
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import (
+    Ability,
+    AveragesState,
+    HasStages,
+    LoadsForAll,
+    MergesMetrics,
+    UpdatesOnServers,
+)
+from tfdist.strategies.data.shares import Shares, weighed
+from tfdist.strategies.round_abilities import TrainsInRounds
+from tfdist.tensors import unnumbered
+
+_calling = threading.local()
+
+
+def install() -> None:
+    """Installs the seams for assignments, and for state that is equal where a model is evaluated."""
+    replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
+    replace(tf_core.Variable, "_map_aggregation", _readable)
+    keras_hooks.add(EqualState)
+
+
+def check_scope(model: Any) -> None:
+    """Checks that all state was made in the strategy's scope: other state would silently differ between processes.
+
+    Args:
+        model: a Keras model, built under a strategy whose replicas have copies of its variables.
+
+    Raises:
+        ValueError: a variable or the optimizer was made outside the scope.
+    """
+    extended = at_work.of_model(model, Ability)
+    outside = [
+        variable.path
+        for variable in (*model.variables, *model.metrics_variables)
+        if (extended is None or extended.holds(model, variable)) and not private.is_distributed_variable(variable.value)
+    ]
+    optimizer = getattr(model, "optimizer", None)
+    strategy = getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
+    if optimizer is not None and strategy is not model.distribute_strategy:
+        outside.append(f"the optimizer {optimizer.name}")
+    if outside:
+        raise ValueError(
+            f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Create "
+            "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`; otherwise "
+            "their values would differ between processes."
+        )
+
+
+class Assigned:
+    """The variables that a step assigns to, in the order of their first recorded assignment.
+
+    Variables are kept between calls, because assignments in a function that was traced before are not recorded.
+
+    Attributes:
+        values: the assigned values, by the ids of the variables.
+    """
+
+    def __init__(self) -> None:
+        self._variables: dict[int, Any] = {}
+        self.values: dict[int, list[Any]] = {}
+
+    def note(self, variable: Any, value: Any) -> None:
+        """Records an assignment."""
+        self._variables.setdefault(id(variable), variable)
+        self.values.setdefault(id(variable), []).append(value)
+
+    def among(self, variables: Any) -> list[Any]:
+        """Those of ``variables`` that the step assigns to."""
+        ids = {id(variable) for variable in variables}
+        return [variable for key, variable in self._variables.items() if key in ids]
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context that records the calling thread's assignments."""
+        before = getattr(_calling, "assigned", None)
+        _calling.assigned = self
+        try:
+            yield
+        finally:
+            _calling.assigned = before
+
+
+@contextlib.contextmanager
+def unnoted() -> Iterator[None]:
+    """Context in which the calling thread's assignments are not recorded."""
+    before = getattr(_calling, "assigned", None)
+    _calling.assigned = None
+    try:
+        yield
+    finally:
+        _calling.assigned = before
+
+
+def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Assigns to the replica's own copy, without TensorFlow's aggregation, which does not weight by samples."""
+
+    def _direct_assign(self: Any, value: Any) -> None:
+        assigned = getattr(_calling, "assigned", None)
+        if assigned is None or at_work.sharing() is None:
+            if assigned is not None and at_work.current(UpdatesOnServers) is not None:
+                assigned.note(self, value)
+            if not _assigned_to_all_copies(self, value):
+                original(self, value)
+                _note_assignment_of_the_user(self)
+            return
+        assigned.note(self, value)
+        if self.synchronization != "on_read" and at_work.current(AveragesState) is None:
+            original(self, value)
+            return
+        copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
+
+    return _direct_assign
+
+
+def _note_assignment_of_the_user(variable: Any) -> None:
+    if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
+        return
+    extended = at_work.of_strategy(getattr(variable._value, "_distribute_strategy", None), TrainsInRounds)
+    if extended is not None and tf.executing_eagerly():
+        extended.assigned(variable)
+
+
+MERGED_BY = "_tfdist_merged_by"
+"""Attribute of a metric's variable: how it is merged, if a step shows that its ``aggregation`` does not apply."""
+
+_WHOLE = "_tfdist_whole"
+"""Attribute of a metric's variable: the value that was divided among the replicas."""
+
+
+def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
+    """Divides a value among the copies of a metric's variable, as TensorFlow does, but without reading them back.
+
+    Returns:
+        Whether it did: the variable must belong to a metric under a strategy that merges metrics, and the caller must
+        be outside of replicas.
+    """
+    in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
+    if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
+        return False
+    if at_work.of_strategy(variable._value._distribute_strategy, MergesMetrics) is None:
+        return False
+    parts = 1
+    if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
+        parts = variable._value._distribute_strategy.num_replicas_in_sync
+        if tf.executing_eagerly():
+            setattr(variable, _WHOLE, value)
+    _assign_copies(variable, value if parts == 1 else value / parts)
+    return True
+
+
+def _assign_copies(variable: Any, value: Any) -> None:
+    for copy in private.copies(variable._value):
+        copy.assign(tf.cast(value, copy.dtype), read_value=False)
+
+
+def merge_by_extreme(variable: Any, kind: str) -> None:
+    """Makes a metric's variable merge by maximum or minimum, and undoes the division of its initial value.
+
+    Args:
+        variable: a metric's variable.
+        kind: "max" or "min".
+    """
+    setattr(variable, MERGED_BY, kind)
+    if hasattr(variable, _WHOLE):
+        with tf.init_scope():
+            _assign_copies(variable, getattr(variable, _WHOLE))
+
+
+def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets metric variables with the aggregation "none" be read while Keras builds; tfdist merges them itself."""
+
+    def _map_aggregation(self: Any, aggregation: str) -> Any:
+        if aggregation == "none" and self.synchronization == "on_read" and at_work.current(MergesMetrics) is not None:
+            aggregation = "sum"
+        return original(self, aggregation)
+
+    return _map_aggregation
+
+
+def copy_of(variable: Any) -> Any:
+    """The calling replica's copy of a Keras variable, a `tf.Variable`."""
+    copies = private.copies(variable._value)
+    return copies[private.local_replica_id() if len(copies) > 1 else 0]
+
+
+def state_of_layers(model: Any) -> list[Any]:
+    """The variables of a model's layers that were created non-trainable, and that this process holds.
+
+    Frozen weights are not among them, nor metrics.
+    """
+    extended = at_work.of_model(model, Ability)
+    return [
+        variable
+        for layer in model._flatten_layers()
+        for variable in layer._non_trainable_variables
+        if variable.synchronization != "on_read" and (extended is None or extended.holds(model, variable))
+    ]
+
+
+class StateOfStep:
+    """The changes of a replica's step to the state of a model's layers, to be merged over replicas.
+
+    Args:
+        model: a Keras model.
+        extended: the `extended` of its strategy.
+    """
+
+    def __init__(self, model: Any, extended: Any) -> None:
+        self._shares = extended.shares
+        self._variables = state_of_layers(model)
+        self._is_local = not extended.meets_in_steps  # and may be without samples
+        self._before = {
+            id(variable): copy_of(variable).read_value()
+            for variable in self._variables
+            if variable.aggregation == "sum" or self._is_local
+        }
+
+    def merge(self, assigned: Assigned) -> None:
+        """Makes the state that was assigned to equal on all replicas. Called by every replica."""
+        changed = [variable for variable in assigned.among(self._variables) if _is_numeric(variable)]
+        if not changed:
+            return
+        replica = tf.distribute.get_replica_context()
+        parts = [self._contribution(variable) for variable in changed]
+        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts, private.WeighedOptions())
+        for variable, total in zip(changed, sums, strict=True):
+            copy = copy_of(variable)
+            if variable.aggregation == "sum":
+                before = _as_number(self._before[id(variable)])
+                total = before + tf.cast(total, before.dtype)
+            new = tf.cast(total, copy.dtype)
+            if self._is_local:
+                new = tf.where(self._shares.total() > 0, new, self._before[id(variable)])
+            copy.assign(new, read_value=False)
+
+    def _contribution(self, variable: Any) -> tf.Tensor:
+        shares = self._shares
+        value = _as_number(copy_of(variable).read_value())
+        if variable.aggregation == "sum":
+            change = value - _as_number(self._before[id(variable)])
+            return tf.where(shares.is_empty(), tf.zeros_like(change), change)
+        if variable.aggregation == "only_first_replica" or not value.dtype.is_floating:
+            replica = tf.distribute.get_replica_context()
+            place = private.local_replica_id() if self._is_local else replica.replica_id_in_sync_group
+            is_first = tf.equal(place, 0)
+            return tf.where(is_first, value, tf.zeros_like(value))
+        if value.dtype.size < 4:
+            value = tf.cast(value, tf.float32)
+        return weighed(value, shares.weight())
+
+
+class StateOfMetrics:
+    """The changes of a replica's step to metrics, to be reverted if the replica has no samples.
+
+    Args:
+        variables: the metrics' variables.
+        shares: the step's shares.
+    """
+
+    def __init__(self, variables: list[Any], shares: Shares) -> None:
+        self._shares = shares
+        self._variables = variables
+        self._before = {id(variable): copy_of(variable).read_value() for variable in variables}
+
+    def forget_stand_in(self, assigned: Assigned) -> None:
+        """Reverts the assignments, if the calling replica has no samples."""
+        changed = assigned.among(self._variables)
+        if not changed:
+            return
+
+        def revert() -> tf.Operation:
+            for variable in changed:
+                copy_of(variable).assign(self._before[id(variable)], read_value=False)
+            return tf.no_op()
+
+        tf.cond(self._shares.is_empty(), revert, tf.no_op)
+
+
+def _as_number(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.int32) if value.dtype.is_bool else value
+
+
+def _is_numeric(variable: Any) -> bool:
+    return variable.dtype != "string"
+
+
+# Outside of steps.
+
+
+def broadcast_state(model: Any, extended: LoadsForAll) -> None:
+    """Gives every process the chief's weights and the state of its optimizers."""
+    if isinstance(extended, HasStages):
+        extended.equalize(model)
+        return
+    variables = list(model.variables)
+    for optimizer in optimizers(model):
+        variables += optimizer.variables
+    seen: set[int] = set()
+    for variable in variables:
+        if id(variable) in seen or getattr(variable, "synchronization", None) == "on_read":
+            continue
+        value = tf.convert_to_tensor(variable.value)
+        key = f"the state of {unnumbered(variable.path)} #{len(seen)} {value.dtype.name} {value.shape}"
+        seen.add(id(variable))
+        variable.assign(extended.exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
+
+
+def optimizers(model: Any) -> list[Any]:
+    """All optimizers that Keras saves with a model, not only that of `compile`: a GAN has one for each network."""
+    attributes = _flattened(vars(layer) for layer in model._flatten_layers())
+    return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]
+
+
+def _flattened(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists, tuples and dictionaries contain; unlike `tree.flatten`, with keys that cannot be sorted."""
+    for value in values:
+        if isinstance(value, dict):
+            yield from _flattened(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _flattened(value)
+        else:
+            yield value
+
+
+class EqualState(keras_hooks.ModelHooks[AveragesState]):
+    """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
+
+    ability = AveragesState
+
+    def evaluate(self, call: ModelCall) -> None:
+        """Averages layers' state."""
+        if self.extended.has_several_replicas and not call.is_within_fit:
+            average_state(call.model, self.extended)
+
+
+def average_state(model: Any, extended: AveragesState) -> None:
+    """Makes the state of layers equal on all replicas after a custom training loop.
+
+    It becomes the mean over all replicas whose value is finite; integers are not changed.
+
+    Args:
+        model: a Keras model.
+        extended: the `extended` of its strategy.
+    """
+    variables = [variable for variable in state_of_layers(model) if variable.dtype.startswith(("float", "bfloat"))]
+    if not variables:
+        return
+    sums = []
+    for variable in variables:
+        parts = [tf.cast(copy.read_value(), tf.float64) for copy in private.copies(variable._value)]
+        finite = [tf.math.is_finite(part) for part in parts]
+        sums.append(tf.add_n([tf.where(known, part, 0.0) for known, part in zip(finite, parts, strict=True)]))
+        sums.append(tf.add_n([tf.cast(known, tf.float64) for known in finite]))
+    sums = extended.bridge.all_reduce(sums)
+    for variable, total, count in zip(variables, sums[::2], sums[1::2], strict=True):
+        own = tf.cast(private.copies(variable._value)[0].read_value(), tf.float64)
+        mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), own)
+        variable.assign(tf.cast(mean, variable.dtype))

@@ -1,0 +1,1 @@
+"""Strategies whose processes take steps on their own, and exchange weights in rounds."""

@@ -1,0 +1,209 @@
+"""`GossipStrategy`: processes train on their own and average their weights with a few neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import discovery  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.compression import Method, differences, policy  # noqa: E402
+from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.engine.group import Group as EngineGroup  # noqa: E402
+from tfdist.gossip.bounded import Bounded  # noqa: E402
+from tfdist.gossip.course import Gossiping  # noqa: E402
+from tfdist.gossip.encodings import Differences, Plain  # noqa: E402
+from tfdist.gossip.lines import Lines  # noqa: E402
+from tfdist.gossip.mixing import Mixing  # noqa: E402
+from tfdist.gossip.pairs import InPairs  # noqa: E402
+from tfdist.gossip.rounds import InRounds  # noqa: E402
+from tfdist.gossip.topologies import Topology, as_topology  # noqa: E402
+from tfdist.local_sgd.course import Trained  # noqa: E402
+from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
+from tfdist.parameter_server.synchronization import (  # noqa: E402
+    Asynchronous,
+    BoundedStaleness,
+    Synchronization,
+    Synchronous,
+)
+from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.strategies.rounds.processes_in_rounds import ProcessesInRounds  # noqa: E402
+from tfdist.strategies.rounds.rounds_extended import RoundsExtended  # noqa: E402
+
+_HERE = "GossipStrategy"
+
+
+class GossipStrategy(ProcessesInRounds):
+    """Data-parallel training without a sum over all: each process averages its weights with a few neighbours.
+
+    After its step a process sends its weights to its neighbours in a topology, and goes on with the weighted mean of
+    theirs and its own. A round costs as many messages as a process has neighbours, however many processes there are,
+    and a slow process or line holds up its neighbours only. The processes' weights differ by a little: how much,
+    `distance` and `tfdist.callbacks.Communication` tell. At the end of an epoch all go on with the mean of all, so that
+    `fit` validates, calls callbacks and returns with equal weights.
+
+    - By default all take their rounds together, and wait for their neighbours: D-PSGD. With ``overlap=True`` weights
+      travel during the next step.
+    - ``synchronization=tfdist.parameter_server.BoundedStaleness(4)`` mixes with the newest weights that have come, and
+      waits for a neighbour only if it is more than 4 rounds behind.
+    - ``synchronization=tfdist.parameter_server.Asynchronous()`` averages in pairs, whenever both come to it: AD-PSGD.
+      Nobody waits for anybody.
+    - ``compression=tfdist.compression.TopK(0.01)`` sends what weights differ by from those that the neighbours have:
+      CHOCO-SGD.
+
+    Data, metrics and the progress bar are as of `tfdist.LocalSGDStrategy`; a process that has no more data takes no
+    more part until the end of the epoch, and its neighbours do without it. The optimizer's slots stay those of each
+    process.
+
+    Example:
+        >>> strategy = tfdist.GossipStrategy(topology="exponential")
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> model.fit(x, y, batch_size=256)
+
+    Args:
+        cluster_resolver: as of `tfdist.AllReduceStrategy`.
+        topology: who averages with whom: ``"ring"``; ``"exponential"``, with one other process in each round, in turn
+            1, 2, 4, … places away; ``"random"``, in pairs that are drawn anew in each round; ``"complete"``, all; a
+            topology of `tfdist.gossip`; or a graph, as `tfdist.gossip.Graph` takes it.
+        sync_every: steps between rounds; as of `tfdist.LocalSGDStrategy`.
+        synchronization: who waits for whom, as above; `tfdist.parameter_server.Synchronous` by default. A bound needs a
+            topology that is the same in all rounds.
+        overlap: whether the weights of a round are used after the next step only; of `Synchronous`.
+        compression: how differences are compressed; as of `tfdist.AllReduceStrategy`, without methods for processes
+            that add up. Needs `Synchronous` and a topology that is the same in all rounds.
+        consensus_rate: by which part of the differences to its neighbours' compressed weights a process moves, above 0
+            and at most 1; by default one that suits the method (`tfdist.gossip.encodings.suitable_rate`).
+        devices: as of `tfdist.LocalSGDStrategy`.
+        timeouts: as of `tfdist.AllReduceStrategy`.
+        check_weights: as of `tfdist.AllReduceStrategy`.
+        group: as of `tfdist.AllReduceStrategy`.
+
+    Raises:
+        MismatchError: processes have different arguments.
+        TypeError: ``synchronization`` or ``compression`` is none.
+        ValueError: an argument is out of its range, or two of them exclude each other; the topology is not connected,
+            or of another number of processes.
+        ClusterSpecError: as of `tfdist.AllReduceStrategy`.
+        RendezvousError: as of `tfdist.AllReduceStrategy`.
+        MPIUnavailableError: as of `tfdist.AllReduceStrategy`.
+
+    References:
+        Lian et al., *Can decentralized algorithms outperform centralized algorithms?*, NeurIPS 2017, and *Asynchronous
+        decentralized parallel stochastic gradient descent*, ICML 2018. Koloskova, Lin, Stich and Jaggi, *Decentralized
+        deep learning with arbitrary communication compression*, ICLR 2020.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
+        topology: Any = "ring",
+        sync_every: int | Interval = 1,
+        synchronization: Synchronization | None = None,
+        overlap: bool = False,
+        compression: Method | FewerWorkers | Schedule | Policy | None = None,
+        consensus_rate: float | None = None,
+        devices: Sequence[str] | None = None,
+        timeouts: Timeouts | None = None,
+        check_weights: bool = True,
+        group: Group | None = None,
+    ) -> None:
+        interval = sync_every if isinstance(sync_every, Interval) else Every(sync_every)
+        lines = as_topology(topology)
+        synchronization = Synchronous() if synchronization is None else synchronization
+        chosen_policy = None if compression is None else policy.as_policy(compression)
+        _check(lines, synchronization, overlap, compression is not None, consensus_rate)
+        differences.check(compression, "gossip")
+        cluster = discovery.discover(cluster_resolver)
+        timeouts = Timeouts.of(timeouts)
+        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
+        lines.check(own.size)
+
+        def mixing(trained: Trained) -> Mixing:
+            return _mixing(own, trained, lines, synchronization, overlap, chosen_policy, consensus_rate)
+
+        described = (
+            f"topology={lines}, sync_every={interval}, synchronization={synchronization}, overlap={overlap}, "
+            f"compression={chosen_policy}, consensus_rate={consensus_rate}"
+        )
+        courses = Gossiping(own, interval, mixing, described)
+        super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
+
+    def distance(self, model: keras.Model) -> float | None:
+        """How far apart the processes' weights of a model were before they were last made equal.
+
+        Args:
+            model: that was made in the scope of this strategy.
+
+        Returns:
+            The root of the mean squared distance from their mean, divided by the length of the mean; None if there was
+            no round yet.
+        """
+        return self.extended.distance(model)
+
+
+def _mixing(
+    group: EngineGroup,
+    trained: Trained,
+    topology: Topology,
+    synchronization: Synchronization,
+    overlap: bool,
+    chosen: Policy | None,
+    rate: float | None,
+) -> Mixing:
+    lines = Lines(group, trained.name)
+    if isinstance(synchronization, Asynchronous):
+        return InPairs(lines, topology, group.rank, group.size)
+    if isinstance(synchronization, BoundedStaleness):
+        return Bounded(lines, topology, group.rank, group.size, synchronization.steps)
+    if chosen is None:
+        return InRounds(lines, topology, Plain(), group.rank, group.size, overlap)
+    schedules = [policy.chosen(chosen, *one) for one in zip(trained.paths, map(np.shape, trained.centre), strict=True)]
+    return InRounds(lines, topology, Differences(schedules, rate, group.rank), group.rank, group.size, overlap)
+
+
+def _check(
+    topology: Topology, synchronization: object, overlap: object, compresses: bool, consensus_rate: float | None
+) -> None:
+    if not isinstance(synchronization, Synchronization):
+        raise TypeError(
+            f"{_HERE}(synchronization=…) is Synchronous(), BoundedStaleness(…) or Asynchronous() of "
+            f"tfdist.parameter_server; got {synchronization!r}"
+        )
+    if type(synchronization) not in (Synchronous, BoundedStaleness, Asynchronous) or (
+        isinstance(synchronization, Synchronous) and synchronization.backup_workers
+    ):
+        raise ValueError(f"{_HERE} has no server, which {synchronization!r} needs: choose another synchronization=")
+    waits = isinstance(synchronization, Synchronous)
+    if not isinstance(overlap, bool):
+        raise TypeError(f"{_HERE}(overlap=…) is True or False; got {overlap!r}")
+    if overlap and not waits:
+        raise ValueError(f"{_HERE}: overlap=True is of Synchronous(); got {synchronization!r}, which overlaps anyway")
+    if compresses and not waits:
+        raise ValueError(
+            f"{_HERE}: compressed differences have to be taken in by all neighbours, in each round: compression= needs "
+            f"Synchronous(); got {synchronization!r}"
+        )
+    if (compresses or isinstance(synchronization, BoundedStaleness)) and not topology.is_static:
+        what = "compression=" if compresses else "BoundedStaleness"
+        raise ValueError(
+            f"{_HERE}: {what} needs neighbours that are the same in all rounds, such as 'ring'; got {topology}"
+        )
+    if consensus_rate is not None and not compresses:
+        raise ValueError(f"{_HERE}: consensus_rate= is of compression=, which is None")
+    if consensus_rate is not None and (not _is_number(consensus_rate) or not 0 < consensus_rate <= 1):
+        raise ValueError(f"{_HERE}(consensus_rate=…) is above 0 and at most 1; got {consensus_rate!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

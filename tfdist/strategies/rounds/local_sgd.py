@@ -1,0 +1,183 @@
+"""`LocalSGDStrategy`: processes train on their own and exchange what they have learned now and then."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tfdist.strategies import require_tensorflow
+
+require_tensorflow()
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tfdist.cluster import discovery  # noqa: E402
+from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.collectives import algorithms  # noqa: E402
+from tfdist.compression import Method, policy  # noqa: E402
+from tfdist.compression.compressor import Compressor  # noqa: E402
+from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
+from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
+from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule, described  # noqa: E402
+from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.strategies.rounds.processes_in_rounds import ProcessesInRounds  # noqa: E402
+from tfdist.strategies.rounds.rounds_extended import RoundsExtended  # noqa: E402
+
+
+class LocalSGDStrategy(ProcessesInRounds):
+    """Data-parallel training over slow lines: processes take steps on their own, and average weights now and then.
+
+    A round is ``sync_every`` steps, in which each process trains on its share of the batches and sends nothing. At its
+    end the differences that the processes have made to the weights are averaged, each by the number of samples that it
+    stands for. An epoch's end ends a round: when `fit` validates, calls callbacks and returns, all processes have equal
+    weights.
+
+    - By default all go on with the average: local SGD. With ``sync_every=1`` and plain SGD that is synchronous SGD.
+    - ``outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`` moves the common weights by an optimizer of their
+      own, which takes the average difference for a gradient: DiLoCo. Rounds may then be of hundreds of steps.
+    - ``fragments=4, delay=2`` exchanges the weights in parts, each while the next steps are computed: Streaming DiLoCo.
+    - ``elastic=0.9`` ties the processes to common weights by springs: EASGD.
+
+    What a step costs is the model's alone, whatever the line: metrics too are merged at the end of an epoch, and the
+    progress bar shows those of the first process. As in `tfdist.AllReduceStrategy`, a batch of ``fit`` is global, and
+    processes take shares of it; data from `distribute_datasets_from_function` may differ in length: a process that has
+    no more waits for the others, and takes part in their rounds without weight.
+
+    Example:
+        >>> outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        >>> strategy = tfdist.LocalSGDStrategy(sync_every=64, outer=outer)
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(10)])
+        ...     model.compile("adamw", "mse")
+        >>> model.fit(x, y, batch_size=256)
+
+    Args:
+        cluster_resolver: as of `tfdist.AllReduceStrategy`.
+        sync_every: steps of a round; a number, or an interval of `tfdist.local_sgd`, such as
+            ``Growing(first=4, every=1000)`` or ``QuadraticRule(alpha=0.02)``, by which rounds grow as training goes on.
+        start_after: a number of steps at the start that are taken together: after each of them weights and the
+            optimizer's slots are averaged, which with SGD, with or without momentum, is synchronous training. What
+            comes then is post-local SGD.
+        slots: what becomes of the optimizer's slots in a round: each process goes on with its own (``"keep"``), or with
+            the mean (``"average"``), which sends them too.
+        outer: a Keras optimizer for the common weights, of which a copy is used. Its state is not saved with a model.
+        elastic: the moving rate of the common weights, above 0 and at most 1: in a round a process moves towards them
+            by a fraction ``elastic`` / number of processes, and they move towards the average by ``elastic``.
+        fragments: in how many parts the weights are exchanged, at equal intervals.
+        delay: for how many steps the exchange of a fragment is under way, below ``sync_every`` / ``fragments``.
+        mix: with which part of its own weights a process goes on, the rest being the common ones: 0 forgets what it has
+            learned during the delay, which is the default without a delay; 0.5 is the default with one.
+        compression: how the differences are compressed; as of `tfdist.AllReduceStrategy`.
+        devices: as of `tfdist.AllReduceStrategy`; this process's devices take each step together.
+        timeouts: as of `tfdist.AllReduceStrategy`.
+        algorithm: of the sums; as of `tfdist.AllReduceStrategy`.
+        check_weights: as of `tfdist.AllReduceStrategy`.
+        group: as of `tfdist.AllReduceStrategy`.
+
+    Raises:
+        MismatchError: processes have different arguments.
+        TypeError: ``outer`` or ``compression`` is none.
+        ValueError: an argument is out of its range, or two of them exclude each other.
+        ClusterSpecError: as of `tfdist.AllReduceStrategy`.
+        RendezvousError: as of `tfdist.AllReduceStrategy`.
+        MPIUnavailableError: as of `tfdist.AllReduceStrategy`.
+
+    References:
+        Stich, *Local SGD converges fast and communicates little*, ICLR 2019. Lin, Stich, Patel and Jaggi, *Don't use
+        large mini-batches, use local SGD*, ICLR 2020. Douillard et al., *DiLoCo: distributed low-communication training
+        of language models*, 2023, and *Streaming DiLoCo with overlapping communication*, 2025. Zhang, Choromanska and
+        LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
+        sync_every: int | Interval = 8,
+        start_after: int = 0,
+        slots: str = "keep",
+        outer: keras.optimizers.Optimizer | None = None,
+        elastic: float | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float | None = None,
+        compression: Method | FewerWorkers | Schedule | Policy | None = None,
+        devices: Sequence[str] | None = None,
+        timeouts: Timeouts | None = None,
+        algorithm: str = "auto",
+        check_weights: bool = True,
+        group: Group | None = None,
+    ) -> None:
+        interval = sync_every if isinstance(sync_every, Interval) else Every(sync_every)
+        _check(interval, start_after, slots, outer, elastic, fragments, delay, mix)
+        policy.as_policy(compression)  # raises its errors before waiting for other processes
+        mix = (0.5 if delay else 0.0) if mix is None else float(mix)
+        algorithms.check(algorithm)
+        cluster = discovery.discover(cluster_resolver)
+        timeouts = Timeouts.of(timeouts)
+        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
+        settings = Settings(
+            interval,
+            functools.partial(_rule, outer, elastic, mix, own.size),
+            fragments,
+            delay,
+            start_after,
+            slots == "average",
+        )
+        compressor = None if compression is None else Compressor(compression, own.rank, own.size)
+        settled = (
+            f"sync_every={interval}, start_after={start_after}, slots={slots!r}, outer={described(outer)}, "
+            f"elastic={elastic}, fragments={fragments}, delay={delay}, mix={mix}, compression={compressor}"
+        )
+        courses = LocalSGD(own, settings, compressor, settled)
+        super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
+
+
+def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: float, processes: int) -> Rule:
+    if elastic is not None:
+        return Elastic(elastic, processes)
+    return Averaging(mix) if outer is None else Outer(outer, mix)
+
+
+def _check(
+    interval: Interval,
+    start_after: int,
+    slots: str,
+    outer: object,
+    elastic: float | None,
+    fragments: int,
+    delay: int,
+    mix: float | None,
+) -> None:
+    where = "LocalSGDStrategy"
+    for name, value, least in (("start_after", start_after, 0), ("fragments", fragments, 1), ("delay", delay, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{where}({name}=…) is a number from {least}; got {value!r}")
+    if slots not in ("keep", "average"):
+        raise ValueError(f"{where}(slots=…) is 'keep' or 'average'; got {slots!r}")
+    if outer is not None and not isinstance(outer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"{where}(outer=…) is an optimizer of Keras 3, such as keras.optimizers.SGD(0.7); got {outer!r}"
+        )
+    if elastic is not None and not (isinstance(elastic, (int, float)) and 0 < elastic <= 1):
+        raise ValueError(f"{where}(elastic=…) is above 0 and at most 1; got {elastic!r}")
+    if mix is not None and not (isinstance(mix, (int, float)) and 0 <= mix < 1):
+        raise ValueError(f"{where}(mix=…) is at least 0 and below 1; got {mix!r}")
+    if elastic is not None and (outer is not None or mix is not None):
+        raise ValueError(f"{where}: elastic= is a rule of its own: leave out outer= and mix=")
+    spacing = max(1, interval.least // fragments)
+    if delay and delay >= spacing:
+        raise ValueError(
+            f"{where}(delay={delay}): an exchange is to end before the next one begins, and rounds of {interval.least} "
+            f"steps in fragments={fragments} begin one every {spacing} steps: choose a delay below {spacing}"
+        )
+    if interval.least < fragments:
+        raise ValueError(
+            f"{where}(fragments={fragments}): a round has only {interval.least} steps, one for each at least"
+        )
+    if slots == "average" and (fragments > 1 or delay):
+        raise ValueError(
+            f"{where}(slots='average') needs weights that are exchanged at once: no fragments= and no delay="
+        )

@@ -1,0 +1,307 @@
+"""The `extended` of `QuorumStrategy`: a process that trains alone, and meets others in rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.group import Group
+from tfdist.local_sgd.course import Live, Progress, Trained
+from tfdist.local_sgd.rules import Averaging
+from tfdist.quorum.course import Quorum, Quorums, Totals
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.keras import keras_variables
+from tfdist.strategies.keras.keras_optimizers import innermost
+from tfdist.strategies.round_abilities import ComesAndGoes
+from tfdist.strategies.rounds import keras_quorum
+from tfdist.strategies.rounds.rounds_extended import RoundsExtended
+from tfdist.strategies.rounds.steps_in_rounds import assign, read
+
+log = logging.getLogger("tfdist")
+
+_LOOK_SECONDS = 0.1
+
+
+class QuorumExtended(RoundsExtended, ComesAndGoes):
+    """As `RoundsExtended`, of a group of this process alone.
+
+    Args:
+        strategy: as of `RoundsExtended`.
+        group: of this process alone.
+        devices: as of `RoundsExtended`.
+        courses: as of `RoundsExtended`.
+        rank: of this process among all.
+        size: how many there may be.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, group: Group, devices: list[str], courses: Quorums, rank: int, size: int
+    ) -> None:
+        super().__init__(strategy, group, devices, courses, checks_weights=False)
+        keras_quorum.install()
+        self._quorums = courses
+        self._rank, self._size = rank, size
+        self._task_id = self.reader = rank
+        self._states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._is_catching_up = False  # whether the others are beyond the call of `fit` that this process made last
+
+    @property
+    def is_writer(self) -> bool:
+        """The chief of the job writes."""
+        return self._rank == 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the job; None if there is none."""
+        return self._quorums.members.failure
+
+    @property
+    def totals(self) -> Totals:
+        """What the rounds of all optimizers have taken."""
+        return self._quorums.totals
+
+    def _courses_of_optimizers(self, model: Any) -> list[Quorum]:
+        return [one.course for one in self._of(model) if isinstance(one.course, Quorum)]
+
+    def _courses_of(self, model: Any) -> list[Quorum]:
+        found = self._courses_of_optimizers(model)
+        return [*found, self._states[model].course] if model in self._states else found
+
+    def _context_of_functions(self) -> Any:
+        return private.InputContext(self._size, self._rank, self._num_replicas_in_sync)
+
+    # Rounds.
+
+    def build(self, optimizer: Any, variables: list[Any]) -> None:
+        """See `TrainsInRounds`. A `tf.function` gives the variables that it makes their values too late for others."""
+        strategy, build = self._container_strategy(), super().build
+
+        def work() -> None:
+            with strategy.scope():
+                build(optimizer, variables)
+
+        with ThreadPoolExecutor(1) as thread:  # which traces no function, and is no replica
+            thread.submit(work).result()
+
+    @contextlib.contextmanager
+    def counting(self, samples: Any) -> Iterator[None]:
+        """See `ComesAndGoes`."""
+        self.samples = samples
+        try:
+            yield
+        finally:
+            self.samples = 1
+
+    def settle(self, model: Any) -> None:
+        """See `TrainsInRounds`; what layers keep is averaged too, if this process has trained."""
+        super().settle(model)
+        progress = self._progress_of(model)
+        if progress.step and self._make_state(model):
+            self._states[model].settle(progress)
+
+    def _progress_of(self, model: Any) -> Progress:
+        return max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
+
+    def _make_state(self, model: Any) -> bool:
+        """Makes the rounds of what the layers of a model keep; whether there are such."""
+        if model not in self._states:
+            variables = [
+                variable
+                for variable in (*keras_variables.state_of_layers(model), *self.moving_averages(model))
+                if variable.dtype.startswith(("float", "bfloat"))
+            ]
+            if variables:
+                self._states[model] = _State(f"state {self._model_number(model)}", variables, self._quorums)
+        return model in self._states
+
+    def _model_number(self, model: Any) -> int:
+        if model not in self._models:
+            self._models[model] = self.group.number("model in rounds")
+        return self._models[model]
+
+    def begin_fit(self, model: Any) -> int:
+        """See `ComesAndGoes`."""
+        members, optimizer = self._quorums.members, model.optimizer
+        members.fit = self.group.number("fit in rounds")
+        members.reach(members.fit, model._initial_epoch or 0)  # of a backup, before others take weights from here
+        self._model_number(model)
+        for one in keras_variables.optimizers(model):  # also of a call of `fit` in which they make no step here
+            self._number(innermost(one))
+        self._refresh(model)
+        if model.built and optimizer is not None:
+            if not optimizer.built:
+                self.build(optimizer, model.trainable_variables)
+            with self._container_strategy().scope():
+                self.step_begins(optimizer)
+            self._make_state(model)
+        epoch = members.epoch_of(members.fit)
+        # The rates are those of the epoch in which they were read, which may have ended since.
+        joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
+        epoch = min([epoch, *(one for one in joined if one >= 0)])
+        if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
+            log.warning(
+                "tfdist: the other processes have ended this call of fit, and none is left that has its weights: "
+                "those of this process are as they were."
+            )
+        self._is_catching_up = epoch < 0
+        return epoch
+
+    def share_loaded(self, model: Any) -> None:
+        """See `ComesAndGoes`."""
+        courses = self._courses_of(model)
+        if self._is_catching_up or not courses:
+            return  # the others' weights come at the beginning of `fit`
+        if self.is_writer:
+            if model in self._states:
+                self._states[model].recentre()
+            for course in courses:
+                course.replace()
+            self.begin_rounds(model, anew=False)
+            if model in self._states:
+                self._states[model].begin(self._progress_of(model))
+        elif not self._refresh(model, self._quorums.members.grace):
+            log.warning(
+                "tfdist: the chief has loaded no weights within %g s after this process should have got them; it gets "
+                "them in its next round, if they come.",
+                self._quorums.members.grace,
+            )
+
+    def await_file(self, path: Any) -> None:
+        """See `LoadsForAll`: at most the time of grace."""
+        if self.is_writer:
+            return
+        end = time.monotonic() + self._quorums.members.grace
+        while "://" not in os.fspath(path) and not os.path.exists(path) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
+    def _refresh(self, model: Any, patience: float | None = None) -> bool:
+        """As `StepsInRounds.refresh`, of all rounds of a model."""
+        found = [steps.refresh(patience) for steps in self._of(model)]
+        if model in self._states:
+            found.append(self._states[model].refresh(patience))
+            if any(found):  # steps count from another process's on
+                self._states[model].begin(self._progress_of(model))
+        return any(found)
+
+    def begin_epoch(self, model: Any, epoch: int) -> None:
+        """See `ComesAndGoes`."""
+        members = self._quorums.members
+        members.epoch, members.others = epoch, max(epoch, members.others)
+        members.is_in_epoch = True
+        for course in self._courses_of_optimizers(model):
+            course.begin_epoch(epoch)
+        if members.fit is not None:
+            members.reach(members.fit, epoch)
+
+    def epoch_has_ended(self, model: Any) -> bool:
+        """See `ComesAndGoes`."""
+        return self._quorums.members.is_behind or any(course.ended for course in self._courses_of(model))
+
+    def fit_is_over(self, model: Any) -> bool:
+        """See `ComesAndGoes`."""
+        return any(course.is_over for course in self._courses_of(model))
+
+    def end_fit(self, model: Any) -> None:
+        """See `ComesAndGoes`."""
+        members = self._quorums.members
+        if members.fit is not None:
+            members.linger(members.fit, tuple(course.name for course in self._courses_of(model)))
+            if self._refresh(model):  # of a last round that was made without this process
+                self._refresh(model)  # tells that it has that
+        members.fit, members.epoch, members.others = None, 0, 0
+        members.is_in_epoch = False
+        for course in self._courses_of(model):
+            course.end_fit()
+
+
+class _State:
+    """What the layers of a model keep, and the moving averages of its weights: exchanged when an epoch ends.
+
+    Args:
+        name: of their rounds.
+        variables: of floating point.
+        quorums: makes their course.
+    """
+
+    def __init__(self, name: str, variables: Sequence[Any], quorums: Quorums) -> None:
+        self._variables = variables
+        self._progress = Progress(0, 0)
+        with tf.init_scope(), tf.device("/cpu:0"):
+            values = [np.array(value.numpy()) for value in read(variables)]
+            paths = [variable.path for variable in variables]
+            self.course = quorums.of_state(Trained(name, paths, values, 0.0, _Still(self)), Averaging())
+            if self.course.joined is not None:
+                self._take_centre()
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken when it was exchanged last."""
+        return self._progress.step
+
+    def settle(self, progress: Progress) -> None:
+        """Exchanges what has changed; on all processes that end an epoch.
+
+        Args:
+            progress: of this process.
+        """
+        self._progress = progress
+        if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
+            self._take_centre()
+            self.begin(progress)
+
+    def recentre(self) -> None:
+        """As `StepsInRounds.recentre`."""
+        for place, value in enumerate(read(self._variables)):
+            self.course.assigned(place, value.numpy(), self._progress)
+
+    def refresh(self, patience: float | None) -> bool:
+        """As `StepsInRounds.refresh`."""
+        found = self.course.refresh() if patience is None else self.course.follow(patience)
+        if found:
+            self._take_centre()
+        return found
+
+    def begin(self, progress: Progress) -> None:
+        """Begins where nothing is left to be exchanged.
+
+        Args:
+            progress: of this process.
+        """
+        self._progress = progress
+        self.course.begin_anew(progress)
+
+    def _take_centre(self) -> None:
+        assign(self._variables, [tf.constant(one) for one in self.course.centre])
+
+
+class _Still(Live):
+    """What is no optimizer's.
+
+    Args:
+        state: of a model.
+    """
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+
+    def state(self) -> list[np.ndarray]:
+        """See `Live`."""
+        return []
+
+    def left(self) -> int:
+        """See `Live`."""
+        return 1
+
+    def step(self) -> int:
+        """See `Live`."""
+        return self._state.step

@@ -1,0 +1,191 @@
+"""The `extended` of strategies whose processes take steps on their own, and exchange weights in rounds."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.engine.bridge import Bridge
+from tfdist.engine.group import Group
+from tfdist.local_sgd import rules
+from tfdist.local_sgd.course import Courses
+from tfdist.local_sgd.rules import States
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
+from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.keras import keras_variables
+from tfdist.strategies.keras.keras_optimizers import innermost
+from tfdist.strategies.round_abilities import TrainsInRounds
+from tfdist.strategies.rounds import keras_rounds
+from tfdist.strategies.rounds.steps_in_rounds import StepsInRounds
+from tfdist.strategies.stopping import WishesInRounds
+
+
+class RoundsExtended(AllReduceExtended, TrainsInRounds):
+    """As `AllReduceExtended`; but in a step the replicas of this process alone are summed over.
+
+    Args:
+        strategy: as of `AllReduceExtended`.
+        group: as of `AllReduceExtended`.
+        devices: as of `AllReduceExtended`.
+        courses: makes the course of each optimizer's rounds.
+        checks_weights: as of `AllReduceExtended`.
+    """
+
+    meets_in_steps = False
+    samples: Any = 1
+    """Of a step that is not on shares."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        group: Group,
+        devices: list[str],
+        courses: Courses,
+        checks_weights: bool,
+    ) -> None:
+        super().__init__(strategy, group, devices, None, checks_weights)
+        keras_rounds.install()
+        self.exchange.broadcast_once(tf.constant(0), f"rounds of strategy {group.number('rounds')}", courses.described)
+        self.compressor = courses.compressor
+        self.averaging_processes = group.size
+        self._courses = courses
+        courses.wishes = WishesInRounds(self.stopping)
+        self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
+        alone = Group(group.engine, (group.members[group.rank],))
+        self._within = Bridge(alone)
+        local: Any = self._cross_device_ops._local
+        self._step_ops = ProcessCrossDeviceOps(alone, local, self.shares)
+
+    @property
+    def in_steps(self) -> Bridge:
+        """See `tfdist.strategies.abilities.HasCollectives`."""
+        return self._within
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        # What replicas ask for in a step, such as the sum of their gradients.
+        if self.group.size > 1 and not isinstance(options, private.OwnOptions):
+            raise ValueError(
+                f"all_reduce in a step: under {type(self._container_strategy()).__name__} each process takes its steps "
+                "on its own, so that there is no reduction over all replicas. Leave out what needs one in each step, "
+                "such as BatchNormalization(synchronized=True), or train with tfdist.AllReduceStrategy."
+            )
+        pairs = [(value, self._where(destinations)) for value, destinations in value_destination_pairs]
+        return self._step_ops.batch_reduce(reduce_op, pairs, options)
+
+    # Rounds.
+
+    def build(self, optimizer: Any, variables: list[Any]) -> None:
+        """See `TrainsInRounds`; as Keras does it."""
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+
+    def step_begins(self, optimizer: Any) -> None:
+        """See `TrainsInRounds`."""
+        self._steps_of(innermost(optimizer))
+
+    def step_taken(self, optimizer: Any) -> None:
+        """See `TrainsInRounds`."""
+        steps = self._steps_of(innermost(optimizer))
+
+        def take(strategy: Any) -> None:
+            steps.take(self.shares.total() if self.shares.step_is_shared else self.samples)
+
+        tf.distribute.get_replica_context().merge_call(take)
+
+    def _steps_of(self, optimizer: Any) -> StepsInRounds:
+        if optimizer not in self._steps:
+            restored = self._restored.pop(optimizer, [])
+            self._steps[optimizer] = StepsInRounds(optimizer, self._number(optimizer), self._courses, restored)
+        return self._steps[optimizer]
+
+    def _number(self, optimizer: Any) -> int:
+        """The number of an optimizer, by which processes know it: they make theirs in the same order."""
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = self.group.number("optimizer in rounds")
+        return self._numbers[optimizer]
+
+    def begin_rounds(self, model: Any, anew: bool) -> None:
+        """See `TrainsInRounds`."""
+        for steps in self._of(model):
+            if anew:
+                steps.recentre()
+            steps.begin()
+
+    def settle(self, model: Any) -> None:
+        """See `TrainsInRounds`."""
+        attached = {id(innermost(optimizer)) for optimizer in keras_variables.optimizers(model)}
+        chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
+        for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
+            steps.take_centre()
+
+    def outer_states(self, model: Any) -> list[States]:
+        """See `TrainsInRounds`."""
+        steps = [self._steps.get(optimizer) for optimizer in _saved_optimizers(model)]
+        return [[] if one is None else [rule.state() for rule, _ in one.course.rules] for one in steps]
+
+    def restore_outer(self, model: Any, states: Sequence[States]) -> None:
+        """See `TrainsInRounds`."""
+        for optimizer, of_rules in zip(_saved_optimizers(model), states, strict=False):
+            if not optimizer.built:
+                continue  # what it has learned is not restored either
+            if optimizer in self._steps:
+                rules.restore(self._steps[optimizer].course.rules, of_rules)
+            else:
+                self._restored[optimizer] = of_rules
+
+    def distance(self, model: Any) -> float | None:
+        """See `TrainsInRounds`."""
+        found = [steps.distance for steps in self._of(model) if steps.distance is not None]
+        return max(found, default=None)
+
+    def staleness(self, model: Any) -> Counter[int]:
+        """See `TrainsInRounds`."""
+        return sum((steps.staleness for steps in self._of(model)), Counter())
+
+    def assigned(self, variable: Any) -> None:
+        """See `TrainsInRounds`."""
+        for steps in list(self._steps.values()):
+            steps.assigned(variable)
+
+    def _of(self, model: Any) -> list[StepsInRounds]:
+        ids = {id(variable) for variable in model.variables}
+        return [
+            steps for steps in list(self._steps.values()) if any(id(variable) in ids for variable in steps.variables)
+        ]
+
+    def _optimizers_of(self, model: Any) -> list[Any]:
+        """Those that a model was compiled with, or that have updated it, and those within them."""
+        found = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
+        inner = [innermost(optimizer) for optimizer in found]
+        every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
+        return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
+
+    def of_each(self, model: Any) -> list[Any]:
+        """See `TrainsInRounds`."""
+        return [variable for optimizer in self._optimizers_of(model) for variable in optimizer.variables]
+
+    def moving_averages(self, model: Any) -> list[Any]:
+        """See `TrainsInRounds`."""
+        optimizers, steps = self._optimizers_of(model), self._of(model)
+        kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
+        averages = [variable for variables in kept for variable in variables if variable is not None]
+        if not steps:
+            return averages
+        updated = {id(variable) for one in steps for variable in one.variables}
+        followers = [variable for variable in model.trainable_variables if id(variable) not in updated]
+        return averages + [one for one in followers if one.dtype.startswith(("float", "bfloat"))]
+
+
+def _saved_optimizers(model: Any) -> list[Any]:
+    """Those that Keras saves with a model, in its order, without those around them."""
+    inner = [innermost(optimizer) for optimizer in keras_variables.optimizers(model)]
+    return list({id(optimizer): optimizer for optimizer in inner}.values())

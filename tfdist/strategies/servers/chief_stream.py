@@ -1,0 +1,153 @@
+"""Data that can only be read in their order: the chief reads them, and each batch goes to one worker.
+
+Parts of a batch travel as TensorFlow serializes tensors, a format that holds no code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private.keras import data_adapters, tree
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
+
+log = logging.getLogger("tfdist")
+
+_SENT = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, private.NoneSpec)
+
+
+class ChiefStream(Batches):
+    """Batches that the chief reads. Other workers make the same object of data of the same type, and read nothing.
+
+    Args:
+        adapter: of what `fit` was given, as Keras makes it.
+        data: the dataset of the adapter.
+        element_spec: of it, with `NoneSpec` for what is None.
+        steps: batches of an epoch, read from where the last one has ended; None for all of the data in each epoch.
+    """
+
+    def __init__(self, adapter: Any, data: tf.data.Dataset, element_spec: Any, steps: int | None) -> None:
+        super().__init__(element_spec)
+        self._adapter = adapter
+        self._data = data
+        self._steps = steps
+        self._iterator: Iterator[Any] | None = None
+        self._leaves = tree.flatten(element_spec)
+
+    @property
+    def batches(self) -> int | None:
+        """See `Batches`."""
+        count = int(self._data.cardinality())
+        return self._steps or (count if count >= 0 else None)
+
+    def plan(self, seed: int | None) -> Plan:
+        """See `Batches`; the order is the chief's."""
+        return Plan(None, 1, None)
+
+    def first(self) -> Any:
+        """See `Batches`: shapes and dtypes only, without a batch."""
+        return tree.map_structure(lambda spec: None if isinstance(spec, private.NoneSpec) else spec, self.element_spec)
+
+    def stream(self) -> Iterator[list[np.ndarray]]:
+        """The batches of an epoch, on the chief.
+
+        Yields:
+            For each component of the batch its bytes, uint8 ``(bytes,)``.
+        """
+        self._adapter.on_epoch_begin()
+        for batch in self._data if self._steps is None else self._next_steps(self._steps):
+            parts = tree.flatten(batch)
+            found = [
+                component
+                for part, spec in zip(parts, self._leaves, strict=True)
+                if not isinstance(spec, private.NoneSpec)
+                for component in tf.nest.flatten(part, expand_composites=True)
+            ]
+            yield [np.frombuffer(tf.io.serialize_tensor(one).numpy(), np.uint8) for one in found]
+        self._adapter.on_epoch_end()
+
+    def _next_steps(self, steps: int) -> Iterator[Any]:
+        """As Keras reads with ``steps_per_epoch``: it goes on where it was, and begins again at the end."""
+        for step in range(steps):
+            batch = None if self._iterator is None else next(self._iterator, None)
+            if batch is None and step:
+                self._iterator = None
+                log.warning("tfdist: the data ended within an epoch of steps_per_epoch; `.repeat()` gives them no end.")
+                return
+            if batch is None:
+                self._iterator = iter(self._data)
+                if (batch := next(self._iterator, None)) is None:
+                    return
+            yield batch
+
+    @property
+    def part_specs(self) -> Sequence[tf.TensorSpec]:
+        """A string for each component."""
+        return [tf.TensorSpec([], tf.string) for spec in self._leaves for _ in components(spec)]
+
+    def parts(self, found: Sequence[np.ndarray]) -> Sequence[Any]:
+        """See `Batches`.
+
+        Args:
+            found: as of `stream`.
+
+        Raises:
+            ValueError: the chief's batches have another structure.
+        """
+        expected = len(self.part_specs)
+        if len(found) != expected:
+            raise ValueError(
+                f"a batch of the chief's data has {len(found)} parts, and those of this worker have {expected}: give "
+                "`fit` data of the same type on every task"
+            )
+        return [np.array(part.tobytes(), object) for part in found]
+
+    def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
+        """See `Batches`."""
+        left = iter(parts)
+        found = [
+            of_components(
+                spec,
+                [tf.ensure_shape(tf.io.parse_tensor(next(left), one.dtype), one.shape) for one in components(spec)],
+            )
+            for spec in self._leaves
+        ]
+        return tree.pack_sequence_as(self.element_spec, found)
+
+
+def stream_of(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    shuffle: Any,
+    class_weight: dict[int, float] | None,
+    steps_per_epoch: int | None,
+) -> ChiefStream | str:
+    """What `fit` was given, as a stream; the arguments are those of `fit`.
+
+    Returns:
+        The stream; or, for a message, why there is none: a clause about the data.
+
+    Raises:
+        ValueError: of Keras, which does not take these arguments either.
+    """
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return "the dataset is distributed already"
+    adapter = data_adapters.get_data_adapter(
+        *(x, y, sample_weight, batch_size, steps_per_epoch), shuffle=shuffle, class_weight=class_weight
+    )
+    data = adapter.get_tf_dataset()
+    spec = tree.map_structure(
+        lambda part: private.NoneSpec() if isinstance(part, tf.OptionalSpec) else part, data.element_spec
+    )
+    for part in tree.flatten(spec):
+        if not isinstance(part, _SENT):
+            return f"batches with a {type(part).__name__} cannot be sent"
+    return ChiefStream(adapter, data, spec, steps_per_epoch)

@@ -1,0 +1,250 @@
+"""A worker's own Keras optimizer, and the memory of parameter servers on the worker's machine: `Hogwild`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.host_calls import host_call
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.hogwild.memory import Memory, Writer
+from tfdist.parameter_server.observer import Observer
+from tfdist.parameter_server.pushes import LocalSteps
+from tfdist.parameter_server.row_local import keeps_other_values
+from tfdist.parameter_server.state import State
+from tfdist.strategies.servers.local_link import LocalLink
+from tfdist.strategies.servers.server_link import array_of
+from tfdist.tensors import to_array, to_tensor
+
+log = logging.getLogger("tfdist")
+
+
+class HogwildLink(LocalLink):
+    """One optimizer's variables, which it updates here, and in memory that all workers of the machine share.
+
+    Where that memory cannot be opened, what has changed is pushed in each step.
+
+    Args:
+        arguments: as of `Link`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self._writers: list[Writer] | None = None
+        self._bases: dict[int, np.ndarray] = {}
+        super().__init__(LocalSteps(), *arguments)
+        shards = self._model.dealing.shards
+        self._places = {
+            part.variable: (server, number) for server, parts in enumerate(shards) for number, part in enumerate(parts)
+        }
+        if isinstance(self._session, Observer):
+            return
+        with self._lock:
+            self._writers = self._opened()
+        if self._writers is not None:
+            self._base = []  # that of messages
+            self._read = list
+        else:
+            log.warning(
+                "tfdist: this worker cannot open the parameter servers' memory, as it is on another machine, in "
+                "another container, or another user's: Hogwild() pushes its updates in messages, like LocalSteps(1)."
+            )
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether this worker changes the servers' memory itself."""
+        return self._writers is not None
+
+    def update(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        samples: Any = 1.0,
+        apply: Callable[[], None] = lambda: None,
+        ticket: Any = None,
+    ) -> None:
+        """Makes an update here and in the servers' memory, and reads what others have changed; see `Link.update`."""
+        if self._writers is None:
+            return super().update(gradients, variables, samples, apply, ticket)
+        placed = self._placed(gradients, variables)
+        by_rows = [place for place, gradient in enumerate(placed) if self._is_by_rows(place, gradient)]
+        whole = [place for place in range(len(placed)) if place not in by_rows]
+        with tf.init_scope():
+            for place in whole:
+                if place not in self._bases:
+                    self._bases[place] = array_of(self._variables[place])
+        indices = [tf.cast(placed[place].indices, tf.int64) for place in by_rows]
+        before = self._rows(by_rows, indices)
+        apply()
+        after = self._rows(by_rows, indices)
+
+        def on_host(_: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            arrays = [to_array(tensor) for tensor in tensors]
+            values, rest = arrays[: len(whole)], arrays[len(whole) :]
+            rows = [rest[number :: len(by_rows)] for number in range(len(by_rows))]
+            with self._lock, self._failing():
+                return [to_tensor(one) for one in self._exchanged_rows(whole, values, by_rows, rows)]
+
+        values = [self._variables[place].value for place in whole]
+        # Of the samples nothing depends but when this runs: Keras runs once more what does not depend on a batch.
+        inputs = [tf.cast(samples, tf.float64), *values, *indices, *before, *after]
+        dtypes = [one.dtype for one in values]
+        for place in by_rows:
+            dtypes += [self._variables[place].value.dtype, tf.int64]
+        with tf.device("CPU:0"):
+            found = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
+        for place in whole:
+            value = next(found)
+            value.set_shape(self._variables[place].shape)
+            self._variables[place].assign(value)
+        for place in by_rows:
+            rows, own = next(found), next(found)
+            rows.set_shape((None, *self._variables[place].shape[1:]))
+            own.set_shape((None,))
+            self._variables[place].value.scatter_update(tf.IndexedSlices(rows, own))
+
+    def refresh(self) -> None:
+        """Reads all values; what the chief's program has assigned since the last reading is given to the servers."""
+        if self._writers is None:
+            return super().refresh()
+        with self._lock, self._failing():
+            known = self._writers
+            writers = self._opened()
+            if writers is None:
+                raise TfdistError(
+                    "a parameter server has come back where this worker cannot open its memory: on another machine, in "
+                    "another container, or as another user. Hogwild() needs it where it was; start the worker again."
+                )
+            self._writers = writers
+            if self._is_chief and all(own is other for own, other in zip(known, writers, strict=True)):
+                self._give_assigned()
+            self._changed_by_others()
+            self._load()
+
+    def _is_by_rows(self, place: int, gradient: Any) -> bool:
+        """Whether an update by a gradient changes some rows of a variable alone."""
+        variable = self._variables[place]
+        decays = self._optimizer._use_weight_decay(variable)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return is_sparse and variable.constraint is None and keeps_other_values(self._optimizer, decays)
+
+    def _rows(self, places: Sequence[int], indices: Sequence[Any]) -> list[Any]:
+        return [tf.gather(self._variables[place].value, own) for place, own in zip(places, indices, strict=True)]
+
+    def _exchanged_rows(
+        self,
+        whole: Sequence[int],
+        values: Sequence[np.ndarray],
+        by_rows: Sequence[int],
+        rows: Sequence[Sequence[np.ndarray]],
+    ) -> list[np.ndarray]:
+        """Adds what an update has changed, and reads.
+
+        Args:
+            whole: the variables that may have changed as a whole.
+            values: theirs, after the update.
+            by_rows: the others.
+            rows: for each of these, indices, and the rows before and after the update.
+
+        Returns:
+            Values, then for each of the others rows and their indices.
+        """
+        for place, value in zip(whole, values, strict=True):
+            writer, own = self._place(place)
+            writer.add(own, value - self._bases[place])
+        touched = []
+        for place, (indices, before, after) in zip(by_rows, rows, strict=True):
+            distinct, first = np.unique(indices, return_index=True)
+            writer, own = self._place(place)
+            writer.add_rows(own, distinct, after[first] - before[first])
+            touched.append(distinct)
+        for writer in self._writers or ():
+            writer.count()
+        changed = self._changed_by_others()
+        found = []
+        for place in whole:
+            self._bases[place] = self._values(place).copy()
+            found.append(self._bases[place])
+        for place, own_rows in zip(by_rows, touched, strict=True):
+            news, array = changed[place], self._values(place)
+            named = np.arange(len(array)) if news is None else np.union1d(own_rows, news)
+            found += [array[named], named]
+            if place in self._bases:
+                self._bases[place][named] = found[-2]
+        return found
+
+    def _opened(self) -> list[Writer] | None:
+        """The servers' memory as it is now; None if this process cannot open it."""
+        known = {writer.memory.where: writer for writer in self._writers or ()}
+        writers = []
+        for answer, shapes in zip(self._session.memories(), self._model.shapes, strict=True):
+            if answer.where not in known:
+                memory = Memory.open(answer.where, shapes)
+                if memory is None:
+                    return None
+                known[answer.where] = Writer(memory, answer.place)
+            writers.append(known[answer.where])
+        return writers
+
+    def _place(self, variable: int) -> tuple[Writer, int]:
+        """Who writes to a variable, and its number there."""
+        assert self._writers is not None
+        server, number = self._places[variable]
+        return self._writers[server], number
+
+    def _values(self, variable: int) -> np.ndarray:
+        """The memory of a variable; others change it."""
+        writer, own = self._place(variable)
+        return writer.memory.arrays[own]
+
+    def _changed_by_others(self) -> dict[int, np.ndarray | None]:
+        """By variable, the rows that others have changed since the last call; None for all of them."""
+        found: dict[int, np.ndarray | None] = {}
+        for server, writer in enumerate(self._writers or ()):
+            own = {number: variable for variable, (at, number) in self._places.items() if at == server}
+            found |= {own[number]: rows for number, rows in writer.changed_by_others(list(own)).items()}
+        return found
+
+    def _give_assigned(self) -> None:
+        """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
+        found = {place: array_of(variable) for place, variable in enumerate(self._variables)}
+        theirs = [place for place in found if place not in self._bases]
+        differ = {place: _different_rows(found[place], self._values(place)) for place in theirs}
+        changed = self._changed_by_others()  # what they have changed by now differs for that reason
+        for place, array in found.items():
+            writer, own = self._place(place)
+            if place in self._bases:
+                if array.tobytes() != self._bases[place].tobytes():
+                    writer.assign(own, array)
+            elif (news := changed[place]) is not None and len(rows := np.setdiff1d(differ[place], news)):
+                if array.ndim:
+                    writer.assign_rows(own, rows, array[rows])
+                else:
+                    writer.assign(own, array)
+
+    def _load(self) -> None:
+        """Assigns the values."""
+        for place, variable in enumerate(self._variables):
+            value = self._values(place).copy()
+            variable.assign(value)
+            if place in self._bases:
+                self._bases[place] = value
+
+    def _splits(self) -> bool:
+        """A variable is in the memory of one server."""
+        return False
+
+    def _state(self) -> State:
+        """What the servers' memory has, also after the death of a server."""
+        if self._writers is None:
+            return super()._state()
+        return State([self._values(place).copy() for place in range(len(self._variables))])
+
+
+def _different_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Indices of the rows in which two arrays differ; of a scalar, 0."""
+    rows = max(1, len(one) if one.ndim else 1)
+    return np.flatnonzero((one.reshape(rows, -1) != other.reshape(rows, -1)).any(axis=1))

@@ -1,0 +1,289 @@
+"""Keras on parameter servers: updates are made there, and what reads the model reads its newest parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.private.keras import base_optimizer
+from tfdist.seams import optimizer
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.data.shares import batch_size
+from tfdist.strategies.keras import keras_backup, keras_metrics
+from tfdist.strategies.keras.keras_variables import Assigned
+from tfdist.strategies.servers import keras_shared_data
+from tfdist.strategies.servers.dealt_batches import Ticketed
+
+log = logging.getLogger("tfdist")
+
+_LEAST_BOUND = 2
+"""The clock of a worker that comes back is that of the slowest when its update comes: of one optimizer, and of the next
+one when the slowest is up to the bound and one more ahead. With a lower bound than this, one worker could wait with its
+first update for another that waits with its second one for the first."""
+
+
+class _Step:
+    """A step that is traced, or run eagerly.
+
+    Args:
+        samples: their number, a scalar tensor.
+        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+
+    Attributes:
+        samples: as given.
+        always_updates: whether each step of the graph makes the update that has the ticket.
+    """
+
+    def __init__(self, samples: tf.Tensor, ticket: tf.Tensor | None) -> None:
+        self.samples = samples
+        self.always_updates = False
+        self._ticket = ticket
+        self._is_taken = False
+        self._optimizers: set[int] = set()
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def note(self, optimizer: Any, bound: int | None) -> None:
+        """Notes that an optimizer makes an update.
+
+        Args:
+            optimizer: a Keras optimizer.
+            bound: of `BoundedStaleness`; None in other modes.
+
+        Raises:
+            ValueError: it is another one than before, and the bound is so low that workers could wait for each other.
+        """
+        self._optimizers.add(id(optimizer))
+        if bound is not None and bound < _LEAST_BOUND and len(self._optimizers) > 1:
+            raise ValueError(
+                f"steps with several optimizers, as of a GAN, need BoundedStaleness({_LEAST_BOUND}) or more; got "
+                f"BoundedStaleness({bound}): after a pause, a worker's clock may differ by {_LEAST_BOUND} between them"
+            )
+
+    def ticket(self, waits: bool) -> tf.Tensor | None:
+        """The ticket, for the first update of the step; None for others.
+
+        Args:
+            waits: whether workers wait for each other.
+
+        Raises:
+            ValueError: this is another update, and workers wait for each other.
+        """
+        if self._ticket is None:
+            return None
+        if self._is_taken:
+            if waits:  # one would wait with its first update for another that waits with its second one for the first
+                raise ValueError(
+                    'data="shared" needs steps with one update in modes in which workers wait for each other. Use '
+                    'Asynchronous() or SoftSync(), or data="own".'
+                )
+            return None
+        self._is_taken = True
+        self.always_updates = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self._graph
+        return self._ticket
+
+
+class _Steps(threading.local):
+    """The steps that this thread traces, or runs eagerly; the innermost last."""
+
+    def __init__(self) -> None:
+        self.under_way: list[_Step] = []
+
+
+_steps = _Steps()
+
+
+@functools.cache
+def install() -> None:
+    """Installs the seams."""
+    optimizer.points.provide([OnServers], _hooks_of)
+    replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _of_averages)
+    keras_hooks.add(Newest)
+
+
+class OnServers(optimizer.OptimizerHooks):
+    """Updates are made by servers.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: UpdatesOnServers) -> None:
+        self._extended = extended
+
+    def apply(self, call: optimizer.OptimizerCall) -> None:
+        """Has gradients sent to servers."""
+        if call.applies_itself and len(call.arguments["grads"]):
+            call.replace(lambda: self._applied(call))
+
+    def _applied(self, call: optimizer.OptimizerCall) -> None:
+        given, extended = call.arguments["trainable_variables"], self._extended
+        variables = call.optimizer._trainable_variables if given is None else list(given)
+        step = _steps.under_way[-1] if _steps.under_way else None
+        samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
+        if step is not None:
+            step.note(call.optimizer, extended.bound)
+        gradients = list(call.arguments["grads"])
+        extended.update_on_servers(call.optimizer, gradients, variables, samples, call.inner, ticket)
+
+
+def _hooks_of(one: Any) -> list[OnServers]:
+    extended = _extended_of(one) or at_work.current(UpdatesOnServers)
+    return [] if extended is None else [OnServers(extended)]
+
+
+def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
+    """The `extended` of the strategy that an optimizer was made under, if its updates are made on servers."""
+    return at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers)
+
+
+def _strategy_of(optimizer: Any) -> Any:
+    return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_distribution_strategy", None)
+
+
+@contextlib.contextmanager
+def _under_way(step: _Step) -> Iterator[_Step]:
+    _steps.under_way.append(step)
+    try:
+        yield step
+    finally:
+        _steps.under_way.pop()
+
+
+def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        extended = _extended_of(self)
+        link = extended.link_of(self) if extended is not None and self.use_ema else None
+        if link is None or link.averages_here:
+            return original(self, var_list)
+        return link.finalize()
+
+    return finalize_variable_values
+
+
+class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """Steps know what they send to servers, and what reads the model reads what servers have."""
+
+    ability = UpdatesOnServers
+
+    def make_function(self, call: ModelCall) -> None:
+        """Steps know their number of samples, by which gradients are averaged.
+
+        The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where
+        the data end.
+        """
+        model, step_function = call.model, call.arguments["step_function"]
+
+        def step(data: Any) -> Any:
+            ticket, batch = data if isinstance(data, Ticketed) else (None, data)
+            assigned = Assigned()
+            with keras_shared_data.up_to_date(model, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
+                with assigned.noted():
+                    outputs = step_function(batch)
+                for variable in {id(one): one for metric in model.metrics for one in metric.variables}.values():
+                    keras_metrics.learn(variable, assigned.values.get(id(variable), []))
+                if ticket is not None and not one.always_updates:
+                    keras_shared_data.settle(model, ticket)
+                return outputs
+
+        call.arguments["step_function"] = step
+        call.without_xla()
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Nobody waits for a worker between epochs; one that does not write backs up the number of its epoch alone."""
+        return [Pauses(self.extended), *keras_backup.of_worker(given, self.extended)]
+
+    @contextlib.contextmanager
+    def evaluate(self, call: ModelCall) -> Iterator[None]:
+        """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
+        with contextlib.ExitStack() as stack:
+            for link in self.extended.links(call.model):
+                stack.enter_context(link.newest())
+            if self.extended.observes:
+                self.extended.begin_epoch(call.model)
+            yield
+
+    predict = evaluate
+
+    @contextlib.contextmanager
+    def save(self, call: ModelCall) -> Iterator[None]:
+        """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
+        if self.extended.worker:
+            _say_that_the_chief_writes(self.extended, call.name)
+        with contextlib.ExitStack() as stack:
+            for link in self.extended.links(call.model):
+                stack.enter_context(link.newest_state())
+            yield
+
+    save_weights = export = save
+
+
+def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
+    """Warns once. Ranks with collectives are expected to call it together; workers of servers need not."""
+    if name not in extended.reported:
+        extended.reported.add(name)
+        log.warning(
+            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script calls it. Call it on "
+            "the chief, or on all workers to no effect on the others.",
+            name,
+        )
+
+
+class Pauses(keras.callbacks.Callback):
+    """Lets other workers go on while this one is between epochs, and gives it the newest values before the next one.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: UpdatesOnServers) -> None:
+        super().__init__()
+        self._extended = extended
+        self._names = ["loss"]
+
+    def set_params(self, params: Any) -> None:
+        """The progress bar's end is that of the epoch, whichever workers get its batches."""
+        if self.model is not None and (shared := keras_shared_data.of(self.model)) is not None:
+            params["steps"] = shared.source.batches
+        super().set_params(params)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reads the newest values, and takes part in the epoch if its batches are dealt."""
+        self._extended.begin_epoch(self.model)
+        for link in self._extended.links(self.model):
+            link.refresh()
+        if (shared := keras_shared_data.of(self.model)) is not None:
+            shared.epochs.begin(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Nobody waits for this worker's callbacks."""
+        shared = keras_shared_data.of(self.model)
+        for link in self._extended.links(self.model):
+            link.suspend()
+            if shared is not None:
+                link.refresh()  # all have finished the epoch; this worker's last batch was some time ago
+        if shared is not None and logs is not None and not shared.has_all_logs:
+            self._without_batches(shared.epochs.taken, logs)
+
+    def _without_batches(self, taken: int, logs: Any) -> None:
+        """A step's own logs are not numbers if this worker got no batch of the epoch: 0 would be the best loss."""
+        names = [name for name in logs if not name.startswith("val_")]
+        if taken:
+            self._names = names
+        else:
+            logs.update(dict.fromkeys(names or self._names, float("nan")))
+            log.warning("tfdist: this worker got no batch of the epoch; its logs are NaN.")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Nobody waits for this worker before it trains again."""
+        for link in self._extended.links(self.model):
+            link.suspend(is_end=True)

@@ -1,0 +1,273 @@
+"""`fit` on batches that are dealt out to all workers, so that every sample of an epoch counts once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.host_calls import host_call
+from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
+from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import ModelCall
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.keras.keras_variables import MERGED_BY
+from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of
+from tfdist.strategies.servers.dealt_batches import Batches, Ticketed, dataset
+from tfdist.strategies.servers.random_access import Source, source_of
+from tfdist.tensors import to_array
+
+log = logging.getLogger("tfdist")
+
+
+@dataclass
+class Shared:
+    """What a call of `fit` shares with those of other workers.
+
+    Attributes:
+        epochs: deals this worker's batches to it.
+        source: of the batches.
+        has_all_logs: whether the logs of the last epoch are of all workers.
+    """
+
+    epochs: SharedEpochs
+    source: Batches
+    has_all_logs: bool = False
+
+
+_of_models: dict[int, Shared] = {}
+"""By `id` of the model, while its `fit` is under way."""
+
+
+@functools.cache
+def install() -> None:
+    """Installs the seams."""
+    keras_hooks.add(Dealt)
+    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _of_any_length)
+
+
+def of(model: Any) -> Shared | None:
+    """What the call of `fit` under way shares.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        None if the model trains on this worker's own data.
+    """
+    return _of_models.get(id(model))
+
+
+@contextlib.contextmanager
+def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
+    """Context of a step, in a graph or eagerly: its variables are the newest if it had to wait for its batch.
+
+    Others have gone on meanwhile, and nobody has waited for this worker.
+
+    Args:
+        model: that is trained.
+        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+    """
+
+    def refresh() -> np.int64:
+        extended = at_work.of_model(model, UpdatesOnServers)
+        for link in extended.links(model) if extended is not None else []:
+            link.refresh()
+        return np.int64(0)
+
+    if ticket is None:
+        yield
+        return
+    has_waited = tf.bitwise.bitwise_and(ticket, tf.constant(AFTER_PAUSE, tf.int64)) != 0
+    if tf.executing_eagerly():
+        if has_waited:
+            refresh()
+        yield
+        return
+    refreshed = tf.cond(
+        has_waited,
+        lambda: host_call(refresh, [], tf.int64, name="tfdist_read"),
+        lambda: tf.constant(0, tf.int64),
+    )
+    with tf.control_dependencies([refreshed]):
+        yield
+
+
+def settle(model: Any, ticket: Any) -> None:
+    """Behind a step that may have made no update: its batch is used up then. In a graph, or eagerly.
+
+    Args:
+        model: that is trained.
+        ticket: of the batch, an int64 scalar.
+    """
+
+    def skip(ticket: tf.Tensor, *updates: tf.Tensor) -> np.int64:
+        shared, extended = of(model), at_work.of_model(model, UpdatesOnServers)
+        links = extended.links(model) if extended is not None else []
+        if shared is not None and all(link.last_ticket != int(ticket) for link in links):
+            shared.epochs.skip(int(ticket))
+        return np.int64(0)
+
+    optimizer = getattr(model, "optimizer", None)
+    counted = [one for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one is not None]
+    # Reading what an update assigns orders this behind the update.
+    host_call(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
+
+
+class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
+    """`fit` trains on batches that are dealt out, and `evaluate` reads its own data."""
+
+    ability = UpdatesOnServers
+
+    def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+        """Takes part in epochs whose batches are dealt, if the data can be."""
+        given = call.arguments
+        if not self.extended.shares_data or not call.model.compiled:
+            return None
+        if given["validation_split"] and given["validation_data"] is None:
+            (given["x"], given["y"], given["sample_weight"]), given["validation_data"] = (
+                array_slicing.train_validation_split(
+                    (given["x"], given["y"], given["sample_weight"]), validation_split=given["validation_split"]
+                )
+            )
+            given["validation_split"] = 0.0
+        source = _source(self.extended, given)
+        if not isinstance(source, str):
+            return self._taking_part(call.model, given, source)
+        _say_once(
+            self.extended,
+            f"the data of `fit` are not dealt out to the workers: {source}. Each worker trains on all that it is "
+            'given. Divide the data: data="own", and `dataset.shard(strategy.size, strategy.rank)` on each worker.',
+        )
+        return None
+
+    @contextlib.contextmanager
+    def _taking_part(self, model: Any, given: dict[str, Any], source: Batches) -> Iterator[None]:
+        seed = private.global_seed() if source.shuffle else None
+        if seed is None and source.shuffle:
+            seed = secrets.randbits(63)
+        plan = source.plan(None if seed is None else seed & 0x7FFFFFFFFFFFFFFF)
+        stream = source.stream if isinstance(source, ChiefStream) else None
+
+        def when_idle() -> None:
+            for link in self.extended.links(model):
+                link.suspend()
+
+        with self.extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
+            _of_models[id(model)] = Shared(epochs, source)
+            try:
+                given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
+                for name in ("y", "sample_weight", "batch_size", "class_weight", "steps_per_epoch"):
+                    given[name] = None
+                given["shuffle"] = False
+                given["x"] = dataset(source, epochs.tickets, with_tickets=True)
+                yield
+            finally:
+                del _of_models[id(model)]
+
+    @contextlib.contextmanager
+    def evaluate(self, call: ModelCall) -> Iterator[None]:
+        """Each worker evaluates all of the data it is given, also within `fit`."""
+        shared = _of_models.pop(id(call.model), None)
+        try:
+            yield
+        finally:
+            if shared is not None:
+                _of_models[id(call.model)] = shared
+
+    def epoch_logs(self, call: ModelCall) -> None:
+        """Logs of an epoch are of all workers, where Keras takes them from the metrics and the epoch has ended."""
+        model, logs, shared = call.model, call.arguments["logs"], of(call.model)
+        if shared is not None and not model.stop_training:  # else others have not ended the epoch
+            call.replace(lambda: _of_all_workers(model, logs, shared))
+
+    def symbolic_build(self, call: ModelCall) -> None:
+        """Keras would draw a batch to learn its shapes, and drop it."""
+        shared, iterator = of(call.model), call.arguments["iterator"]
+        if shared is not None and iterator is not None and _is_dealt(iterator):
+            first = tree.map_structure(lambda part: part, shared.source.first())
+            call.arguments.update(iterator=None, data_batch=first)
+
+
+def _of_all_workers(model: Any, logs: Any, shared: Shared) -> Any:
+    variables = list({id(one): one for metric in model.metrics for one in metric.variables}.values())
+    rules: list[Rule] = [_rule(variable) for variable in variables]
+    arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
+    values = [tf.convert_to_tensor(array) for array in arrays]
+    with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+        results = tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    shared.has_all_logs = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
+    return results if shared.has_all_logs else logs
+
+
+def _rule(variable: Any) -> Rule:
+    rules: dict[str, Rule] = {"only_first_replica": "first", "mean": "mean", "max": "max", "min": "min"}
+    return rules.get(getattr(variable, MERGED_BY, variable.aggregation), "sum")
+
+
+def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Batches | str:
+    """The data that `fit` was given: by index, else as the chief's stream; or why they cannot be shared."""
+    names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight", "steps_per_epoch")
+    if extended.is_sharing:
+        return "another call of fit in this process shares data at the moment"
+    arguments = {name: given[name] for name in names}
+    steps = given["steps_per_epoch"]
+    source: Batches | str
+    if most := getattr(keras.config, "max_steps_per_epoch", lambda: None)():
+        source = "keras.config limits the steps of an epoch"
+        arguments["steps_per_epoch"] = min(most, steps or most)
+    else:
+        source = source_of(**arguments)
+        if isinstance(source, Source) and steps is not None and steps != source.batches:
+            source = f"steps_per_epoch is {steps}, but the data have {source.batches} batches"
+    if not isinstance(source, str):
+        return source
+    stream = stream_of(**arguments)
+    if not isinstance(stream, str):
+        _say_once(
+            extended,
+            f"the chief reads the data of `fit`, and sends each batch to one worker: {source}. What other workers "
+            "give `fit` is not read.",
+        )
+    return stream
+
+
+def _say_once(extended: UpdatesOnServers, text: str) -> None:
+    if text not in extended.reported:
+        extended.reported.add(text)
+        log.warning("tfdist: %s", text)
+
+
+def _of_any_length(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Each epoch has another number of batches on each worker; Keras would warn, and expect as many in the next one."""
+
+    def catch_stop_iteration(self: Any) -> Any:
+        return _ending(self) if _is_dealt(self) else original(self)
+
+    return catch_stop_iteration
+
+
+@contextlib.contextmanager
+def _ending(iterator: Any) -> Iterator[None]:
+    try:
+        yield
+        iterator.tf_sync()
+    except (StopIteration, tf.errors.OutOfRangeError):
+        iterator._current_iterator = None
+        iterator.data_adapter.on_epoch_end()
+
+
+def _is_dealt(iterator: Any) -> bool:
+    return isinstance(getattr(iterator._distributed_dataset, "element_spec", None), Ticketed)

@@ -1,0 +1,106 @@
+"""Keras weights that no server updates: frozen ones, moving statistics. Workers begin `fit` with those of the chief."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.notices import notice
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.layer_states import digest, take
+from tfdist.parameter_server.messages import GiveState
+from tfdist.parameter_server.programs import CHIEF
+from tfdist.parameter_server.wire import DTYPES
+from tfdist.strategies.embeddings.embedded_rows import rows_of
+from tfdist.tensors import to_array, unnumbered
+
+
+class LayerStates:
+    """The non-trainable weights of a worker's models. The state of seed generators is not among them.
+
+    Args:
+        connect: yields a new connection to the first server.
+        worker: this task's number.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], worker: int) -> None:
+        self._connect = connect
+        self._worker = worker
+        self._incarnation = secrets.randbits(63)
+        self._begun: list[str] = []
+        self._places: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def begin(self, model: Any, updated: Collection[int], again: bool = False) -> None:
+        """Before the first epoch with a set of non-trainable weights, takes the chief's; the chief gives its own.
+
+        The chief does so before each epoch, as the server may have been started again.
+
+        Args:
+            model: a Keras model. One that its first step builds takes them before the second epoch.
+            updated: `id`s of variables that servers have updated, which are not assigned to.
+            again: whether to take the chief's also where that was done before, as evaluators do.
+
+        Raises:
+            RefusedError: the chief trains another model.
+        """
+        variables = _variables(model)
+        described = tuple(f"{unnumbered(one.path)} {list(one.shape)} {one.dtype}" for one in variables)
+        name = hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
+        ids = tuple(map(id, variables))
+        with self._lock:
+            places = self._places.setdefault(model, {})
+            is_new = ids not in places
+            if is_new:
+                places[ids] = len(self._begun)
+                self._begun.append(name)
+        if not is_new and not (variables and (again or self._worker == CHIEF)):
+            return
+        place = places[ids]
+        arrays = [to_array(one.value.read_value()) for one in variables]
+        digests = tuple(map(digest, arrays))
+
+        def message(id: int, given: Sequence[int]) -> GiveState:
+            of = name, self._begun[:place].count(name), place, described, digests
+            return GiveState(id, self._worker, self._incarnation, *of, tuple(given))
+
+        connection = self._connect()
+        try:
+            found = take(connection, message, arrays)
+        finally:
+            connection.close()
+        values = [(variables[place], array) for place, array in found.items() if ids[place] not in updated]
+        _assign(model, values, is_told=not again)
+
+
+def _variables(model: Any) -> list[Any]:
+    return [
+        one for one in model.non_trainable_weights if rows_of(one) is None and tf.as_dtype(one.dtype).name in DTYPES
+    ]
+
+
+def _assign(model: Any, values: list[tuple[Any, np.ndarray]], is_told: bool) -> None:
+    if not values:
+        return
+    for variable, value in values:
+        variable.assign(value)
+    assigned = {id(variable) for variable, _ in values}
+    for layer in model._flatten_layers():
+        if hasattr(layer, "finalize_state") and not assigned.isdisjoint(map(id, layer.weights)):
+            layer.finalize_state()  # Keras's Normalization computes with constants that it makes of its weights
+            for name in ("train", "test", "predict"):
+                setattr(model, f"{name}_function", None)
+    if is_told:
+        model.make_train_function()
+        notice(
+            "tfdist: %d non-trainable weights, such as %s, differed from the chief's: this worker begins with the "
+            "chief's.",
+            *(len(values), values[0][0].path),
+        )

@@ -1,0 +1,204 @@
+"""A worker's own Keras optimizer and the parameter servers: they exchange what the optimizer's steps have changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.host_calls import host_call
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.gradients import Gradients, Kind
+from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
+from tfdist.parameter_server.session import Vectors
+from tfdist.parameter_server.state import Held, State
+from tfdist.strategies.servers.server_link import Link, array_of
+from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+from tfdist.tensors import to_array, to_tensor
+
+
+class LocalLink(Link):
+    """One optimizer's variables, which it updates here, and on the servers.
+
+    The servers add what is pushed: their optimizer is SGD with the learning rate 1, for which an update u is the
+    gradient −u.
+
+    Args:
+        pushes: what is exchanged, and when.
+        arguments: as of `Link`.
+    """
+
+    def __init__(self, pushes: LocalSteps | ElasticAveraging, *arguments: Any) -> None:
+        self._pushes = pushes
+        self._pending = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._base: Vectors = []
+        super().__init__(*arguments)
+
+    def update(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        samples: Any = 1.0,
+        apply: Callable[[], None] = lambda: None,
+        ticket: Any = None,
+    ) -> None:
+        """Makes an update here, and exchanges what has changed if it is time; see `Link.update`."""
+        self._placed(gradients, variables)  # raises its errors
+        if not tf.executing_eagerly():
+            super().suspend()
+        apply()
+        weight = tf.cast(samples, tf.float64)
+        with tf.control_dependencies([weight]):  # Keras runs once more what does not depend on a batch
+            pending = self._pending.assign_add(1)
+            self._samples.assign_add(weight)
+        if self._pushes.steps == 1:
+            self._exchange()
+        else:
+            tf.cond(pending >= self._pushes.steps, self._exchange, lambda: tf.constant(0))
+
+    def refresh(self) -> None:
+        """Makes this copy the newest, with what it has not pushed yet."""
+        self._flush()
+        super().refresh()
+
+    def suspend(self, is_end: bool = False) -> None:
+        """Pushes what is left; see `Link.suspend`."""
+        self._flush()
+        super().suspend(is_end)
+
+    def fetch(self) -> None:
+        """Assigns the newest values. Slots are this worker's."""
+        self.refresh()
+
+    def close(self) -> None:
+        """Pushes what is left, and leaves the servers."""
+        with contextlib.suppress(TfdistError, tf.errors.OpError):
+            self._flush()
+        super().close()
+
+    @property
+    def averages_here(self) -> bool:
+        """The optimizer's moving averages are this worker's."""
+        return True
+
+    def _flush(self) -> None:
+        with tf.init_scope():
+            if int(self._pending) and self.failure is None:
+                self._exchange()
+
+    def _exchange(self) -> tf.Tensor:
+        """Exchanges what has changed; in the graph under construction, or eagerly."""
+        values = [one.value for one in self._variables]
+        given = [given_to(server, values, self._model) for server in range(len(self._model.shapes))]
+
+        def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            rest = iter([to_array(tensor) for tensor in tensors])
+            own = [[next(rest) for _ in tensors] for tensors in given]
+            vectors = self._exchanged(own, float(samples))
+            return [to_tensor(one) for own in vectors for one in own]
+
+        inputs = [self._samples.read_value(), *(one for own in given for one in own)]
+        answered = Answered(kinds_of(values, self._model), self._model)
+        with tf.device("CPU:0"):
+            vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
+        answered.assign_to(self._variables, vectors)
+        self._pending.assign(0)
+        self._samples.assign(0.0)
+        return tf.constant(0)
+
+    def _exchanged(self, own: Vectors, samples: float) -> Vectors:
+        """Pushes what has changed since the last exchange, and yields what the variables are to be."""
+        self._base = self._step(self._pushed(_each(np.subtract, self._base, own)), samples, None)
+        return self._base
+
+    def _pushed(self, vectors: Vectors) -> list[Gradients]:
+        """What is pushed, as gradients."""
+        dense: Kind = "dense"
+        return [
+            Gradients((dense,) * len(shapes.shapes), own)
+            for shapes, own in zip(self._model.shapes, vectors, strict=True)
+        ]
+
+    def _assign(self, vectors: Vectors) -> None:
+        self._base = vectors
+        self._assign_arrays(self._session.whole(vectors))
+
+    def _name(self) -> str:
+        return f"{super()._name()}-{type(self._pushes).__name__}"
+
+    def _optimizer_on_servers(self) -> Any:
+        return keras.optimizers.SGD(1.0)
+
+    def _held(self) -> list[Held]:
+        """Constraints and weight decay are the worker's."""
+        return [msgspec.structs.replace(one, constraint=None, decays=False) for one in super()._held()]
+
+    def _state(self) -> State:
+        return State([array_of(variable) for variable in self._variables])
+
+
+class ElasticLink(LocalLink):
+    """One optimizer's variables, whose copies on the workers and the servers' one attract each other.
+
+    Args:
+        rate: how far they move, as a part of their distance.
+        pushes: how often they move.
+        arguments: as of `Link`.
+    """
+
+    def __init__(self, rate: float, pushes: ElasticAveraging, *arguments: Any) -> None:
+        self._rate = rate
+        super().__init__(pushes, *arguments)
+
+    def refresh(self) -> None:
+        """Gives the servers what the chief's program has assigned. This worker's copy is its own."""
+        with self._lock:
+            if not int(self._pending):
+                self._put_assigned()
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """Context in which the variables have the servers' values."""
+        self.suspend()
+        self.refresh()
+        own = [array_of(variable) for variable in self._variables]
+        with self._lock:
+            center = self._session.whole(self._session.pull())
+        try:
+            self._assign_arrays(center)
+            yield
+        finally:
+            self._assign_arrays(own)
+
+    def fetch(self) -> None:
+        """Assigns the servers' values."""
+        with self._lock:
+            self._assign_arrays(self._session.whole(self._session.pull()))
+
+    newest_state = newest
+
+    def _flush(self) -> None:
+        """A copy on its way is not told."""
+
+    def _exchanged(self, own: Vectors, samples: float) -> Vectors:
+        with self._lock, self._failing():
+            center = self._session.pull()
+        moves = _each(lambda mine, other: (self._rate * (mine - other)).astype(mine.dtype), own, center)
+        self._step(self._pushed([[-move for move in own] for own in moves]), samples, None)
+        moved = _each(np.subtract, own, moves)
+        arrays = self._session.whole(moved)
+        self._read = lambda: arrays
+        return moved
+
+
+def _each(function: Callable[[Any, Any], Any], one: Vectors, other: Vectors) -> Vectors:
+    """A function of the vectors at the same places."""
+    return [
+        [function(mine, its) for mine, its in zip(mine, its, strict=True)] for mine, its in zip(one, other, strict=True)
+    ]

@@ -1,0 +1,261 @@
+"""The `extended` of `ParameterServerStrategy` on tasks that train: optimizers update on servers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.dealing.bringing import Stream
+from tfdist.parameter_server.dealing.epochs import SharedEpochs
+from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server.tables.client import Form, TableClient
+from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.runtime.job_end import JobEnd
+from tfdist.runtime.membership import Membership
+from tfdist.strategies import tensorflow_private as private
+from tfdist.strategies.abilities import Ability, KeepsTables, UpdatesOnServers, WritesOnce
+from tfdist.strategies.devices import requested_device
+from tfdist.strategies.embeddings.embedded_rows import rows_of
+from tfdist.strategies.keras import keras_scope
+from tfdist.strategies.servers import begun, keras_servers, keras_shared_data, sidecar_evaluator
+from tfdist.strategies.servers.hogwild_link import HogwildLink
+from tfdist.strategies.servers.local_link import ElasticLink, LocalLink
+from tfdist.strategies.servers.server_link import Link
+from tfdist.strategies.servers.server_tables import Servers, ServerTables
+from tfdist.strategies.servers.worker_options import WorkerOptions
+
+log = logging.getLogger("tfdist")
+
+
+class OneDevice(private.OneDeviceExtended, Ability):
+    """One device; a process without servers trains as usual."""
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        """The dataset itself. Its tuner would keep the end of an epoch waiting; see `private.not_tuned`."""
+        return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
+
+
+class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
+    """One device, whose optimizers update on servers.
+
+    Args:
+        strategy: the strategy that this is the `extended` of.
+        member: this task's membership.
+        timeouts: how long to wait for servers.
+        options: as the strategy's arguments say.
+        device: on which the worker computes.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        member: Membership,
+        timeouts: Timeouts,
+        options: WorkerOptions,
+        device: str = "CPU:0",
+    ) -> None:
+        super().__init__(strategy, device)
+        for part in (keras_servers, keras_shared_data, sidecar_evaluator):
+            part.install()
+        self.shares_data = options.shares_data
+        self.workers_wait = options.workers_wait
+        self.bound = options.bound
+        self._options = options
+        self._end = JobEnd(member) if options.observes else None
+        self.observes = options.observes
+        self.reported: set[str] = set()
+        self._task = self.worker = member.control.task
+        self.over = threading.Event() if self._end is None else self._end.event
+        ended = (lambda: None) if self._end is None else self._end.error
+        self._servers = Servers(member, timeouts, options.hierarchy, options.has_copies, ended)
+        self._begun = begun.of(self._servers)
+        self._tables = ServerTables(self._servers, numbers=self._begun.tables)
+        self._is_chief = self._task == 0
+        self._links: dict[int, Link] = {}
+        self._epochs: SharedEpochs | None = None
+        self._alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        atexit.register(self._close)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended this worker's communication with the servers, or None."""
+        failures: list[BaseException | None] = [link.failure for link in self._links.values()]
+        failures += [part.failure for part in (self._tables, self._epochs) if part is not None]
+        return next((failure for failure in failures if failure is not None), None)
+
+    @property
+    def is_writer(self) -> bool:
+        """The chief writes."""
+        return self._is_chief
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return super()._create_variable(requested_device.creating(next_creator, 1), **kwargs)
+
+    def update_on_servers(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any],
+        samples: Any,
+        apply: Callable[[], None],
+        ticket: Any = None,
+    ) -> None:
+        """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        if self.observes:
+            raise TfdistError("this task is an evaluator, which does not train: only workers make updates")
+        with tf.init_scope(), self._lock:
+            if not optimizer.built:
+                keras_scope.check(optimizer, variables, self._container_strategy())
+                optimizer.build(variables)
+            if id(optimizer) not in self._links and optimizer not in self._alone:
+                self._connect(optimizer)
+        if optimizer in self._alone:
+            apply()
+        else:
+            self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
+
+    def links(self, model: Any) -> list[Link]:
+        """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        if self.observes:
+            self._observe(model)
+        variables = {id(variable) for variable in model.variables}
+        return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with tf.variable_creator_scope(_at_once):
+            return super()._call_for_each_replica(fn, args, kwargs)
+
+    @contextlib.contextmanager
+    def shared_epochs(
+        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
+    ) -> Iterator[SharedEpochs]:
+        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        of = self._task, next(self._begun.fits), plan, within_batches, when_idle
+        mine = stream if self._is_chief else None
+        self._epochs = epochs = SharedEpochs(lambda: self._servers.connection(0), *of, mine)
+        self.is_sharing = True
+        try:
+            yield epochs
+        finally:
+            self.is_sharing = False
+            epochs.close()
+
+    def begin_epoch(self, model: Any) -> None:
+        """Makes non-trainable weights the chief's; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        ids = {one for link in list(self._links.values()) for one in link.ids}
+        self._begun.states.begin(model, ids, again=self.observes)
+
+    def version(self, model: Any, reads: bool = True) -> int:
+        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        return sum(link.newest_version() if reads else link.session.version for link in self.links(model))
+
+    def link_of(self, optimizer: Any) -> Link | None:
+        """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        return self._links.get(id(optimizer))
+
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
+        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        return self._tables.table(name, form, cache)
+
+    def _observe(self, model: Any) -> None:
+        """Connects an evaluator with what the servers have of a model."""
+        if not model.built:
+            raise TfdistError(
+                f"the evaluator cannot read the model {model.name} from the servers before it is built: give it an "
+                "Input, or call it on a batch first"
+            )
+        own = [one for one in (getattr(model, "optimizer", None), *vars(model).values()) if _is_optimizer(one)]
+        for optimizer in {id(one): one for one in (getattr(one, "inner_optimizer", one) for one in own)}.values():
+            is_models = optimizer is getattr(model.optimizer, "inner_optimizer", model.optimizer)
+            with self._container_strategy().scope(), self._lock:
+                if is_models and not optimizer.built:
+                    optimizer.build(model.trainable_variables)
+                if optimizer.built and id(optimizer) not in self._links:
+                    self._connect(optimizer)
+
+    def _connect(self, optimizer: Any) -> None:
+        """Makes the link of an optimizer, which takes its variables over from others."""
+        variables = [variable for variable in optimizer._trainable_variables if rows_of(variable) is None]
+        own = self._options.pushes is not None  # the worker's optimizer makes the updates
+        _check(optimizer, variables, 1 if own else len(self._servers), self._options.clips)
+        ids = {id(variable) for variable in variables}
+        for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
+            self._links.pop(number).hand_over(optimizer)
+        begun = self._begun
+        with contextlib.ExitStack() as stack:
+            of = self._task, begun.models, optimizer, variables, self._options, begun.program
+            over = None if self._end is None else self._end.event
+            try:
+                link = self._linked((self._servers.of_model(stack), *of, over))
+            except RefusedError as error:
+                if not error.refused.is_over:
+                    raise
+                log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
+                self._alone.add(optimizer)
+                begun.models.append("")  # it has its place
+                return
+            stack.pop_all()
+        begun.models.append(link.name)
+        self._links[id(optimizer)] = link
+
+    def _linked(self, arguments: tuple[Any, ...]) -> Link:
+        """The link for what is pushed."""
+        pushes = self._options.pushes
+        if isinstance(pushes, LocalSteps):
+            return LocalLink(pushes, *arguments)
+        if isinstance(pushes, ElasticAveraging):
+            workers = sum(task.job in ("chief", "worker") for task in self._servers.tasks)
+            return ElasticLink(pushes.rate or 0.9 / workers, pushes, *arguments)
+        if isinstance(pushes, Hogwild):
+            return HogwildLink(*arguments)
+        return Link(*arguments)
+
+    def _close(self) -> None:
+        while self._links:
+            self._links.popitem()[1].close()
+        self._tables.close()
+
+
+def _at_once(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable outside of the graph under construction.
+
+    A `tf.function` gives the variables that it makes their values when it is traced; servers need them before.
+    """
+    if tf.executing_eagerly():
+        return next_creator(**arguments)
+    with tf.init_scope():
+        return tf.Variable(**arguments)
+
+
+def _is_optimizer(one: Any) -> bool:
+    return isinstance(one, keras.optimizers.Optimizer)
+
+
+def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
+    """Refuses what the servers cannot do.
+
+    Raises:
+        ValueError: with what the optimizer or a variable asks for.
+    """
+    clips = clips and not optimizer.gradient_accumulation_steps
+    if optimizer.global_clipnorm and servers > 1 and not clips:
+        raise ValueError(
+            f"global_clipnorm needs the norm of an average that lies on {servers} parameter servers: use one server, "
+            "or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
+        )
+    overwritten = [variable.path for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
+    if overwritten:
+        raise ValueError(f"parameter servers do not support float8 training; got {', '.join(overwritten[:3])}")

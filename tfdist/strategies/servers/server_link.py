@@ -1,0 +1,389 @@
+"""Between a Keras optimizer and the parameter servers: gradients go out of the graph, and new values come in."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.engine.host_calls import host_call
+from tfdist.errors import TfdistError
+from tfdist.parameter_server import slots as slots_of
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.dealing.epochs import number_of
+from tfdist.parameter_server.gradients import Gradients
+from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.observer import Observer
+from tfdist.parameter_server.report import ModelReport
+from tfdist.parameter_server.session import Session, Vectors
+from tfdist.parameter_server.state import Held, State
+from tfdist.parameter_server.store import is_elementwise
+from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+from tfdist.strategies.servers.worker_options import WorkerOptions
+from tfdist.tensors import to_array, to_tensor
+
+
+class Link:
+    """One optimizer's variables on the servers. Made eagerly, when its first update is traced.
+
+    Args:
+        connections: to each server.
+        worker: this task's number; 0 is the chief, which gives the first values and the learning rate.
+        begun: the names of the models that this task has begun before.
+        optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
+        variables: the Keras variables, which get the servers' values.
+        options: of this worker.
+        program: as of `tfdist.parameter_server.messages.Attach`.
+        over: of an evaluator, which reads alone, set when the job is over; None of workers.
+
+    Attributes:
+        failure: the error that has ended the communication, or None.
+        last_ticket: of the batch whose gradients were sent last; -1 if nobody dealt it.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        worker: int,
+        begun: Sequence[str],
+        optimizer: Any,
+        variables: Sequence[Any],
+        options: WorkerOptions,
+        program: int = 0,
+        over: threading.Event | None = None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._variables = list(variables)
+        self._is_chief = worker == 0
+        self._is_lazy = options.is_lazy
+        self._clips = options.clips and not optimizer.gradient_accumulation_steps
+        self._on_servers = self._optimizer_on_servers()
+        splits = self._splits()
+        self._model = Model(
+            [variable.path for variable in variables],
+            [tuple(variable.shape) for variable in variables],
+            [np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype) for variable in variables],
+            len(connections),
+            [splits and variable.constraint is None for variable in variables],
+            self._name(),
+        )
+        self._packers = [] if options.compression is None else self._model.packers(options.compression, worker)
+        of = worker, self._model, tuple(begun), options.prefetch, options.pull_compression
+        if over is None:
+            self._session = Session(connections, *of, program=program)
+        else:
+            self._session = Observer(connections, self._model, over)
+        self._successor = ""
+        self._lock = threading.Lock()
+        self._read: Callable[[], Sequence[np.ndarray]] = list
+        self.failure: TfdistError | None = None
+        self.last_ticket = -1
+        self._is_finalized = False
+        on_servers = keras.saving.serialize_keras_object(self._on_servers)
+        self._assign(self._session.begin(self._held(), on_servers, self._state if self._is_chief else None))
+
+    @property
+    def session(self) -> Session:
+        """The connections."""
+        return self._session
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    @property
+    def ids(self) -> set[int]:
+        """The variables' `id`s."""
+        return {id(variable) for variable in self._variables}
+
+    @property
+    def averages_here(self) -> bool:
+        """Whether moving averages of the values are kept here, not on the servers."""
+        return False
+
+    def update(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        samples: Any = 1.0,
+        apply: Callable[[], None] = lambda: None,
+        ticket: Any = None,
+    ) -> None:
+        """Sends gradients and assigns the new values; in the graph under construction, or eagerly.
+
+        Args:
+            gradients: tensors, `tf.IndexedSlices` or None.
+            variables: of the gradients; some of those of the optimizer.
+            samples: their weight where those of several workers are averaged; a number or a scalar tensor.
+            apply: would make the update here.
+            ticket: of their batch, an int64 scalar; None if nobody dealt it.
+
+        Raises:
+            ValueError: a variable is not one of the optimizer's, or cannot be lazy.
+        """
+        if not tf.executing_eagerly():
+            self.suspend()  # others need not wait while a graph is made
+        gradients = self._prepared(self._placed(gradients, variables))
+        self._check_lazy(gradients)
+        kinds = kinds_of(gradients, self._model)
+        given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
+        rate = self._optimizer._learning_rate
+        sends_rate = self._is_chief and isinstance(rate, keras.Variable)
+
+        def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
+            rest = iter([to_array(tensor) for tensor in tensors])
+            pushed = [
+                Gradients.received(own, [next(rest) for _ in tensors], shapes)
+                for own, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
+            ]
+            self.last_ticket = int(number)
+            own = None if ticket is None else number_of(int(number))
+            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
+            return [
+                np.int64(self._session.iterations),  # TensorFlow keeps all Python numbers that it makes tensors of
+                *(to_tensor(one) for own in vectors for one in own),
+            ]
+
+        inputs = [
+            tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0),
+            tf.cast(samples, tf.float64),
+            tf.constant(-1, tf.int64) if ticket is None else ticket,
+        ]
+        answered = Answered(kinds, self._model)
+        dtypes = [tf.int64, *answered.dtypes]
+        with tf.device("CPU:0"):
+            iterations, *tensors = host_call(
+                on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
+            )
+        answered.assign_to(self._variables, tensors)
+        iterations.set_shape(())
+        self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
+
+    def refresh(self) -> None:
+        """Assigns the newest values. What the chief's program has assigned since the last reading is the newest."""
+        with self._lock:
+            self._put_assigned()
+            self._assign(self._session.pull())
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[None]:
+        """Context in which the variables have the newest values; no worker waits for this one."""
+        self.suspend()
+        self.refresh()
+        self._take_final()
+        yield
+
+    @contextlib.contextmanager
+    def newest_state(self) -> Iterator[None]:
+        """Context as `newest`, in which also the optimizer's slots and scalars are as they are to be saved."""
+        self.suspend()
+        self.fetch()
+        self._take_final()
+        yield
+
+    def suspend(self, is_end: bool = False) -> None:
+        """Other workers do not wait for this one until its next update.
+
+        Args:
+            is_end: whether a call of `fit` has ended: then also those do not that take every step together.
+        """
+        with self._lock:
+            self._session.suspend(is_end)
+
+    def fetch(self) -> None:
+        """Assigns values and the optimizer's slots and scalars, as they are to be saved.
+
+        The learning rate is the chief's, which sends it with each step: what a callback of its own has set since the
+        last one stays. All other scalars are the servers'.
+        """
+        with self._lock:
+            self._put_assigned()
+            state = self._session.state()
+            self._assign_arrays(state.values)
+        slots, scalars = self._of_optimizer()
+        for slot in slots:
+            if slot.name in state.slots[slot.variable]:
+                slot.value.assign(state.slots[slot.variable][slot.name])
+        for name, variable in scalars.items():
+            is_own = self._is_chief and variable is self._optimizer._learning_rate
+            if name in state.scalars and not is_own:
+                variable.assign(state.scalars[name])
+
+    def finalize(self) -> None:
+        """Assigns the moving averages of the values, if the optimizer keeps them; the chief's are the newest values."""
+        with self._lock:
+            averages = self._session.averages()
+            self._session.forget()
+        for variable, value in zip(self._variables, averages, strict=True):
+            variable.assign(value)
+        self._is_finalized = not self._is_chief
+
+    def _take_final(self) -> None:
+        """Assigns averages after `fit`: the chief's, too, come to the servers only when it reads or saves again."""
+        if self._is_finalized:
+            with self._lock:
+                found = self._session.final()
+            for variable, value in zip(self._variables, found, strict=True):
+                variable.assign(value)
+
+    def newest_version(self) -> int:
+        """Of an evaluator: the number of updates that the servers' parameters contain now."""
+        with self._lock:
+            assert isinstance(self._session, Observer)
+            return self._session.newest_version()
+
+    def report(self) -> ModelReport:
+        """What the servers have done so far for these variables."""
+        with self._lock:
+            return self._session.report()
+
+    def close(self) -> None:
+        """Leaves the servers."""
+        self._session.close()
+
+    def hand_over(self, successor: Any) -> None:
+        """Leaves the variables, with their newest values, and the optimizer, with its slots, to another optimizer.
+
+        Args:
+            successor: the other optimizer.
+        """
+        self.fetch()
+        with self._lock:
+            self._session.close(is_over=True)
+            self._successor = successor.name
+
+    def _put_assigned(self) -> None:
+        """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
+        if not self._is_chief:
+            return
+        own = [array_of(variable) for variable in self._variables]
+        if any(one.tobytes() != other.tobytes() for one, other in zip(own, self._read(), strict=True)):
+            self._session.put(own)
+
+    def _placed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """A gradient for each variable of the optimizer; None for others than the given ones."""
+        found = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+        unknown = [variable.path for variable in variables if id(variable) not in self.ids]
+        if unknown:
+            raise ValueError(
+                f"the optimizer {self._optimizer.name} was built without {', '.join(unknown[:3])}. Call `compile` "
+                "again after a change of `trainable`, or build the optimizer on all variables."
+            )
+        return [found.get(id(variable)) for variable in self._variables]
+
+    def _check_lazy(self, gradients: Sequence[Any]) -> None:
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            if self._is_lazy and isinstance(gradient, tf.IndexedSlices) and variable.constraint is not None:
+                raise ValueError(
+                    f'sparse="lazy" updates some rows of {variable.path}, and its constraint acts on all of them: use '
+                    'sparse="exact", or no constraint'
+                )
+
+    def _step(
+        self, pushed: Sequence[Gradients], samples: float, rate: float | None, ticket: int | None = None
+    ) -> Vectors:
+        with self._lock, self._failing():
+            if self._successor:
+                raise TfdistError(
+                    f"the optimizer {self._optimizer.name} has left its variables to {self._successor}. Parameter "
+                    "servers do not update variables by two optimizers in turn: use one optimizer, or call `compile` "
+                    "again before you train with the other one."
+                )
+            step = self._session.pushes
+            packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
+            vectors = self._session.step(packed or pushed, samples, rate, ticket)
+            self._read = self._session.values
+            self._is_finalized = False
+            return vectors
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context that notes an error, as TensorFlow makes another one of it."""
+        try:
+            yield
+        except TfdistError as error:
+            self.failure = error
+            raise
+
+    def _name(self) -> str:
+        """What the model's name says about the optimizer."""
+        return type(self._optimizer).__name__
+
+    def _splits(self) -> bool:
+        """Whether variables without a constraint may be split by rows."""
+        return is_elementwise(self._on_servers)
+
+    def _optimizer_on_servers(self) -> Any:
+        """A copy of the optimizer that does what is not done here."""
+        copy = type(self._optimizer).from_config(self._optimizer.get_config())
+        copy.loss_scale_factor = None
+        if self._clips:
+            copy.clipnorm = copy.global_clipnorm = None
+        return copy
+
+    def _held(self) -> list[Held]:
+        """Describes the variables."""
+        held = []
+        for variable, path in zip(self._variables, self._model.paths, strict=True):
+            constraint = None if variable.constraint is None else keras.constraints.serialize(variable.constraint)
+            if not isinstance(constraint, (dict, type(None))):
+                raise ValueError(f"the constraint of {variable.path} cannot be sent to parameter servers: {constraint}")
+            rows = variable.shape[0] if len(variable.shape) else 1
+            held.append(Held(path, 0, rows, rows, self._optimizer._use_weight_decay(variable), constraint))
+        return held
+
+    def _state(self) -> State:
+        """Values and the optimizer's variables as this worker has them."""
+        slots, scalars = self._of_optimizer()
+        of_variables: list[dict[str, np.ndarray]] = [{} for _ in self._variables]
+        for slot in slots:
+            of_variables[slot.variable][slot.name] = array_of(slot.value)
+        return State(
+            [array_of(variable) for variable in self._variables],
+            of_variables,
+            {name: array_of(variable) for name, variable in scalars.items()},
+        )
+
+    def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
+        slots = slots_of.of_built(self._optimizer, self._optimizer._trainable_variables)
+        places = {id(variable): place for place, variable in enumerate(self._variables)}
+        own = self._optimizer._trainable_variables
+        placed = [
+            slots_of.Slot(places[id(own[slot.variable])], slot.name, slot.value)
+            for slot in slots
+            if id(own[slot.variable]) in places
+        ]
+        return placed, slots_of.scalars_of(self._optimizer, slots)
+
+    def _assign(self, vectors: Vectors) -> None:
+        self._assign_arrays(self._session.whole(vectors))
+        self._optimizer._iterations.assign(np.int64(self._session.iterations))
+
+    def _assign_arrays(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns values that the servers have."""
+        for variable, value in zip(self._variables, arrays, strict=True):
+            variable.assign(value)
+        self._read = lambda: arrays
+
+    def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients as they are sent: unscaled, and clipped if that is done here."""
+        given = [
+            one if isinstance(one, (tf.IndexedSlices, type(None))) else tf.convert_to_tensor(one) for one in gradients
+        ]
+        if self._optimizer.loss_scale_factor is not None:
+            factor = 1 / self._optimizer.loss_scale_factor
+            given = [None if one is None else tf.math.scalar_mul(factor, one) for one in given]
+        if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
+            given = self._optimizer._clip_gradients(given)
+        return given
+
+
+def array_of(variable: Any) -> np.ndarray:
+    """A copy of a Keras variable's value."""
+    return to_array(variable.value.read_value())

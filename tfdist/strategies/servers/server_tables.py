@@ -1,0 +1,182 @@
+"""The parameter servers of a job, as its workers reach them, and the tables of embeddings on them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.errors import PeerLostError, TfdistError
+from tfdist.parameter_server.client import Connection
+from tfdist.parameter_server.hierarchy.option import PerHost
+from tfdist.parameter_server.hierarchy.places import places_of
+from tfdist.parameter_server.tables.client import Form, Line, TableClient
+from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.runtime import server_address
+from tfdist.runtime.membership import Membership
+from tfdist.tensors import unnumbered
+
+log = logging.getLogger("tfdist")
+
+
+class Servers:
+    """The parameter servers of a task's job; with a hierarchy, its roots.
+
+    Args:
+        member: the task's membership.
+        timeouts: how long to wait for servers.
+        hierarchy: as of `tfdist.ParameterServerStrategy`.
+        has_copies: as of `tfdist.strategies.servers.worker_options.WorkerOptions`.
+        ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
+
+    Attributes:
+        member: as given.
+        tasks: of the job.
+        numbers: of the servers' tasks, in the order of the servers.
+        own: number of the server of this task's host; None if it has none.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        timeouts: Timeouts,
+        hierarchy: PerHost | None = None,
+        has_copies: bool = False,
+        ended: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
+        assert member.cluster is not None
+        self.member = member
+        self.tasks = member.cluster.tasks
+        places = places_of(self.tasks, hierarchy)
+        self.numbers = list(places.roots)
+        self.own = places.server_of(member.control.task)
+        self._timeouts = timeouts
+        self._has_copies = has_copies
+        self._ended = ended
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def connection(self, server: int) -> Connection:
+        """A new connection to a server, when it has published its address.
+
+        Args:
+            server: its place among the servers.
+
+        Raises:
+            RequestTimeoutError: it did not come in time.
+        """
+        return self._connection(self.numbers[server], f"ps {server}")
+
+    def _connection(self, number: int, name: str) -> Connection:
+        control = self.member.control
+        return server_address.connection(
+            *(control, self.tasks, number, name, self._timeouts, self._has_copies),
+            failure=lambda: control.failure or self._ended(),
+        )
+
+    def of_model(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to where this task's gradients go: the server of its host, else all servers."""
+        if self.own is None:
+            return self.connections(stack)
+        made = self._connection(self.own, f"ps {self.tasks[self.own].index}")
+        stack.callback(made.close)
+        return [made]
+
+    def connections(self, stack: contextlib.ExitStack) -> list[Connection]:
+        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
+        made = []
+        for server in range(len(self)):
+            made.append(self.connection(server))
+            stack.callback(made[-1].close)
+        return made
+
+
+class ServerTables:
+    """Tables on all servers of a job.
+
+    Args:
+        servers: of the job.
+        workers: how many workers update each table together, once in each step; 0 if each gradient is an update. Where
+            workers wait for each other, a server that is lost ends the job: its rows are gone, and the weights of all
+            workers belong to them.
+        prefix: of the tables' names, the same on all workers. Objects of this class in a process have different ones,
+            or count together.
+        numbers: counts the tables by name; None for a count of its own.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        workers: int = 0,
+        prefix: str = "",
+        numbers: collections.Counter[str] | None = None,
+    ) -> None:
+        self._servers = servers
+        self._workers = workers
+        self._prefix = prefix
+        self._line: Line | None = None
+        self._numbers: collections.Counter[str] = collections.Counter() if numbers is None else numbers
+        self._lock = threading.Lock()
+        if workers:
+            servers.member.control.watch(self)
+
+    @property
+    def failure(self) -> TfdistError | None:
+        """The error that ended the communication about tables, or None."""
+        return None if self._line is None else self._line.failure
+
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
+        """A new table, which other workers get by the same calls.
+
+        Args:
+            name: of a layer.
+            form: of the table.
+            cache: which rows this worker keeps; None for none.
+
+        Raises:
+            ValueError: rows are to be kept, though workers update together.
+            TfdistError: a server cannot be reached.
+        """
+        if cache is not None and self._workers:
+            raise ValueError(
+                f"{cache} keeps rows of the layer {name} that other workers may have updated, but AllReduceStrategy "
+                "trains as one process does. Leave out cache=, or use tfdist.ParameterServerStrategy."
+            )
+        with self._lock:
+            if self._line is None:
+                with contextlib.ExitStack() as stack:
+                    self._line = Line(self._servers.connections(stack), self._servers.member.control.task)
+                    stack.pop_all()
+            base = self._prefix + unnumbered(name)
+            place = self._numbers[base]
+            self._numbers[base] += 1
+        return TableClient(self._line, f"{base}-{place}", dataclasses.replace(form, workers=self._workers), cache)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            if self._line is not None:
+                self._line.close()
+                self._line = None
+
+    # As a `tfdist.cluster.control.Watcher`.
+
+    def lost(self, task: int, error: TfdistError) -> None:
+        """Ends this process's part of the job if a server is lost that has tables."""
+        if task in self._servers.numbers and self._line is not None:
+            why = f"{error} Rows of embeddings were on it. Start the job again, from a backup or a saved model."
+            self._servers.member.control.fail(PeerLostError(why))
+
+    def came(self, task: int) -> None:
+        """Means nothing: a server that comes again after its loss comes too late."""
+
+    def left(self, task: int) -> None:
+        """Means nothing: servers leave after the workers."""
+
+    def over(self) -> None:
+        """Means nothing to a worker."""
