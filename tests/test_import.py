@@ -103,4 +103,4 @@ def test_only_one_file_imports_private_modules_of_tensorflow():
         text=True,
         check=False,
     ).stdout.split()
-    assert [path.rpartition("/")[2] for path in found] == ["tensorflow_private.py"]
+    assert [path.rpartition("/")[2] for path in found] == ["tensorflow.py"]

@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from tests.strategies.private_modules import importers
+from tests.private.private_modules import importers
 from tfdist.private import keras as private
 
 

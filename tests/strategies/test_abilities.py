@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import model_of
+from tfdist.private import tensorflow as private
 from tfdist.strategies import abilities, at_work
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.data import datasets
 from tfdist.strategies.keras import keras_callbacks, keras_epochs, keras_seams
 from tfdist.strategies.stopping import Stopping

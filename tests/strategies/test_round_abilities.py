@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.engine.exchange import Exchange
+from tfdist.private import tensorflow as private
 from tfdist.runtime import world
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 from tfdist.strategies.rounds import keras_rounds

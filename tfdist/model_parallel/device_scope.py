@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from tfdist.model_parallel import keras_placement, placed_gradients
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.devices import device_names
 
 

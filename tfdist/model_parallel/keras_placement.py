@@ -27,6 +27,7 @@ from typing import Any
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
 from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import (
     base_trainer,
     cloning,
@@ -39,7 +40,6 @@ from tfdist.private.keras import (
 from tfdist.private.keras import sequential as sequentials
 from tfdist.seams import trainer
 from tfdist.seams.registry import replace
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.keras import sequential_build
 

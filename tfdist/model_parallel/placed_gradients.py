@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.devices import requested_device
 
 _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")

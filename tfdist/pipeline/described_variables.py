@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist.model_parallel.keras_placement_saving import DEVICE
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
 from tfdist.seams.registry import replace
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.devices import requested_device
 
 _KEY = "_tfdist_key"

@@ -5,7 +5,7 @@ from __future__ import annotations
 _INNER_TO_OUTER = (
     "seams.hooks",  # asks hooks, which have this order among themselves
     "seams.optimizer",  # likewise
-    "strategies.tensorflow_private",
+    "strategies.data.tensorflow_iterators",
     "strategies.keras.keras_seams",
     "strategies.keras_unsynchronized",
     "strategies.keras.keras_callbacks",

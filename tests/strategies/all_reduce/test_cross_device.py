@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import in_step, on_ranks
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 
 OPS = pytest.mark.parametrize("op", ["SUM", "MEAN"])
 

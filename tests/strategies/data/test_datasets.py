@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.data import datasets
 from tfdist.strategies.data.shares import as_share
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import in_step, on_ranks
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 

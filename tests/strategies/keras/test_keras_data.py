@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, on_ranks
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.keras import keras_data
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import on_ranks
 from tfdist.errors import MismatchError
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 
 X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 

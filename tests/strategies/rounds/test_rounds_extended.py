@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import RankedLocal
 from tfdist.errors import MismatchError
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 
 
 def test_what_replicas_reduce_in_a_step_is_of_their_process(ranks):

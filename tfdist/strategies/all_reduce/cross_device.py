@@ -11,7 +11,7 @@ from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.engine.sums import Sums, divided
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.data.shares import Shares
 from tfdist.strategies.keras import sparse_gradients
 

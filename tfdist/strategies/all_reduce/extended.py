@@ -16,7 +16,7 @@ from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.abilities import (
     AveragesState,
     EndsEpochsTogether,

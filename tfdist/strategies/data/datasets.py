@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.data.row_checks import equal_rows
 from tfdist.strategies.data.shares import Share, as_share, batch_size
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import tree
-from tfdist.strategies import tensorflow_private as private
 
 
 class Share(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.data.shares import weighed
 
 

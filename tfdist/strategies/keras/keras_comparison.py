@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.private import tensorflow as private
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import EndsEpochsTogether
 from tfdist.strategies.keras.keras_optimizers import accumulators
 

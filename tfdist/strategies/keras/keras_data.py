@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches
 from tfdist.strategies.data.datasets import SharedDataset
 from tfdist.strategies.data.row_checks import rows_of_model

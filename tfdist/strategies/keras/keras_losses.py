@@ -31,10 +31,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import losses
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import SharesBatches
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import MergesMetrics
 from tfdist.strategies.keras.keras_variables import MERGED_BY, merge_by_extreme
 

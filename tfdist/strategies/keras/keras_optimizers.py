@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.seams.optimizer import Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import ReducesGradients
 from tfdist.strategies.data.shares import weighed
 

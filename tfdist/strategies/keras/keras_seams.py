@@ -49,8 +49,8 @@ from tfdist.private.keras import seed_generator, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks, keras_unsynchronized
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
+from tfdist.strategies.data import tensorflow_iterators
 from tfdist.strategies.keras import (
     collective_gradients,
     keras_agreement,
@@ -88,7 +88,7 @@ def is_installed() -> bool:
 @functools.cache
 def install() -> None:
     """Installs the seams that any strategy needs, once. Those of some strategies come with their `extended`."""
-    private.install(_counter_of)
+    tensorflow_iterators.install()
     keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
     keras_callbacks.install()
     keras_epochs.install()
@@ -106,11 +106,6 @@ def install() -> None:
     keras_saving.install()
     keras_scope.install()
     keras_agreement.install()
-
-
-def _counter_of(strategy: Any) -> Callable[[list[Any]], Any] | None:
-    extended = at_work.of_strategy(strategy, SharesBatches)
-    return None if extended is None else extended.count
 
 
 class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):

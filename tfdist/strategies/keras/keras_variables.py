@@ -22,11 +22,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import tf_core
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import (
     Ability,
     AveragesState,

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfdist.engine.group import Group
 from tfdist.local_sgd.course import Live, Progress, Trained
 from tfdist.local_sgd.rules import Averaging
+from tfdist.private import tensorflow as private
 from tfdist.quorum.course import Quorum, Quorums, Totals
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.keras import keras_variables
 from tfdist.strategies.keras.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import ComesAndGoes

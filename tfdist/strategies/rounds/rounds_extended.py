@@ -15,7 +15,7 @@ from tfdist.engine.group import Group
 from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.keras import keras_variables

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.course import Course, Courses, Live, Progress, Trained
 from tfdist.local_sgd.rules import States
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 from tfdist.tensors import to_array
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.strategies import tensorflow_private as private
+from tfdist.private import tensorflow as private
 
 Tickets = Callable[[], Iterator[tuple[int, Any]]]
 """Makes, for each iteration over a dataset, an iterator over tickets and what a source reads their batches by."""

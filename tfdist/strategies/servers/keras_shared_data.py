@@ -17,11 +17,11 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras.keras_variables import MERGED_BY
 from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapters, tree
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
 
 _NUMBERS = "biufc"

@@ -22,9 +22,9 @@ from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.private import tensorflow as private
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
-from tfdist.strategies import tensorflow_private as private
 from tfdist.strategies.abilities import Ability, KeepsTables, UpdatesOnServers, WritesOnce
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.embeddings.embedded_rows import rows_of

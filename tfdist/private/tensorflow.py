@@ -40,8 +40,6 @@ from tensorflow.python.eager import backprop, context, record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.trackable import base as trackable
 
-from tfdist.seams.registry import replace
-
 __all__ = [
     "CheckpointInitialValue",
     "CrossDeviceOps",
@@ -65,11 +63,13 @@ __all__ = [
     "distributed_datasets_from_function",
     "generated",
     "global_seed",
-    "install",
+    "input_lib",
     "is_compiled_by_xla",
     "is_distributed_variable",
+    "is_iterating_ours",
     "is_mirrored",
     "local_replica_id",
+    "multi_device_iterator_ops",
     "not_tuned",
     "parts_of",
     "per_replica",
@@ -361,33 +361,9 @@ def replace_recording(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     record.record_operation = seam(record.record_operation)
 
 
-def install(counter_of: Callable[[Any], Callable[[list[Any]], Any] | None]) -> None:
-    """Installs the seams for TensorFlow's own iterators.
-
-    Args:
-        counter_of: returns, for a strategy, the function that counts the replicas that have data: given the optionals
-            of the local replicas, it returns how many have a value, over all processes, as an int64 scalar. None if
-            TensorFlow counts.
-    """
-
-    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
-            counter = counter_of(strategy)
-            if counter is None:
-                return original(strategy, input_workers, optional_list)
-            return counter([optional for optionals in optional_list for optional in optionals])
-
-        return calculate
-
-    def brought(original: Callable[..., Any]) -> Callable[..., Any]:
-        def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
-            dataset = original(*args, **kwargs)
-            return not_tuned(dataset) if _iterating.ours else dataset
-
-        return create_device_dataset
-
-    replace(input_lib, "_calculate_replicas_with_values", counted)
-    replace(multi_device_iterator_ops, "_create_device_dataset", brought)
+def is_iterating_ours() -> bool:
+    """Whether this thread makes an iterator over a dataset that tfdist has distributed."""
+    return _iterating.ours
 
 
 def global_seed() -> int | None:

@@ -1,0 +1,39 @@
+"""The seams for TensorFlow's own iterators: all processes of a strategy agree on whether there is another batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.private import tensorflow as private
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import SharesBatches
+
+
+def install() -> None:
+    """Installs the seams."""
+    replace(private.input_lib, "_calculate_replicas_with_values", _counted_by_all)
+    replace(private.multi_device_iterator_ops, "_create_device_dataset", _not_tuned)
+
+
+def _counted_by_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replicas that have data are counted over all processes, from the optionals of those here."""
+
+    def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
+        extended = at_work.of_strategy(strategy, SharesBatches)
+        if extended is None:
+            return original(strategy, input_workers, optional_list)
+        return extended.count([optional for optionals in optional_list for optional in optionals])
+
+    return calculate
+
+
+def _not_tuned(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Datasets on devices that read one of tfdist's are not tuned either."""
+
+    def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
+        dataset = original(*args, **kwargs)
+        return private.not_tuned(dataset) if private.is_iterating_ours() else dataset
+
+    return create_device_dataset
