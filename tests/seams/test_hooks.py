@@ -52,7 +52,7 @@ def test_contexts_are_within_each_other_in_the_order_of_features(provided, model
     assert noted == ["outer begins", "inner begins", "inner ends", "outer ends"]
     assert [one.rpartition(".")[0] for one in trainer.points.standing()["TensorFlowTrainer.predict"]] == [
         "pipeline.keras_pipelines.noting.<locals>",
-        "strategies.keras_steps.noting.<locals>",
+        "strategies.keras.keras_steps.noting.<locals>",
     ]
     assert trainer.points.standing()["TensorFlowTrainer.evaluate"] == []
 
@@ -105,6 +105,17 @@ def test_errors_are_told_from_the_innermost_to_the_outermost(provided, model):
         model.predict("other, told")
     with pytest.raises(ValueError, match=r"^as is$"):
         model.predict("as is")
+
+
+def test_errors_are_told_where_nothing_else_is_done(provided, model):
+    class Telling(trainer.TrainerHooks):
+        def error(self, error):
+            return OSError(f"told: {error}")
+
+    provided(Telling)
+    for method in (model.train_on_batch, model.test_on_batch, model.fit, model.evaluate):
+        with pytest.raises(OSError, match="told: "):
+            method(X, X[:3])
 
 
 def test_a_feature_replaces_what_it_has_hooks_for_alone(provided, monkeypatch):

@@ -132,11 +132,11 @@ class HookPoints(Generic[H]):
         for name, places in self._places.items():
             for owner, method in places if self._with_hooks(name, kinds) else ():
                 if (owner, method) not in self._replaced:
-                    self._replaced.add((owner, method))
                     asking = functools.partial(self.around, name=self._names[owner, method])
                     replace(owner, method, self._wrappers.get(method, asking))
+                    self._replaced.add((owner, method))
         self.kinds.extend(kinds)
-        self.provided.append(({name for name in (*self._places, "error") if self._with_hooks(name, kinds)}, provider))
+        self.provided.append(({name for name in self._places if self._with_hooks(name, kinds)}, provider))
 
     def hooks_of(self, owner: Any, name: str) -> list[H]:
         """The hooks of an object, outer to inner, of features that have something at a hook point.
@@ -175,11 +175,10 @@ class HookPoints(Generic[H]):
 
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:
             hooks = self.hooks_of(self_, name)
-            if not hooks:
-                return original(self_, *args, **kwargs)
-            call = self._call(self_, name, original, signature.bind(self_, *args, **kwargs), hooks)
             try:
-                return call.inner()
+                if not hooks:
+                    return original(self_, *args, **kwargs)
+                return self._call(self_, name, original, signature.bind(self_, *args, **kwargs), hooks).inner()
             except Exception as error:
                 telling = reversed(self.hooks_of(self_, "error"))
                 told = functools.reduce(lambda found, one: one.error(found) or found, telling, error)

@@ -88,20 +88,20 @@ class TrainerHooks(Hooks):
         """At `keras.Model.export`."""
 
 
+_TRAINER = tf_trainer.TensorFlowTrainer
+_USED = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
+
 points = HookPoints(
     TrainerHooks,
     {
         "compile": [(base_trainer.Trainer, "compile")],
-        "fit": [(tf_trainer.TensorFlowTrainer, "fit")],
-        "callbacks": [(tf_trainer.TensorFlowTrainer, "fit")],
-        "evaluate": [(tf_trainer.TensorFlowTrainer, "evaluate")],
-        "predict": [(tf_trainer.TensorFlowTrainer, "predict")],
-        "train_on_batch": [(tf_trainer.TensorFlowTrainer, "train_on_batch")],
-        "test_on_batch": [(tf_trainer.TensorFlowTrainer, "test_on_batch")],
-        "predict_on_batch": [(tf_trainer.TensorFlowTrainer, "predict_on_batch")],
-        "symbolic_build": [(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build")],
-        "make_function": [(tf_trainer.TensorFlowTrainer, "_make_function")],
-        "make_predict_function": [(tf_trainer.TensorFlowTrainer, "make_predict_function")],
+        **{name: [(_TRAINER, name)] for name in _USED},
+        "callbacks": [(_TRAINER, "fit")],
+        "error": [(_TRAINER, name) for name in _USED],
+        "predict_on_batch": [(_TRAINER, "predict_on_batch")],
+        "symbolic_build": [(_TRAINER, "_maybe_symbolic_build")],
+        "make_function": [(_TRAINER, "_make_function")],
+        "make_predict_function": [(_TRAINER, "make_predict_function")],
         "epoch_logs": [(base_trainer.Trainer, "_get_metrics_result_or_logs")],
         "save": [(keras.Model, "save")],
         "save_weights": [(keras.Model, "save_weights")],

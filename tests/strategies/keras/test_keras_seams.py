@@ -137,8 +137,8 @@ def test_state_that_a_loop_has_left_different_is_averaged_before_evaluate(ranks)
     assert on_ranks(ranks(2), work) == [[2.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_an_error_of_ours_comes_out_of_a_graph_as_it_is(strategy, fails):
+@pytest.mark.parametrize(("fails", "method"), [(True, "fit"), (False, "fit"), (True, "test_on_batch")])
+def test_an_error_of_ours_comes_out_of_a_graph_as_it_is(strategy, fails, method):
     """And others as Keras raises them."""
     error = PeerLostError("rank 7 died")
 
@@ -154,5 +154,5 @@ def test_an_error_of_ours_comes_out_of_a_graph_as_it_is(strategy, fails):
     model = model_in(strategy, Breaks())
     expected = (PeerLostError, "rank 7 died") if fails else (tf.errors.OpError, "something else")
     with pytest.raises(expected[0], match=expected[1]) as caught:
-        model.fit(X, Y, verbose=0)
+        getattr(model, method)(X, Y)
     assert (caught.value is error) == fails
