@@ -74,6 +74,7 @@ class Merger(private.MirroredExtended, abilities.MergesMetrics):
 
 class Ender(Merger, abilities.EndsEpochsTogether):
     checks_weights = False
+    exchange = None
     stopping = Stopping()
 
 

@@ -20,9 +20,12 @@ def warning(monkeypatch):
     keras_seams.install()  # whose hooks stay
     for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
-    keras_unsynchronized.warn_in_fit.cache_clear()
+    was_installed = keras_unsynchronized.warn_in_fit.cache_info().currsize
     monkeypatch.setattr(keras_unsynchronized, "_strategies", weakref.WeakSet())
     keras_unsynchronized.warn_in_fit()
+    yield
+    if not was_installed:
+        keras_unsynchronized.warn_in_fit.cache_clear()
 
 
 class OwnStep(keras.Sequential):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.data.test_random_access import assert_equal
+from tests.strategies.servers.test_random_access import assert_equal
 from tfdist.private.keras import tree
 from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of
 
