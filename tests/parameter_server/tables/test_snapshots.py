@@ -90,7 +90,7 @@ def test_a_job_that_was_killed_before_all_servers_had_written_is_passed_over(tmp
     three.close()
     again = Servers(tmp_path, 2)
     again.step(2, servers=[0])
-    next(iter(again.tables[0])).close()
+    again.close()
     for path in tmp_path.glob("*/server-1-of-2*"):
         if path != min(tmp_path.glob("*/server-1-of-2*")):
             path.unlink()

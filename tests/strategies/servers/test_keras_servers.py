@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.utils import file_utils
 
 from tests.strategies.ranked import model_of
 from tests.strategies.served import served
@@ -523,6 +524,31 @@ def test_only_the_chief_backs_up(tmp_path):
     with served(workers=2) as strategies:
         kept = [backup in keras_callbacks.adapt([backup], model_of(strategy)) for strategy in strategies]
     assert kept == [True, False]
+
+
+def test_workers_write_to_the_folder_of_the_backup_while_the_chief_makes_and_removes_it(tmp_path, monkeypatch):
+    folder, exists = tmp_path / "backup", file_utils.exists
+    callback = keras.callbacks.BackupAndRestore(folder)
+    with served(workers=2) as strategies:
+        (chief,), (worker,) = ([keras_callbacks.adapt([callback], model_of(one))[-1]] for one in strategies)
+        assert chief is callback
+        chief.set_model(model_in(strategies[0]))
+
+        def then_made(path):
+            found = exists(path)
+            worker.on_epoch_end(0)
+            return found
+
+        monkeypatch.setattr(file_utils, "exists", then_made)
+        chief.on_epoch_end(0)
+        monkeypatch.undo()
+        worker.on_epoch_end(0)
+        assert len(list(folder.iterdir())) == 3, "weights, their epoch, and that of the worker"
+
+        monkeypatch.setattr(tf.io.gfile, "makedirs", lambda path: chief.on_train_end())
+        worker.on_epoch_end(1)
+        worker.on_train_end()
+        assert not folder.exists()
 
 
 @pytest.mark.parametrize("data", ["own", "shared"])

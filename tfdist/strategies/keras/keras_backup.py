@@ -47,19 +47,27 @@ class ReadForAll(keras_hooks.ModelHooks[LoadsForAll]):
         return given
 
 
-def of_worker(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
-    """The callbacks of a worker of parameter servers, of which the chief alone backs up the model.
+def on_servers(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
+    """The callbacks of a training task of parameter servers: the chief backs up the model, the others their epochs.
 
     Args:
         given: the user's.
         extended: the strategy's `extended`.
     """
-    if not extended.worker:
-        return given
     return [
-        OfWorker(callback, extended.worker) if isinstance(callback, keras.callbacks.BackupAndRestore) else callback
+        _of_task(callback, extended.worker) if isinstance(callback, keras.callbacks.BackupAndRestore) else callback
         for callback in given
     ]
+
+
+def _of_task(callback: Any, worker: int) -> Any:
+    if worker:
+        return OfWorker(callback, worker)
+    if not hasattr(callback, "_tfdist_shared"):
+        callback._tfdist_shared = files = Files(callback, callback._load_model, callback._save_model)
+        callback._load_model, callback._save_model = files.load, files.save
+        callback.on_train_end = files.remove
+    return callback
 
 
 def share(callback: Any, extended: LoadsForAll) -> None:
@@ -150,6 +158,7 @@ class OfWorker(keras.callbacks.Callback):
     def __init__(self, callback: Any, worker: int) -> None:
         super().__init__()
         self._deletes = callback.delete_checkpoint
+        self._folder = callback.backup_dir
         self._path = os.path.join(callback.backup_dir, f"epoch_of_worker_{worker}.json")
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -161,10 +170,11 @@ class OfWorker(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         partial = f"{self._path}.partial"
-        tf.io.gfile.makedirs(os.path.dirname(self._path))
-        with tf.io.gfile.GFile(partial, "w") as file:
-            file.write(json.dumps({"epoch": epoch + 1}))
-        tf.io.gfile.rename(partial, self._path, overwrite=True)
+        tf.io.gfile.makedirs(self._folder)
+        with contextlib.suppress(tf.errors.NotFoundError):  # the chief, which has ended, removes the folder just now
+            with tf.io.gfile.GFile(partial, "w") as file:
+                file.write(json.dumps({"epoch": epoch + 1}))
+            tf.io.gfile.rename(partial, self._path, overwrite=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -234,6 +244,12 @@ class Files:
         if failure is not None:
             raise failure
         self._load(self._latest)  # Keras handles a missing file
+
+    def remove(self, logs: Any = None) -> None:
+        """Removes the folder, unless it is to be kept, also while other workers write to it."""
+        if self._callback.delete_checkpoint and tf.io.gfile.exists(self._callback.backup_dir):
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.rmtree(self._callback.backup_dir)
 
     def _load(self, file: Path) -> None:
         epoch = _epoch(file, self._metadata) if file.exists() else None

@@ -200,7 +200,7 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Nobody waits for a worker between epochs; one that does not write backs up the number of its epoch alone."""
-        return [Pauses(self.extended), *keras_backup.of_worker(given, self.extended)]
+        return [Pauses(self.extended), *keras_backup.on_servers(given, self.extended)]
 
     @contextlib.contextmanager
     def evaluate(self, call: ModelCall) -> Iterator[None]:
