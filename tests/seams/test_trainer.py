@@ -1,27 +1,10 @@
 """What hooks of a model's trainer are given."""
 
-import keras
 import numpy as np
-import pytest
 
 from tfdist.seams import trainer
 
 X = np.ones((4, 2), np.float32)
-
-
-@pytest.fixture
-def provided(monkeypatch):
-    """Provides hooks for all models, until the end of the test."""
-    for name in ("provided", "kinds"):
-        monkeypatch.setattr(trainer.points, name, [])
-    return lambda kind: trainer.points.provide([kind], lambda model: [kind()])
-
-
-@pytest.fixture
-def model():
-    made = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    made.compile("sgd", "mse", run_eagerly=True)
-    return made
 
 
 def test_arguments_are_by_name_with_defaults_and_may_be_changed(provided, model):

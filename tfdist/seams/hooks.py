@@ -176,9 +176,10 @@ class HookPoints(Generic[H]):
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:
             hooks = self.hooks_of(self_, name)
             try:
-                if not hooks:
+                bound = _bound(signature, self_, *args, **kwargs) if hooks else None
+                if bound is None:
                     return original(self_, *args, **kwargs)
-                return self._call(self_, name, original, signature.bind(self_, *args, **kwargs), hooks).inner()
+                return self._call(self_, name, original, bound, hooks).inner()
             except Exception as error:
                 telling = reversed(self.hooks_of(self_, "error"))
                 told = functools.reduce(lambda found, one: one.error(found) or found, telling, error)
@@ -190,6 +191,14 @@ class HookPoints(Generic[H]):
 
     def _with_hooks(self, name: str, kinds: Sequence[type[H]]) -> list[type[H]]:
         return [kind for kind in kinds if getattr(kind, name) is not getattr(self._base, name)]
+
+
+def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
+    """The arguments of a method; None for those that it does not take, which its own error names."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
 
 
 def _place(kind: type[Hooks]) -> int:

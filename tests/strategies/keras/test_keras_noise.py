@@ -36,7 +36,7 @@ def test_before_clipping_and_after_accumulation():
 
 
 def test_after_the_sum_over_ranks(ranks):
-    """Each seam installs this one first, so that it is the innermost."""
+    """It is the innermost, whichever was installed first."""
 
     def work(strategy):
         seen = []
