@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import Ability, SharesBatches
+from tfdist.strategies.abilities import Ability, DataParallel
 
 
 @pytest.fixture
@@ -36,17 +36,17 @@ def test_a_step_is_on_shares_in_a_replica_that_has_one(strategy):
     found = []
 
     def step():
-        found.append((at_work.sharing(), at_work.weighing()))
+        found.append(at_work.sharing())
         with strategy.extended.shares.replica(tf.constant(3, tf.int64)):
-            found.append((at_work.sharing(), at_work.weighing()))
+            found.append(at_work.sharing())
 
     strategy.run(step)
-    assert found == [(None, None), (strategy.extended, strategy.extended)]
+    assert found == [None, strategy.extended]
     assert at_work.sharing() is None
 
 
 def test_of_a_strategy(strategy):
-    assert at_work.of_strategy(strategy, SharesBatches) is strategy.extended
+    assert at_work.of_strategy(strategy, DataParallel) is strategy.extended
 
 
 def test_other_strategies_are_not_at_work(other):

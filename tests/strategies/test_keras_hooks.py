@@ -36,7 +36,7 @@ def evaluate(strategy):
 
 
 @pytest.mark.parametrize(
-    ("ability", "has_it"), [(abilities.Ability, True), (abilities.WritesOnce, True), (abilities.HasStages, False)]
+    ("ability", "has_it"), [(abilities.Ability, True), (abilities.DataParallel, True), (abilities.HasStages, False)]
 )
 def test_they_are_made_for_strategies_with_the_ability(ranks, monkeypatch, ability, has_it):
     strategy = Ranked(ranks(1).groups[0])

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.engine.exchange import Exchange
-from tfdist.private import tensorflow as private
 from tfdist.runtime import world
+from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 from tfdist.strategies.rounds import keras_rounds
@@ -18,20 +17,11 @@ X = np.random.default_rng(0).normal(size=(20, 4))
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]])
 
 
-class Alone:
-    """The mean over one process."""
-
-    def all_reduce(self, tensors, **_):
-        return tensors
-
-
-class Recording(private.MirroredExtended, TrainsInRounds):
+class Recording(AllReduceExtended, TrainsInRounds):
     """Writes down what it is asked to do, and trains as Keras does."""
 
-    bridge = Alone()
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, strategy):
+        super().__init__(strategy, world.alone().group, ["CPU:0"])
         self.calls = []
 
     def build(self, optimizer, variables):
@@ -43,11 +33,6 @@ class Recording(private.MirroredExtended, TrainsInRounds):
 
     def step_taken(self, optimizer):
         self.calls.append("step taken")
-
-    @property
-    def everyone(self):
-        """One process, which has the same logs as itself."""
-        return Exchange(world.alone().group)
 
     def begin_rounds(self, model, anew):
         self.calls.append("begin anew" if anew else "begin")
@@ -70,9 +55,6 @@ class Recording(private.MirroredExtended, TrainsInRounds):
     def assigned(self, variable):
         self.calls += ["assigned"] * variable.trainable  # metrics are reset at each epoch
 
-    def of_each(self, model):
-        return []
-
     def moving_averages(self, model):
         return []
 
@@ -83,7 +65,7 @@ def strategy_of(extended):
             super().__init__(["CPU:0"])
             keras_seams.install()
             keras_rounds.install()
-            self._extended = extended(self, devices=["CPU:0"])
+            self._extended = extended(self)
 
     return Strategy()
 

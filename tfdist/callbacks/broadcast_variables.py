@@ -12,7 +12,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.errors import MismatchError
 from tfdist.optimizers import keras_optimizers
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_optimizers import accumulators, innermost
 
 
@@ -56,7 +56,7 @@ class BroadcastVariables(keras.callbacks.Callback):
             self._send()
 
     def _send(self) -> None:
-        if not has_others(self) or at_work.of_model(self.model, HasCollectives) is not None:
+        if not has_others(self) or at_work.of_model(self.model, DataParallel) is not None:
             return
         exchange = Exchange(processes_of(self.model))
         self._build_alike(exchange)

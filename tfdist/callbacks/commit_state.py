@@ -12,7 +12,7 @@ from tfdist.callbacks.processes import processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_backup, keras_saving
 
 
@@ -36,7 +36,7 @@ class CommitState(keras.callbacks.BackupAndRestore):
 
     @property
     def _is_of_a_strategy(self) -> bool:
-        return at_work.of_model(self.model, HasCollectives) is not None
+        return at_work.of_model(self.model, DataParallel) is not None
 
     @property
     def _residuals(self) -> Path:

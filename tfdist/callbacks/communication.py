@@ -14,7 +14,7 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
 from tfdist.strategies.servers import server_figures
 
@@ -114,7 +114,7 @@ class Communication(keras.callbacks.Callback):
         figures, staleness = server_figures.figures(before, self._on_servers)
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
-        if not isinstance(extended, WritesOnce) or not extended.is_writer:
+        if not extended.is_writer:
             return
         notice(
             "tfdist: epoch %d: the servers made %d updates, %.1f a second, of gradients with a staleness of %.1f on "
@@ -139,7 +139,7 @@ class Communication(keras.callbacks.Callback):
         }
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
-        if isinstance(extended, WritesOnce) and extended.is_writer:
+        if extended.is_writer:
             notice(
                 "tfdist: epoch %d: this process took part in %d rounds, sent %.1f MiB, and spent %.2f s in them.",
                 *(epoch + 1, *figures.values()),

@@ -13,7 +13,7 @@ from tfdist.notices import notice
 from tfdist.optimizers.gradients import Gradients
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import DelaysUpdates, ReducesGradients, WritesOnce
+from tfdist.strategies.abilities import Ability, DataParallel, DelaysUpdates
 from tfdist.strategies.keras.gradient_norms import GradientNorms, Noise
 from tfdist.strategies.keras.keras_optimizers import innermost
 
@@ -30,7 +30,7 @@ class _OfGradients(keras.callbacks.Callback):
             raise ValueError(f"{type(self).__name__}(batch_size=…) is a number of samples from 1; got {batch_size!r}")
         self._batch_size = batch_size
         self._summaries = Summaries(log_dir)
-        self._at: ReducesGradients | Gradients | None = None
+        self._at: DataParallel | Gradients | None = None
         self._norms: GradientNorms | None = None
         self._before = Noise()
         self.history: dict[str, list[float]] = {}
@@ -49,7 +49,7 @@ class _OfGradients(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
         self._norms = self._at.norms
 
-    def _measured(self) -> ReducesGradients | Gradients | None:
+    def _measured(self) -> DataParallel | Gradients | None:
         """What sums the gradients; None where one replica trains alone."""
         name = type(self).__name__
         optimizer = innermost(self.model.optimizer)
@@ -65,7 +65,7 @@ class _OfGradients(keras.callbacks.Callback):
                 raise ValueError(f"{name}(batch_size=…) needs the samples of a process in a step, without a strategy")
             gradients.samples = self._batch_size
             return gradients
-        extended = at_work.of_model(self.model, ReducesGradients)
+        extended = at_work.of_model(self.model, DataParallel)
         if extended is None or not extended.has_several_replicas:
             has_others(self)
             return None
@@ -97,7 +97,7 @@ class _OfGradients(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(figure)
         if logs is not None:
             logs[self._name] = found
-        writes = at_work.of_model(self.model, WritesOnce)
+        writes = at_work.of_model(self.model, Ability)
         gradients = gradients_of(self.model.optimizer)
         if writes.is_writer if writes is not None else gradients is None or gradients.group.is_writer:
             if math.isinf(found):

@@ -12,7 +12,7 @@ from tfdist.callbacks.processes import has_others, processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.errors import MismatchError
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.abilities import DataParallel
 
 
 class MetricAverage(keras.callbacks.Callback):
@@ -29,7 +29,7 @@ class MetricAverage(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Averages."""
-        if not logs or not has_others(self) or at_work.of_model(self.model, HasCollectives) is not None:
+        if not logs or not has_others(self) or at_work.of_model(self.model, DataParallel) is not None:
             return
         exchange = Exchange(processes_of(self.model))
         names = sorted(logs)

@@ -13,7 +13,7 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import DelaysUpdates, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import Ability, DelaysUpdates, UpdatesOnServers
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.servers import server_figures
 
@@ -71,7 +71,7 @@ class StalenessReport(keras.callbacks.Callback):
         }
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
-        writes = at_work.of_model(self.model, WritesOnce)
+        writes = at_work.of_model(self.model, Ability)
         if writes is not None and writes.is_writer:
             what = "updates old" if rounds is None else "rounds old"
             notice(

@@ -18,7 +18,7 @@ from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.model_parallel.splitting import split
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.devices import device_names
 
 Balance = Literal["time", "memory", "flops"]
@@ -165,7 +165,7 @@ def partition(
 
 def _agreed(ends: list[int], costs: list[float]) -> tuple[list[int], list[float]]:
     """The chief's division in a strategy's scope: each process has measured its own."""
-    extended = at_work.current(HasCollectives)
+    extended = at_work.current(DataParallel)
     if extended is None:
         return ends, costs
     numbers = extended.exchange.broadcast(tf.constant([*ends, *costs], tf.float64)).numpy().tolist()

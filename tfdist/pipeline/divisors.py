@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.pipeline.stages import Stages
 from tfdist.private.keras import backend, tree
-from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_losses
 
 
@@ -53,7 +53,7 @@ def divisors_of(
     return list(function(*parts)) if noted else []
 
 
-def over_replicas(divisors: Sequence[tf.Tensor], extended: SharesBatches | None) -> list[tf.Tensor]:
+def over_replicas(divisors: Sequence[tf.Tensor], extended: DataParallel | None) -> list[tf.Tensor]:
     """Sums over replicas.
 
     Args:

@@ -206,11 +206,11 @@ class PipelineExtended(AllReduceExtended, HasStages):
 
     @property
     def saves_with_the_writer(self) -> bool:
-        """See `WritesOnce`."""
+        """See `Ability`."""
         return True
 
     def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """See `WritesOnce.by_the_writer`."""
+        """See `Ability.by_the_writer`."""
         if self._leads:
             return action()
         remote = self.of_model(model).remote()

@@ -344,7 +344,7 @@ class ModelSteps:
         if self._table.ends_forward_first or not self._ends_here:
             return []
         found = divisors_of(self._stages, data, inputs, lambda own, outputs: self._loss(own, outputs, training=True))
-        return over_replicas(found, at_work.weighing())
+        return over_replicas(found, at_work.sharing())
 
     def _track(self, x: Any, loss: tf.Tensor) -> None:
         samples = tf.shape(next(one for one in tree.flatten(x) if one is not None))[0]

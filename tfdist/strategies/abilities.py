@@ -5,23 +5,15 @@ extends. If it lacks an ability, the seams that require it do what Keras does:
 
 | ability | what requires it |
 |---|---|
-| `SharesBatches` | data, shuffling, steps on shares, Dropout's seeds, `predict` and `predict_on_batch` |
-| `ReducesGradients` | summing gradients before clipping, agreement on whether they are finite; compression |
-| both of them | weighting gradients by samples, unscaled losses |
-| `MergesMetrics` | results of metrics, and logs |
-| `AveragesState` | layers' state (moving statistics, counts), after each step and before `evaluate` |
-| `WritesOnce` | saving, callbacks that write, the progress bar |
-| `LoadsForAll` | ``load_weights``, `load_model`, `BackupAndRestore` |
-| `KeepsTables` | `DynamicEmbedding`, whose rows are then in tables on parameter servers |
+| any | saving, callbacks that write, the progress bar, `compile` in the model's scope, `DynamicEmbedding`, errors |
+| `DataParallel` | data, steps, losses, gradients, metrics, layers' state, loading, the end of epochs, equal weights |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
-| `EndsEpochsTogether` | ``stop_training``, and the comparison of weights |
 | `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
 | `ComesAndGoes` | the beginning and end of `fit`, the end of epochs: others may have begun and ended before |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
-| any | `compile` in the model's scope, models built without a batch, errors as before a graph wrapped them |
 
-`TrainsInRounds` and `ComesAndGoes` are in `round_abilities.py`.
+`TrainsInRounds` and `ComesAndGoes`, which are `DataParallel` as well, are in `round_abilities.py`.
 """
 
 from __future__ import annotations
@@ -86,26 +78,91 @@ class Ability:
         """
         return True
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process is the one that writes files and shows progress."""
+        return True
 
-class HasCollectives(Ability):
-    """The base of the abilities for which all processes call the same collectives.
+    @property
+    def saves_with_the_writer(self) -> bool:
+        """Whether each process takes part when the writer saves a model: it gives weights, or saves what is its own."""
+        return False
+
+    @contextlib.contextmanager
+    def local_only(self) -> Iterator[None]:
+        """Context for what the writer does alone: nothing inside waits for other processes."""
+        yield
+
+    def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
+        """Has the writer do what needs all variables of a model; other processes take part as far as they must.
+
+        Args:
+            model: a Keras model.
+            action: what is done.
+
+        Returns:
+            What the action returns; None on other processes.
+        """
+        if not self.is_writer:
+            return None
+        with self.local_only():
+            return action()
+
+    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
+        """A new table of an embedding's rows on the parameter servers; other workers get it by the same calls.
+
+        Args:
+            name: of a layer.
+            form: of the table.
+            cache: which rows this worker keeps; None for none.
+
+        Returns:
+            None in a job without servers.
+
+        Raises:
+            ValueError: this strategy cannot train rows.
+            TfdistError: a server cannot be reached.
+        """
+        return None
+
+
+class DataParallel(Ability, abc.ABC):
+    """Replicas, in one process or several, that train on their shares of the global batch, each on a copy of the model.
+
+    All processes call the same collectives. Gradients are summed over all replicas before any other processing, weighed
+    by samples under `fit`, so that the sum is a mean. Results of metrics and logs cover all replicas, and layers' state
+    is made equal on them after each Keras step and before `evaluate`. One process reads files for all.
 
     Attributes:
         group: the processes that are replicas of each other.
         bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors in the group.
         stopping: whether a process wishes to end the steps of an epoch.
+        shares: the number of samples of each replica in the current step.
+        compressor: compresses gradients; None for no compression.
+        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
+        checks_weights: whether the weights of all processes are compared after each epoch.
         meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
             are merged when they have all taken their steps.
         acts_alike: whether all processes call the same methods with the same arguments, and end epochs together.
+        averaging_processes: how many processes take steps on their own, and average what each has learned.
+        reader: this process's number among several that each read all data; their random numbers differ by it.
+        is_reading_for_all: whether the caller is inside `reading_for_all`.
     """
 
     group: Group
     bridge: Bridge
     exchange: Exchange
     stopping: Stopping
+    shares: Shares
+    compressor: Compressor | None = None
+    norms: GradientNorms | None = None
+    checks_weights: bool
     meets_in_steps = True
     acts_alike = True
+    averaging_processes = 1
+    reader = 0
+    is_reading_for_all = False
 
     @property
     def in_steps(self) -> Bridge:
@@ -119,7 +176,7 @@ class HasCollectives(Ability):
 
     @property
     def is_local_only(self) -> bool:
-        """Whether the caller is inside `WritesOnce.local_only`, and must not call collectives."""
+        """Whether the caller is inside `local_only`, and must not call collectives."""
         return False
 
     def of_each(self, model: Any) -> list[Any]:
@@ -129,20 +186,6 @@ class HasCollectives(Ability):
             model: a Keras model.
         """
         return []
-
-
-class SharesBatches(HasCollectives, abc.ABC):
-    """Every replica trains on its share of the global batch, on a copy of the model's variables.
-
-    Attributes:
-        shares: the number of samples of each replica in the current step.
-        averaging_processes: how many processes take steps on their own, and average what each has learned.
-        reader: this process's number among several that each read all data; their random numbers differ by it.
-    """
-
-    shares: Shares
-    averaging_processes = 1
-    reader = 0
 
     @abc.abstractmethod
     def count(self, optionals: list[Any]) -> tf.Tensor:
@@ -163,22 +206,24 @@ class SharesBatches(HasCollectives, abc.ABC):
     def reading_in_order(self) -> contextlib.AbstractContextManager[None]:
         """Context in which all processes read the same batches of a dataset; gathered outputs keep its order."""
 
+    @contextlib.contextmanager
+    def reading_for_all(self) -> Iterator[None]:
+        """Context in which the caller broadcasts the weights that are loaded."""
+        self.is_reading_for_all = True
+        try:
+            yield
+        finally:
+            self.is_reading_for_all = False
 
-class ReducesGradients(HasCollectives):
-    """Gradients of Keras optimizers are summed over all replicas before any other processing.
+    def await_file(self, path: Any) -> None:
+        """Waits a little for a file that the writer may be about to write, where others do not know that it has.
 
-    With `SharesBatches` they are weighted by samples under `fit`, so that the sum is a mean.
-
-    Attributes:
-        compressor: compresses gradients; None for no compression.
-        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
-    """
-
-    compressor: Compressor | None = None
-    norms: GradientNorms | None = None
+        Args:
+            path: of the file.
+        """
 
 
-class DelaysUpdates(ReducesGradients, abc.ABC):
+class DelaysUpdates(DataParallel):
     """Gradients are summed while the next step computes, and are used after it."""
 
     @abc.abstractmethod
@@ -301,99 +346,7 @@ class UpdatesOnServers(Ability, abc.ABC):
         """
 
 
-class KeepsTables(Ability, abc.ABC):
-    """Rows of embeddings are in tables on parameter servers, if the job has some."""
-
-    @abc.abstractmethod
-    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
-        """A new table on the servers, which other workers get by the same calls. None in a job without servers.
-
-        Args:
-            name: of a layer.
-            form: of the table.
-            cache: which rows this worker keeps; None for none.
-
-        Raises:
-            ValueError: this strategy cannot train rows.
-            TfdistError: a server cannot be reached.
-        """
-
-
-class MergesMetrics(HasCollectives):
-    """Results of metrics and logs cover all replicas."""
-
-
-class AveragesState(HasCollectives):
-    """Layers' state is made equal on all replicas, after each Keras step and before `evaluate`."""
-
-
-class WritesOnce(Ability, abc.ABC):
-    """Only one process, the writer, writes files and shows progress."""
-
-    @property
-    @abc.abstractmethod
-    def is_writer(self) -> bool:
-        """Whether this process is the writer."""
-
-    @property
-    def saves_with_the_writer(self) -> bool:
-        """Whether each process takes part when the writer saves a model: it gives weights, or saves what is its own."""
-        return False
-
-    @contextlib.contextmanager
-    def local_only(self) -> Iterator[None]:
-        """Context for what the writer does alone: nothing inside waits for other processes."""
-        yield
-
-    def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """Has the writer do what needs all variables of a model; other processes take part as far as they must.
-
-        Args:
-            model: a Keras model.
-            action: what is done.
-
-        Returns:
-            What the action returns; None on other processes.
-        """
-        if not self.is_writer:
-            return None
-        with self.local_only():
-            return action()
-
-
-class LoadsForAll(HasCollectives, WritesOnce):
-    """One process reads weights and backups, and broadcasts them to the others."""
-
-    is_reading_for_all = False
-
-    @contextlib.contextmanager
-    def reading_for_all(self) -> Iterator[None]:
-        """Context in which the caller broadcasts the weights that are loaded."""
-        self.is_reading_for_all = True
-        try:
-            yield
-        finally:
-            self.is_reading_for_all = False
-
-    def await_file(self, path: Any) -> None:
-        """Waits a little for a file that the writer may be about to write, where others do not know that it has.
-
-        Args:
-            path: of the file.
-        """
-
-
-class EndsEpochsTogether(HasCollectives):
-    """All processes stop after the same epoch.
-
-    Attributes:
-        checks_weights: whether the weights of all processes are compared then.
-    """
-
-    checks_weights: bool
-
-
-class HasStages(HasCollectives, WritesOnce, abc.ABC):
+class HasStages(DataParallel):
     """A model's variables and calls are divided into stages, of which this process may have some only.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdist.strategies.abilities import Ability, ReducesGradients, SharesBatches
+from tfdist.strategies.abilities import Ability, DataParallel
 
 A = TypeVar("A", bound=Ability)
 
@@ -27,13 +27,7 @@ def current(ability: type[A]) -> A | None:
     return of_strategy(tf.distribute.get_strategy(), ability)
 
 
-def sharing() -> SharesBatches | None:
+def sharing() -> DataParallel | None:
     """The strategy in use, if the caller is one of its replicas in a Keras step on shares."""
-    extended = current(SharesBatches)
+    extended = current(DataParallel)
     return extended if extended is not None and extended.shares.active else None
-
-
-def weighing() -> SharesBatches | None:
-    """As `sharing`, if the reduction weights the step's gradients by samples."""
-    extended = sharing()
-    return extended if isinstance(extended, ReducesGradients) else None

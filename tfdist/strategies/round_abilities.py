@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.strategies.abilities import HasCollectives
+from tfdist.strategies.abilities import DataParallel
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfdist.local_sgd.rules import States
 
 
-class TrainsInRounds(HasCollectives, abc.ABC):
+class TrainsInRounds(DataParallel):
     """Processes take steps on their own, and exchange what they have learned after some of them."""
 
     @abc.abstractmethod

@@ -17,15 +17,7 @@ from tfdist.notices import without_mirrored
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.private import tensorflow as private
-from tfdist.strategies.abilities import (
-    AveragesState,
-    EndsEpochsTogether,
-    KeepsTables,
-    LoadsForAll,
-    MergesMetrics,
-    ReducesGradients,
-    SharesBatches,
-)
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.data import datasets
 from tfdist.strategies.data.shares import Shares, batch_size
@@ -35,16 +27,7 @@ from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
 
-class AllReduceExtended(
-    private.MirroredExtended,
-    SharesBatches,
-    ReducesGradients,
-    MergesMetrics,
-    AveragesState,
-    LoadsForAll,
-    EndsEpochsTogether,
-    KeepsTables,
-):
+class AllReduceExtended(private.MirroredExtended, DataParallel):
     """`MirroredExtended` over the devices of this process and the processes of a group.
 
     Args:
@@ -306,7 +289,7 @@ class AllReduceExtended(
         return self.group.failure or (None if self._tables is None else self._tables.failure)
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
-        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        """A new table on the servers; see `tfdist.strategies.abilities.Ability`."""
         if self._tables is None:
             return None
         if len(self.worker_devices) > 1 or not self.group.is_world:
@@ -324,7 +307,7 @@ class AllReduceExtended(
 
     @property
     def saves_with_the_writer(self) -> bool:
-        """See `WritesOnce`: each saves its residuals, if there are some."""
+        """See `Ability`: each saves its residuals, if there are some."""
         return self.compressor is not None
 
     @property

@@ -44,8 +44,8 @@ class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
         pairs = [pair for pair in zip(call.arguments["grads"], variables, strict=True) if pair[0] is not None]
         if not pairs:
             return call.inner()  # says so
-        weighing = at_work.weighing()
-        weight = tf.constant(1.0, tf.float64) if weighing is None else weighing.shares.weight()
+        sharing = at_work.sharing()
+        weight = tf.constant(1.0, tf.float64) if sharing is None else sharing.shares.weight()
         sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
         ready, totals = sums.exchanged([tf.convert_to_tensor(gradient) for gradient, _ in pairs], weight)
         call.arguments.update(grads=totals, trainable_variables=sums.variables)

@@ -8,7 +8,7 @@ from typing import Any
 from tfdist.private import tensorflow as private
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.abilities import DataParallel
 
 
 def install() -> None:
@@ -21,7 +21,7 @@ def _counted_by_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replicas that have data are counted over all processes, from the optionals of those here."""
 
     def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
-        extended = at_work.of_strategy(strategy, SharesBatches)
+        extended = at_work.of_strategy(strategy, DataParallel)
         if extended is None:
             return original(strategy, input_workers, optional_list)
         return extended.count([optional for optionals in optional_list for optional in optionals])

@@ -15,7 +15,7 @@ from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import KeepsTables
+from tfdist.strategies.abilities import Ability
 from tfdist.strategies.embeddings import keras_embeddings
 from tfdist.strategies.embeddings.embedded_rows import EmbeddedRows
 from tfdist.strategies.keras import keras_seams
@@ -98,7 +98,7 @@ class DynamicEmbedding(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Makes the table, on the parameter servers of the job if it has some."""
         form = self._settings.form
-        extended = at_work.current(KeepsTables)
+        extended = at_work.current(Ability)
         table = None if extended is None else extended.table(self.name, form, self._settings.cache)
         if table is None:
             if tf.distribute.get_strategy().num_replicas_in_sync > 1:

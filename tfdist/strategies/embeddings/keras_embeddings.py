@@ -52,8 +52,8 @@ def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[
     for gradient, variable in zip(gradients, variables, strict=True):
         rows = rows_of(variable)
         if rows is not None and gradient is not None:
-            weighing = at_work.weighing()
-            rows.update(call.optimizer, gradient if weighing is None else _part_of_mean(gradient, weighing.shares))
+            sharing = at_work.sharing()
+            rows.update(call.optimizer, gradient if sharing is None else _part_of_mean(gradient, sharing.shares))
 
 
 def _part_of_mean(gradient: Any, shares: Shares) -> Any:

@@ -41,7 +41,7 @@ def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
     """The result of a collective, with a weighted gradient."""
-    extended = at_work.weighing()
+    extended = at_work.sharing()
     if extended is None or isinstance(options, private.WeighedOptions):
         return collective(value)
     weight = extended.shares.weight()

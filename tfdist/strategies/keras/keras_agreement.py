@@ -16,7 +16,7 @@ from tfdist.errors import MismatchError
 from tfdist.private.keras import array_slicing, tree
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data import datasets
 from tfdist.strategies.keras import keras_steps
 from tfdist.tensors import unnumbered
@@ -29,10 +29,10 @@ def install() -> None:
     keras_hooks.add(Agreement)
 
 
-class Agreement(keras_hooks.ModelHooks[SharesBatches]):
+class Agreement(keras_hooks.ModelHooks[DataParallel]):
     """All processes give a method the same; those that come and go do not."""
 
-    ability = SharesBatches
+    ability = DataParallel
 
     def fit(self, call: ModelCall) -> None:
         """Compares the arguments."""
@@ -45,7 +45,7 @@ class Agreement(keras_hooks.ModelHooks[SharesBatches]):
     evaluate = predict = fit
 
 
-def agree(model: Any, extended: SharesBatches, method: str, given: dict[str, Any]) -> None:
+def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]) -> None:
     """Compares what all processes give a method; called by all.
 
     Args:

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies import atomic_files, keras_hooks
-from tfdist.strategies.abilities import LoadsForAll, UpdatesOnServers
+from tfdist.strategies.abilities import DataParallel, UpdatesOnServers
 from tfdist.strategies.keras import keras_saving
 from tfdist.strategies.keras.keras_variables import broadcast_state
 
@@ -34,10 +34,10 @@ def install() -> None:
     keras_hooks.add(ReadForAll)
 
 
-class ReadForAll(keras_hooks.ModelHooks[LoadsForAll]):
+class ReadForAll(keras_hooks.ModelHooks[DataParallel]):
     """Backups are the chief's, and restored on all ranks."""
 
-    ability = LoadsForAll
+    ability = DataParallel
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Changes the user's `keras.callbacks.BackupAndRestore`, in place."""
@@ -70,7 +70,7 @@ def _of_task(callback: Any, worker: int) -> Any:
     return callback
 
 
-def share(callback: Any, extended: LoadsForAll) -> None:
+def share(callback: Any, extended: DataParallel) -> None:
     """Makes a callback restore all ranks from the chief's backup.
 
     Args:
@@ -84,7 +84,7 @@ def share(callback: Any, extended: LoadsForAll) -> None:
 class _Shared:
     """Replacements for the callback's methods, on one rank."""
 
-    def __init__(self, callback: Any, extended: LoadsForAll) -> None:
+    def __init__(self, callback: Any, extended: DataParallel) -> None:
         self._callback = callback
         self._extended = extended
         self._files = Files(callback, callback._load_model, callback._save_model)

@@ -10,7 +10,7 @@ import keras
 from tfdist.private.keras import tree
 from tfdist.seams import trainer
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import Ability, WritesOnce
+from tfdist.strategies.abilities import Ability
 
 WRITING = (
     keras.callbacks.ModelCheckpoint,
@@ -36,10 +36,8 @@ class OfOthers(keras_hooks.ModelHooks[Ability]):
         call.arguments["callbacks"] = adapt(call.arguments["callbacks"], call.model)
 
 
-class OnTheWriter(keras_hooks.ModelHooks[WritesOnce]):
+class OnTheWriter(keras_hooks.ModelHooks[Ability]):
     """Callbacks that write are those of the writer, which calls no collectives in them."""
-
-    ability = WritesOnce
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Leaves out what writes, on other processes."""
@@ -78,7 +76,7 @@ def adapt(callbacks: Any, model: Any) -> Any:
     return callbacks
 
 
-def _keep_local(callback: Any, extended: WritesOnce) -> None:
+def _keep_local(callback: Any, extended: Ability) -> None:
     """Makes the writer's callback run without collectives."""
     if getattr(callback, "_tfdist_local", False):
         return
@@ -87,7 +85,7 @@ def _keep_local(callback: Any, extended: WritesOnce) -> None:
         setattr(callback, name, _locally(getattr(callback, name), extended))
 
 
-def _locally(hook: Any, extended: WritesOnce) -> Any:
+def _locally(hook: Any, extended: Ability) -> Any:
     @functools.wraps(hook)
     def method(*args: Any, **kwargs: Any) -> Any:
         with extended.local_only():

@@ -12,7 +12,7 @@ from tfdist.errors import MismatchError
 from tfdist.private import tensorflow as private
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import EndsEpochsTogether
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_optimizers import accumulators
 
 
@@ -21,10 +21,10 @@ def install() -> None:
     keras_hooks.add(OneModel)
 
 
-class OneModel(keras_hooks.ModelHooks[EndsEpochsTogether]):
+class OneModel(keras_hooks.ModelHooks[DataParallel]):
     """`evaluate` that the user calls is of one model, not of another on each process."""
 
-    ability = EndsEpochsTogether
+    ability = DataParallel
 
     def evaluate(self, call: ModelCall) -> None:
         """Compares weights."""
@@ -32,7 +32,7 @@ class OneModel(keras_hooks.ModelHooks[EndsEpochsTogether]):
             compare(call.model, self.extended, "before evaluate")
 
 
-def compare(model: Any, extended: EndsEpochsTogether, when: str, largest: int = 0) -> int:
+def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> int:
     """Compares the copies of weights and optimizer state on all devices and processes, by hashes; all call it.
 
     Args:
@@ -59,7 +59,7 @@ def compare(model: Any, extended: EndsEpochsTogether, when: str, largest: int = 
     return int(found[0])
 
 
-def _compared(model: Any, extended: EndsEpochsTogether) -> list[Any]:
+def _compared(model: Any, extended: DataParallel) -> list[Any]:
     """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
     if not extended.checks_weights or not extended.has_several_replicas:
         return []
@@ -76,7 +76,7 @@ def _hashes(variables: list[Any]) -> list[list[int]]:
     return [[_hash(copy.numpy()) for copy in private.copies(variable.value)] for variable in variables]
 
 
-def _raise_mismatch(extended: EndsEpochsTogether, when: str, variable: Any, hashes: list[int]) -> None:
+def _raise_mismatch(extended: DataParallel, when: str, variable: Any, hashes: list[int]) -> None:
     everyone = extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
     group = extended.group
     others = [rank for rank, found in zip(group.members, everyone, strict=True) if (found != everyone[0]).any()]

@@ -17,7 +17,7 @@ from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies.abilities import Ability, SharesBatches
+from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.datasets import SharedDataset
 from tfdist.strategies.data.row_checks import rows_of_model
 from tfdist.strategies.data.shares import Share, as_share
@@ -42,7 +42,7 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
         Raises:
             ValueError: the model has state that was made outside the scope.
         """
-        if isinstance(self.extended, SharesBatches):
+        if isinstance(self.extended, DataParallel):
             check_scope(call.model)
         call.replace(lambda: self._build(call))
 
@@ -89,7 +89,7 @@ def _local(batch: Any) -> Any:
 
 def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        extended = at_work.of_strategy(distribute_strategy, SharesBatches)
+        extended = at_work.of_strategy(distribute_strategy, DataParallel)
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
@@ -107,7 +107,7 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _shuffling_alike(extended: SharesBatches) -> Iterator[int]:
+def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
     """Context in which datasets that Keras makes are shuffled in the chief's order on every process.
 
     Yields:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import EndsEpochsTogether
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_comparison
 
 
@@ -17,10 +17,10 @@ def install() -> None:
     keras_hooks.add(Ending)
 
 
-class Ending(keras_hooks.ModelHooks[EndsEpochsTogether]):
+class Ending(keras_hooks.ModelHooks[DataParallel]):
     """Where processes do not come and go, the last callback of `fit` is `Together`."""
 
-    ability = EndsEpochsTogether
+    ability = DataParallel
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Adds it."""
@@ -34,7 +34,7 @@ class Together(keras.callbacks.Callback):
         extended: the strategy's `extended`.
     """
 
-    def __init__(self, extended: EndsEpochsTogether) -> None:
+    def __init__(self, extended: DataParallel) -> None:
         super().__init__()
         self._extended = extended
         self._before = False

@@ -35,7 +35,7 @@ from tfdist.private import tensorflow as private
 from tfdist.private.keras import losses
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import SharesBatches
+from tfdist.strategies.abilities import DataParallel
 
 
 def install() -> None:
@@ -77,7 +77,7 @@ class _Share:
         extended: of the strategy.
     """
 
-    def __init__(self, extended: SharesBatches) -> None:
+    def __init__(self, extended: DataParallel) -> None:
         self._extended = extended
 
     def inverse_weight(self) -> tf.Tensor:
@@ -160,7 +160,7 @@ def _part() -> _Share | _PartOfShare | _Noting | None:
     """What the loss is computed of; None if that is a whole batch."""
     if _computed.part is not None:
         return _computed.part
-    extended = at_work.weighing()
+    extended = at_work.sharing()
     return None if extended is None else _Share(extended)
 
 
@@ -186,7 +186,7 @@ def of_part(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
         divisors: of the batch of all replicas, as `noting_divisors` yields them.
         weight: the part's samples divided by those of the replica's batch, a float64 scalar.
     """
-    extended = at_work.weighing()
+    extended = at_work.sharing()
     share = None if extended is None else _Share(extended)
     before, _computed.part = _computed.part, _PartOfShare(divisors, weight, share)
     try:

@@ -19,7 +19,7 @@ from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
-from tfdist.strategies.abilities import MergesMetrics
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_variables import MERGED_BY, merge_by_extreme
 
 log = logging.getLogger("tfdist")
@@ -34,7 +34,7 @@ def install() -> None:
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
-        extended = at_work.of_model(self, MergesMetrics)
+        extended = at_work.of_model(self, DataParallel)
         if extended is None or _is_of_a_replica_or_symbolic():
             return original(self)
         variables = [variable for metric in self.metrics for variable in metric.variables]
@@ -53,7 +53,7 @@ def _read(result: Any) -> Any:
 
 
 def _is_of_a_replica_or_symbolic() -> bool:
-    is_of_a_replica = at_work.current(MergesMetrics) is not None and tf.distribute.get_replica_context() is not None
+    is_of_a_replica = at_work.current(DataParallel) is not None and tf.distribute.get_replica_context() is not None
     return is_of_a_replica or backend.in_stateless_scope()
 
 
@@ -69,7 +69,7 @@ def all_metrics(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any, tf.Tensor]]:
+def merged(variables: Sequence[Any], extended: DataParallel) -> list[tuple[Any, tf.Tensor]]:
     """The state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
 
     Args:
@@ -86,7 +86,7 @@ def merged(variables: Sequence[Any], extended: MergesMetrics) -> list[tuple[Any,
 
 
 def merged_beside(
-    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: MergesMetrics, locally: bool = False
+    variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: DataParallel, locally: bool = False
 ) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
     """The state of metrics, and sums of numbers over processes, in as few collectives as the state alone needs.
 
@@ -117,7 +117,7 @@ def merged_beside(
     return [(variable, values[id(variable)]) for variable in unique], sums
 
 
-def _rule(variable: Any, extended: MergesMetrics) -> str:
+def _rule(variable: Any, extended: DataParallel) -> str:
     rule = getattr(variable, MERGED_BY, variable.aggregation)
     if rule == "none" and not extended.has_several_replicas:
         return "sum"
@@ -129,7 +129,7 @@ def _rule(variable: Any, extended: MergesMetrics) -> str:
     return rule
 
 
-def _of_this_process(variable: Any, extended: MergesMetrics) -> tf.Tensor:
+def _of_this_process(variable: Any, extended: DataParallel) -> tf.Tensor:
     rule = _rule(variable, extended)
     copies = [copy.read_value() for copy in private.copies(variable._value)]
     if copies[0].dtype.is_bool:
@@ -143,7 +143,7 @@ def _of_this_process(variable: Any, extended: MergesMetrics) -> tf.Tensor:
     return tf.add_n(copies) if len(copies) > 1 else copies[0]
 
 
-def _as_kept(variable: Any, total: tf.Tensor, extended: MergesMetrics, locally: bool) -> tf.Tensor:
+def _as_kept(variable: Any, total: tf.Tensor, extended: DataParallel, locally: bool) -> tf.Tensor:
     if _rule(variable, extended) == "mean":
         replicas = len(extended.worker_devices) if locally else extended._num_replicas_in_sync
         total = total / tf.cast(replicas, total.dtype)

@@ -21,7 +21,7 @@ from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.seams.optimizer import Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies.abilities import ReducesGradients
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
 
 
@@ -79,10 +79,10 @@ def summed_before() -> Iterator[None]:
         _summed.before = before
 
 
-class Reduced(keras_hooks.OptimizerHooks[ReducesGradients]):
+class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
     """Gradients are weighted by samples and summed over replicas, which agree on whether they are finite."""
 
-    ability = ReducesGradients
+    ability = DataParallel
 
     def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
         """Weighs gradients, or has them weighed on the way."""
@@ -90,9 +90,9 @@ class Reduced(keras_hooks.OptimizerHooks[ReducesGradients]):
         update.is_summed = _summed.before
         if update.is_summed:
             return gradients
-        weighing = at_work.weighing()
-        if weighing is not None:
-            weight = weighing.shares.weight()
+        sharing = at_work.sharing()
+        if sharing is not None:
+            weight = sharing.shares.weight()
             if self._can_be_weighed_on_the_way(update, gradients):
                 update.weight = weight
             else:
@@ -122,16 +122,16 @@ class Reduced(keras_hooks.OptimizerHooks[ReducesGradients]):
         if update.is_summed:
             return gradients
         own, keys = gradients, _keys(update)
-        weighing, norms = at_work.weighing(), self.extended.norms
-        if norms is not None and weighing is not None:
-            own = [*own, norms.own(own, weighing.shares.weight(), update.weight is None)]
+        sharing, norms = at_work.sharing(), self.extended.norms
+        if norms is not None and sharing is not None:
+            own = [*own, norms.own(own, sharing.shares.weight(), update.weight is None)]
             keys = (*keys, "norms of gradients")
         options = private.WeighedOptions(keys, update.weight)
         sums = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
-        if norms is not None and weighing is not None:
+        if norms is not None and sharing is not None:
             of_all = sums.pop()
             if not private.local_replica_id():
-                norms.add(sums, of_all, weighing.shares.total())
+                norms.add(sums, of_all, sharing.shares.total())
         update.is_summed = True
         return sums
 
@@ -187,7 +187,7 @@ class _OptimizerOps:
         return getattr(self._ops, name)
 
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        extended = at_work.current(ReducesGradients)
+        extended = at_work.current(DataParallel)
         replica = tf.distribute.get_replica_context()
         if extended is None or replica is None or len(extended.worker_devices) == 1:
             return self._ops.cond(pred, true_fn, false_fn)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.local_sgd.rules import States
-from tfdist.strategies.abilities import Ability, LoadsForAll, WritesOnce
+from tfdist.strategies.abilities import Ability
 from tfdist.strategies.atomic_files import written
 from tfdist.strategies.round_abilities import TrainsInRounds
 
@@ -30,7 +30,7 @@ def save(model: Any, extended: Ability, prefix: Any) -> None:
         extended: the strategy's `extended`.
         prefix: the path of the model's file.
     """
-    if not isinstance(extended, TrainsInRounds) or not isinstance(extended, WritesOnce) or not extended.is_writer:
+    if not isinstance(extended, TrainsInRounds) or not extended.is_writer:
         return
     if "://" in os.fspath(prefix):
         return  # residuals are not saved there either
@@ -56,7 +56,7 @@ def restore(model: Any, extended: Ability, prefix: Any) -> None:
         extended: the strategy's `extended`.
         prefix: the path of the model's file, which the first process alone reads.
     """
-    if not isinstance(extended, TrainsInRounds) or not isinstance(extended, LoadsForAll):
+    if not isinstance(extended, TrainsInRounds):
         return
     everyone, path = extended.everyone, _file(prefix)
     own = path.read_bytes() if extended.is_writer and "://" not in os.fspath(prefix) and path.exists() else b""

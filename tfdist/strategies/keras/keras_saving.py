@@ -20,12 +20,7 @@ from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, atomic_files, keras_hooks
-from tfdist.strategies.abilities import (
-    Ability,
-    LoadsForAll,
-    ReducesGradients,
-    WritesOnce,
-)
+from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.keras import keras_outer
 from tfdist.strategies.keras.keras_variables import broadcast_state
 from tfdist.strategies.round_abilities import ComesAndGoes
@@ -64,17 +59,15 @@ def install() -> None:
 
 def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if at_work.of_model(model, WritesOnce) is None:
+        if at_work.of_model(model, Ability) is None:
             return original(model, *args, **kwargs)
         return model.save(*args, **kwargs)
 
     return save_model
 
 
-class WrittenOnce(keras_hooks.ModelHooks[WritesOnce]):
+class WrittenOnce(keras_hooks.ModelHooks[Ability]):
     """Only the writer saves, without collectives; files are written atomically."""
-
-    ability = WritesOnce
 
     def save(self, call: ModelCall) -> None:
         """Saves a model or its weights, and what belongs beside them."""
@@ -119,7 +112,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """The chief reads the weights and broadcasts them, so only the chief needs the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, LoadsForAll)
+        extended = at_work.of_model(self, DataParallel)
         if extended is None or extended.is_reading_for_all:
             return original(self, filepath, *args, **kwargs)
         failure = None
@@ -153,7 +146,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     """Under a strategy's scope all ranks load together, after the chief has finished writing."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.current(LoadsForAll)
+        extended = at_work.current(DataParallel)
         if extended is None:
             return original(filepath, *args, **kwargs)
         extended.everyone.barrier()
@@ -197,7 +190,7 @@ def restore_beside(model: Any, extended: Ability, path: Any) -> None:
 
 def compressor_of(extended: Ability) -> Compressor | None:
     """The compressor of a strategy, if it has one. Each rank saves its own residuals beside the writer's files."""
-    return extended.compressor if isinstance(extended, ReducesGradients) else None
+    return extended.compressor if isinstance(extended, DataParallel) else None
 
 
 def restore_compression(extended: Ability, path: Any) -> None:
@@ -210,7 +203,7 @@ def restore_compression(extended: Ability, path: Any) -> None:
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
     """
-    if isinstance(extended, ReducesGradients) and extended.compressor is not None:
+    if isinstance(extended, DataParallel) and extended.compressor is not None:
         restore_residuals(extended.compressor, extended.exchange, extended.group, path)
 
 

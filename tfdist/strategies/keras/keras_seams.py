@@ -49,7 +49,7 @@ from tfdist.private.keras import seed_generator, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks, keras_unsynchronized
-from tfdist.strategies.abilities import Ability, SharesBatches, WritesOnce
+from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data import tensorflow_iterators
 from tfdist.strategies.keras import (
     collective_gradients,
@@ -122,10 +122,8 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         return failure.with_traceback(None) if isinstance(failure, Exception) else None
 
 
-class SaidOnce(keras_hooks.ModelHooks[WritesOnce]):
+class SaidOnce(keras_hooks.ModelHooks[Ability]):
     """Only the writer shows progress, unless ``verbose`` is set."""
-
-    ability = WritesOnce
 
     def fit(self, call: ModelCall) -> None:
         """Makes other processes silent."""
@@ -135,10 +133,10 @@ class SaidOnce(keras_hooks.ModelHooks[WritesOnce]):
     evaluate = predict = fit
 
 
-class InOrder(keras_hooks.ModelHooks[SharesBatches]):
+class InOrder(keras_hooks.ModelHooks[DataParallel]):
     """Outputs are in the order of the input."""
 
-    ability = SharesBatches
+    ability = DataParallel
 
     def predict(self, call: ModelCall) -> contextlib.AbstractContextManager[None]:
         """Has all processes read the same batches."""
@@ -158,7 +156,7 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        extended = at_work.current(SharesBatches)
+        extended = at_work.current(DataParallel)
         if extended is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
         own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)

@@ -14,7 +14,7 @@ from tfdist.private.keras import backend, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies.abilities import AveragesState, MergesMetrics, SharesBatches
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.data.shares import Share, as_share, batch_size, weighed
 from tfdist.strategies.keras import keras_metrics
@@ -86,7 +86,7 @@ class Step:
         names_of_results: as the function above.
     """
 
-    def __init__(self, model: Any, extended: SharesBatches, function: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, extended: DataParallel, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._model = model
         self._extended = extended
@@ -104,18 +104,14 @@ class Step:
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
             of_metrics = StateOfMetrics(kept, extended.shares)
-            of_layers = StateOfStep(model, extended) if isinstance(extended, AveragesState) else None
+            of_layers = StateOfStep(model, extended)
             with self._results.of(metrics):
-                outputs = self._function(share.data)
-                if isinstance(extended, MergesMetrics):
-                    outputs = self._contributions(outputs)
-            if of_layers is not None:
-                of_layers.merge(self._assigned)
+                outputs = self._contributions(self._function(share.data))
+            of_layers.merge(self._assigned)
             of_metrics.forget_stand_in(self._assigned)
-        if isinstance(extended, MergesMetrics):
-            for variable in self._assigned.among(kept):
-                keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
-            _last_steps[extended] = self
+        for variable in self._assigned.among(kept):
+            keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+        _last_steps[extended] = self
         self._assigned.values.clear()
         return outputs
 
@@ -150,7 +146,7 @@ class Step:
                 return metric, tuple(path[1:])
         return None
 
-    def logs_of_all(self, outputs: Any, extended: MergesMetrics) -> Any:
+    def logs_of_all(self, outputs: Any, extended: DataParallel) -> Any:
         """The logs of the step over all replicas; in the cross-replica context.
 
         Results of metrics are computed from the merged state of all replicas. Numbers are means, weighted by samples.
@@ -186,10 +182,10 @@ def _unique(variables: Any) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-class OnShares(keras_hooks.ModelHooks[SharesBatches]):
+class OnShares(keras_hooks.ModelHooks[DataParallel]):
     """Steps of several replicas work on shares of batches."""
 
-    ability = SharesBatches
+    ability = DataParallel
 
     def make_function(self, call: ModelCall) -> None:
         """Has steps taken on shares.
@@ -223,7 +219,7 @@ class OnShares(keras_hooks.ModelHooks[SharesBatches]):
         call.replace(lambda: _predicting(model, call.inner))
 
 
-def _on_shares(function: Callable[..., Any], step: Step, extended: SharesBatches, trains: bool) -> Callable[..., Any]:
+def _on_shares(function: Callable[..., Any], step: Step, extended: DataParallel, trains: bool) -> Callable[..., Any]:
     def on_shares(iterator: Any) -> Any:
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             iterator = _of_own_data(iterator, extended)
@@ -267,7 +263,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self: Any) -> Iterator[None]:
-        extended = at_work.of_strategy(self._distribute_strategy, SharesBatches)
+        extended = at_work.of_strategy(self._distribute_strategy, DataParallel)
         with original(self):
             try:
                 yield
@@ -281,7 +277,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
     return catch_stop_iteration
 
 
-def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
+def _of_own_data(batches: Any, extended: DataParallel) -> Iterator[Any]:
     """Iterates over data that every process passes itself (`train_on_batch`): every local replica gets all of it."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
@@ -291,20 +287,17 @@ def _of_own_data(batches: Any, extended: SharesBatches) -> Iterator[Any]:
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        sharing = at_work.of_strategy(strategy, SharesBatches)
+        sharing = at_work.of_strategy(strategy, DataParallel)
         if sharing is None or not sharing.has_several_replicas:
             return original(values, strategy, reduction)
         if reduction == "concat":
             return tree.map_structure(lambda value: _gathered(value, strategy, sharing), values)
-        merging = at_work.of_strategy(strategy, MergesMetrics)
-        if merging is None:
-            return original(values, strategy, reduction)
-        return _last_steps.pop(merging).logs_of_all(values, merging)
+        return _last_steps.pop(sharing).logs_of_all(values, sharing)
 
     return reduce_per_replica
 
 
-def _gathered(value: Any, strategy: Any, extended: SharesBatches) -> tf.Tensor:
+def _gathered(value: Any, strategy: Any, extended: DataParallel) -> tf.Tensor:
     parts = strategy.experimental_local_results(value)
     if not all(isinstance(part, tf.Tensor) for part in parts):
         raise TypeError(f"predict gathers only dense outputs; got {type(parts[0]).__name__}. Return dense tensors.")

@@ -27,14 +27,7 @@ from tfdist.private.keras import tf_core
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
-from tfdist.strategies.abilities import (
-    Ability,
-    AveragesState,
-    HasStages,
-    LoadsForAll,
-    MergesMetrics,
-    UpdatesOnServers,
-)
+from tfdist.strategies.abilities import Ability, DataParallel, HasStages, UpdatesOnServers
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.tensors import unnumbered
@@ -134,7 +127,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
                 _note_assignment_of_the_user(self)
             return
         assigned.note(self, value)
-        if self.synchronization != "on_read" and at_work.current(AveragesState) is None:
+        if self.synchronization != "on_read" and at_work.current(DataParallel) is None:
             original(self, value)
             return
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
@@ -167,7 +160,7 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
     if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
         return False
-    if at_work.of_strategy(variable._value._distribute_strategy, MergesMetrics) is None:
+    if at_work.of_strategy(variable._value._distribute_strategy, DataParallel) is None:
         return False
     parts = 1
     if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
@@ -200,7 +193,7 @@ def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
     """Lets metric variables with the aggregation "none" be read while Keras builds; tfdist merges them itself."""
 
     def _map_aggregation(self: Any, aggregation: str) -> Any:
-        if aggregation == "none" and self.synchronization == "on_read" and at_work.current(MergesMetrics) is not None:
+        if aggregation == "none" and self.synchronization == "on_read" and at_work.current(DataParallel) is not None:
             aggregation = "sum"
         return original(self, aggregation)
 
@@ -317,7 +310,7 @@ def _is_numeric(variable: Any) -> bool:
 # Outside of steps.
 
 
-def broadcast_state(model: Any, extended: LoadsForAll) -> None:
+def broadcast_state(model: Any, extended: DataParallel) -> None:
     """Gives every process the chief's weights and the state of its optimizers."""
     if isinstance(extended, HasStages):
         extended.equalize(model)
@@ -352,10 +345,10 @@ def _flattened(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-class EqualState(keras_hooks.ModelHooks[AveragesState]):
+class EqualState(keras_hooks.ModelHooks[DataParallel]):
     """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
 
-    ability = AveragesState
+    ability = DataParallel
 
     def evaluate(self, call: ModelCall) -> None:
         """Averages layers' state."""
@@ -363,7 +356,7 @@ class EqualState(keras_hooks.ModelHooks[AveragesState]):
             average_state(call.model, self.extended)
 
 
-def average_state(model: Any, extended: AveragesState) -> None:
+def average_state(model: Any, extended: DataParallel) -> None:
     """Makes the state of layers equal on all replicas after a custom training loop.
 
     It becomes the mean over all replicas whose value is finite; integers are not changed.

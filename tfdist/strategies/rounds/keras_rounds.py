@@ -14,7 +14,6 @@ from tfdist.private.keras import tree
 from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import AveragesState
 from tfdist.strategies.keras import keras_steps, keras_variables
 from tfdist.strategies.round_abilities import TrainsInRounds
 
@@ -78,8 +77,7 @@ def settle(model: Any, extended: TrainsInRounds) -> None:
         extended: the `extended` of its strategy.
     """
     extended.settle(model)
-    if isinstance(extended, AveragesState):
-        keras_variables.average_state(model, extended)
+    keras_variables.average_state(model, extended)
     averages = extended.moving_averages(model)
     means = extended.bridge.all_reduce([tf.convert_to_tensor(one.value) for one in averages], mean=True)
     for variable, mean in zip(averages, means, strict=True):

@@ -177,7 +177,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             )
 
     def await_file(self, path: Any) -> None:
-        """See `LoadsForAll`: at most the time of grace."""
+        """See `DataParallel`: at most the time of grace."""
         if self.is_writer:
             return
         end = time.monotonic() + self._quorums.members.grace

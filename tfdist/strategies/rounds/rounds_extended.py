@@ -66,7 +66,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     @property
     def in_steps(self) -> Bridge:
-        """See `tfdist.strategies.abilities.HasCollectives`."""
+        """See `tfdist.strategies.abilities.DataParallel`."""
         return self._within
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:

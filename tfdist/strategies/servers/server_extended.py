@@ -25,7 +25,7 @@ from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.private import tensorflow as private
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
-from tfdist.strategies.abilities import Ability, KeepsTables, UpdatesOnServers, WritesOnce
+from tfdist.strategies.abilities import Ability, UpdatesOnServers
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.strategies.keras import keras_scope
@@ -47,7 +47,7 @@ class OneDevice(private.OneDeviceExtended, Ability):
         return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
-class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
+class ServerExtended(OneDevice, UpdatesOnServers):
     """One device, whose optimizers update on servers.
 
     Args:
@@ -167,7 +167,7 @@ class ServerExtended(OneDevice, UpdatesOnServers, KeepsTables, WritesOnce):
         return self._links.get(id(optimizer))
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
-        """A new table on the servers; see `tfdist.strategies.abilities.KeepsTables`."""
+        """A new table on the servers; see `tfdist.strategies.abilities.Ability`."""
         return self._tables.table(name, form, cache)
 
     def _observe(self, model: Any) -> None:
