@@ -41,8 +41,8 @@ $(OLDEST)/installed: setup.cfg pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[cpu,test]' 'tensorflow-cpu==2.18.*' 'keras==3.10.*'
 	touch $@
 
-test-oldest: $(OLDEST)/installed  ## A smoke test on the oldest TensorFlow and Keras that are supported
-	$(OLDEST)/bin/python -m pytest tests/multiprocess/smoke.py
+test-oldest: $(OLDEST)/installed  ## A smoke test, and private members, on the oldest TensorFlow and Keras
+	$(OLDEST)/bin/python -m pytest tests/multiprocess/smoke.py tests/private
 
 lint: $(VENV)/with-dev  ## Check style and types
 	$(BIN)/ruff check .

@@ -189,3 +189,36 @@ def test_a_generated_dataset_has_a_state_for_each_iteration():
 def test_none_in_the_elements_of_a_dataset():
     made = tf.data.Dataset.range(1).map(lambda number: (number, None))
     assert made.element_spec[1] == private.NoneSpec()
+
+
+def test_shards_and_shuffles_of_a_dataset():
+    made = tf.data.Dataset.range(8)
+    assert private.shard_of(made) is None
+    assert private.shard_of(made.shard(3, 1)) == (3, 1)
+    assert not private.shuffles_by_chance(made)
+    assert private.shuffles_by_chance(made.shuffle(8))
+    assert not private.shuffles_by_chance(made.shuffle(8, seed=1))
+
+
+def test_the_type_of_the_first_replicas_values(mirrored):
+    spec = tf.TensorSpec([2])
+    assert private.local_spec(spec) is spec
+    both = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    values = both.run(lambda: tf.ones(2))
+    assert private.local_spec(tf.type_spec_from_value(values)) == spec
+
+
+def test_functions_of_a_graph():
+    inner = tf.function(lambda x: x + 1)
+    graph = tf.function(lambda x: inner(x)).get_concrete_function(tf.constant(1.0)).graph
+    (call,) = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
+    assert private.function_of(graph, call.get_attr("f").name) is not None
+    assert private.function_of(graph, "another") is None
+
+
+def test_what_a_copy_is_a_part_of(mirrored):
+    with mirrored.scope():
+        variable = tf.Variable(1.0)
+    (copy,) = private.copies(variable)
+    assert any(private.container_of(part) is variable for part in (copy, copy.handle))
+    assert private.container_of(tf.Variable(1.0)) is None

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdist.callbacks.processes import processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.private import backups
+from tfdist.private.models import begin_at, initial_epoch
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_backup, keras_saving
@@ -32,7 +34,7 @@ class CommitState(keras.callbacks.BackupAndRestore):
 
     def __init__(self, backup_dir: Any, save_freq: str | int = "epoch", delete_checkpoint: bool = True) -> None:
         super().__init__(str(backup_dir), save_freq, delete_checkpoint=delete_checkpoint)
-        self._files = keras_backup.Files(self, super()._load_model, super()._save_model)
+        self._files = keras_backup.Files(self, *backups.methods_of(self))
 
     @property
     def _is_of_a_strategy(self) -> bool:
@@ -61,12 +63,12 @@ class CommitState(keras.callbacks.BackupAndRestore):
             except Exception as error:
                 failure = error
         exchange = Exchange(group)
-        own = tf.constant([0 if failure is None else 1, self.model._initial_epoch or 0], tf.int64)
+        own = tf.constant([0 if failure is None else 1, initial_epoch(self.model)], tf.int64)
         failed, epoch = exchange.broadcast(own).numpy().tolist()
         if failed:
             cause = f": {failure}" if failure else f"; see the error of rank {group.members[0]}"
             raise RuntimeError(f"what was committed in {self.backup_dir} cannot be read{cause}") from failure
-        self.model._initial_epoch = epoch
+        begin_at(self.model, epoch)
         if epoch:
             for variable in [*self.model.variables, *self.model.optimizer.variables]:
                 variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value)))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.callbacks.processes import has_others, processes_of
+from tfdist.private import optimizers
 from tfdist.strategies.keras.keras_optimizers import innermost
 
 _RULES = {"linear": lambda factor: factor, "sqrt": math.sqrt}
@@ -103,4 +104,4 @@ class LearningRateScaling(keras.callbacks.Callback):
 
 def scheduled(optimizer: Any) -> Any:
     """What an optimizer takes its learning rate from."""
-    return getattr(innermost(optimizer), "_learning_rate", None)
+    return optimizers.learning_rate(innermost(optimizer))

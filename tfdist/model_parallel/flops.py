@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
+
 _MOVES = frozenset(
     """Bitcast BroadcastTo Cast Concat ConcatV2 Const DepthToSpace DynamicPartition DynamicStitch Empty EmptyTensorList
     EnsureShape ExpandDims Fill Gather GatherNd GatherV2 Identity IdentityN InvertPermutation MirrorPad NoOp OneHot
@@ -127,7 +129,7 @@ def _branches(operation: Any) -> Iterator[Any]:
 def _graph(operation: Any, name: str) -> Any:
     graph = operation.graph
     while graph is not None:
-        function = graph._functions.get(name)
+        function = private.function_of(graph, name)
         if function is not None:
             return function.graph
         graph = getattr(graph, "outer_graph", None)

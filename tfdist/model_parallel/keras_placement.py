@@ -27,6 +27,7 @@ from typing import Any
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
 from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
+from tfdist.private import models
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import (
     base_trainer,
@@ -103,10 +104,10 @@ def is_placed(model: Any) -> bool:
     Args:
         model: a Keras model.
     """
-    layers = list(model._flatten_layers())
+    layers = models.layers_of(model)
     if any(getattr(one, DEVICES, None) for one in layers):
         return True
-    parts = [getattr(one, "_functional", None) or one for one in layers]
+    parts = [models.graph_of(one) for one in layers]
     return any(device_of(node) for part in parts if isinstance(part, function.Function) for node in nodes_of(part))
 
 
@@ -116,12 +117,7 @@ def nodes_of(model: Any) -> list[Any]:
     Args:
         model: a Keras `Function`.
     """
-    return [
-        node
-        for depth in sorted(model._nodes_by_depth, reverse=True)
-        for node in model._nodes_by_depth[depth]
-        if node.operation and not node.is_input
-    ]
+    return [node for node in models.nodes_of(model) if node.operation and not node.is_input]
 
 
 @contextlib.contextmanager
@@ -237,9 +233,10 @@ def _in_the_scopes_of_layers(original: Callable[..., Any]) -> Callable[..., Any]
             original(self, *args, **kwargs)
         finally:
             _calls.added_on = before
-        if self._functional is not None:  # calls without a scope of their own are where the model is called
+        graph = models.graph_of(self)
+        if graph is not self:  # calls without a scope of their own are where the model is called
             devices = self.__dict__.get(DEVICES, {})
-            for one in nodes_of(self._functional):
+            for one in nodes_of(graph):
                 setattr(one, DEVICE, devices.get(id(one.operation)))
 
     return build

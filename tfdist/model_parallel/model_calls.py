@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.model_parallel import keras_placement
+from tfdist.private import models
 from tfdist.private.keras import backend, function, functional, tree
 
 
@@ -67,9 +68,9 @@ class ModelCalls:
         self.tensors: dict[int, Any] = {}
         self._same: dict[int, int] = {}
         self._described: list[Any] = []
-        self.inputs = tuple(self._new(tensor) for tensor in graph._inputs)
+        self.inputs = tuple(self._new(tensor) for tensor in models.inputs_of(graph))
         self._open(model, graph, "", None, None)
-        self.outputs = tuple(self._key(tensor) for tensor in graph._outputs)
+        self.outputs = tuple(self._key(tensor) for tensor in models.outputs_of(graph))
 
     def run(self, calls: Iterable[ModelCall], values: dict[int, Any], training: bool | None = None) -> None:
         """Runs some of the calls.
@@ -88,7 +89,7 @@ class ModelCalls:
             filled = {id(tensor): _as(values[key], tensor.dtype) for tensor, key in given}
             args, kwargs = node.arguments.fill_in(filled)
             mode = call.training if training is None else training
-            if mode is not None and "training" in getattr(node.operation, "_call_context_args", ()):
+            if mode is not None and "training" in models.arguments_of_context(node.operation):
                 kwargs["training"] = mode
             values.update(zip(call.outputs, tree.flatten(node.operation(*args, **kwargs)), strict=True))
 
@@ -127,11 +128,11 @@ class ModelCalls:
                 inputs, outputs = map(self._key, node.input_tensors), map(self._new, node.outputs)
                 self.calls.append(ModelCall(node, name, tuple(inputs), tuple(outputs), device, training))
                 continue
-            for own, given in zip(inner._inputs, tree.flatten(node.arguments.args), strict=True):
+            for own, given in zip(models.inputs_of(inner), tree.flatten(node.arguments.args), strict=True):
                 self._equate(own, self._key(given))
             passed = node.arguments.kwargs.get("training")
             self._open(operation, inner, f"{name}/", device, training if passed is None else passed)
-            for own, made in zip(inner._outputs, node.outputs, strict=True):
+            for own, made in zip(models.outputs_of(inner), node.outputs, strict=True):
                 self._equate(made, self._key(own))
 
     def _new(self, tensor: Any) -> int:
@@ -156,7 +157,7 @@ def clear_losses(calls: Iterable[ModelCall]) -> None:
     """
     for call in calls:
         if isinstance(call.operation, keras.Layer):
-            call.operation._clear_losses()
+            models.forget_losses(call.operation)
 
 
 def trainable_variables(layers: Iterable[Any]) -> list[Any]:
@@ -197,7 +198,7 @@ def graph_of(model: Any) -> Any:
     Raises:
         ValueError: it has none.
     """
-    graph = getattr(model, "_functional", None) or model
+    graph = models.graph_of(model)
     if isinstance(graph, function.Function):
         return graph
     expected = "expected a Functional model, or a Sequential one with an Input; got"
@@ -214,7 +215,7 @@ def _inside(node: Any) -> Any:
     operation = node.operation
     if type(operation).call not in (functional.Functional.call, keras.Sequential.call):
         return None
-    graph = getattr(operation, "_functional", None) or operation
+    graph = models.graph_of(operation)
     if not isinstance(graph, function.Function):
         return None
     args, kwargs = node.arguments.args, node.arguments.kwargs
@@ -225,15 +226,15 @@ def _inside(node: Any) -> Any:
             passed.remove("mask")  # the tensors themselves bring it
     if len(args) != 1 or passed - {"training"} or isinstance(kwargs.get("training"), backend.KerasTensor):
         return None
-    if not isinstance(args[0], backend.KerasTensor) or len(graph._inputs) != 1:
+    if not isinstance(args[0], backend.KerasTensor) or len(models.inputs_of(graph)) != 1:
         try:
-            tree.assert_same_structure(args[0], graph._inputs_struct)
+            tree.assert_same_structure(args[0], models.structure_of_inputs(graph))
         except ValueError:
             return None
     given = tree.flatten(args[0])
     fits = all(
         isinstance(one, backend.KerasTensor) and len(one.shape) == len(own.shape)
-        for one, own in zip(given, graph._inputs, strict=True)
+        for one, own in zip(given, models.inputs_of(graph), strict=True)
     )
     return graph if fits else None
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private.keras import tf_core, tf_optimizer
+from tfdist.private.models import value_of
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
 
@@ -61,7 +62,7 @@ def lives_on(variable: Any, device: str) -> None:
         device: that it is on.
     """
     setattr(variable, DEVICE, device)
-    setattr(variable._value, DEVICE, device)
+    setattr(value_of(variable), DEVICE, device)
 
 
 def _beside_the_variable(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.private.optimizers import accumulated_by, place_of, strategy_of
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras import keras_noise
@@ -83,7 +84,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         """Makes the inner optimizer's variables, and those in which squared deviations are added up."""
         if self.built:
             return
-        if at_work.of_strategy(self._distribution_strategy, UpdatesOnServers) is not None:
+        if at_work.of_strategy(strategy_of(self), UpdatesOnServers) is not None:
             raise ValueError(
                 "GradientNoise adds noise to the gradients of an update, which are on the servers under "
                 "ParameterServerStrategy: give its model the inner optimizer"
@@ -163,7 +164,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         return self.add_variable(shape, dtype=dtype_of_sums(variable).name, name=f"{path}_squared_deviations")
 
     def _sum_of(self, variable: Any) -> Any:
-        return self._accumulated_gradients[self._get_variable_index(variable)]
+        return accumulated_by(self)[place_of(self, variable)]
 
     def _with_equal_noise(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Sums of gradients with noise, which all replicas draw alike."""
@@ -192,7 +193,7 @@ class GradientNoise(keras.optimizers.Optimizer):
 
     def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
         """Normal random numbers, by variable, update and rank."""
-        seed = tf.constant([self.seed, self._get_variable_index(variable)], tf.int64)
+        seed = tf.constant([self.seed, place_of(self, variable)], tf.int64)
         for part in (optimizer.iterations, rank):
             seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
         return tf.random.stateless_normal(variable.shape, seed, dtype=dtype_of_sums(variable), alg="philox")

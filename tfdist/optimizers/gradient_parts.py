@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.optimizers import accumulated_by, apply_count, place_of, strategy_of
+
 
 class GradientParts:
     """Adds up the squared deviations of accumulated gradients from their mean, and changes the mean.
@@ -44,7 +46,7 @@ class GradientParts:
         # In the cross-replica context each replica assigns its own.
         tf.__internal__.distribute.interim.maybe_merge_call(
             _assign_all,
-            self._optimizer._distribution_strategy,
+            strategy_of(self._optimizer),
             [self._sums(one).value for one in self._variables],
             self._counted(parts),
         )
@@ -60,13 +62,13 @@ class GradientParts:
     def _before(self) -> list[tf.Tensor]:
         """The sums of the gradients that came before in this update."""
         optimizer = self._optimizer
-        kept = [optimizer._accumulated_gradients[optimizer._get_variable_index(one)] for one in self._variables]
+        kept = [accumulated_by(optimizer)[place_of(optimizer, one)] for one in self._variables]
         return [tf.convert_to_tensor(one.value) for one in kept]
 
     def _counted(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of squared deviations with a further gradient, by Welford's method."""
         optimizer, found = self._optimizer, []
-        number = tf.convert_to_tensor(optimizer._iterations.value) % optimizer.gradient_accumulation_steps + 1
+        number = tf.convert_to_tensor(apply_count(optimizer).value) % optimizer.gradient_accumulation_steps + 1
         for part, before, variable in zip(parts, self._before(), self._variables, strict=True):
             total = tf.convert_to_tensor(self._sums(variable).value)
             one, earlier = tf.cast(number, total.dtype), tf.cast(tf.maximum(number - 1, 1), total.dtype)

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.optimizers import place_of
+
 
 @keras.saving.register_keras_serializable("tfdist")
 class LARS(keras.optimizers.Optimizer):
@@ -83,7 +85,7 @@ class LARS(keras.optimizers.Optimizer):
             trust = self.trust_coefficient * own_norm / (norm + self._decay * own_norm + self.epsilon)
             rate *= ops.where(ops.logical_and(own_norm > 0, norm > 0), trust, ops.ones_like(trust))
             dense += self._decay * own
-        momentum = self._momenta[self._get_variable_index(variable)]
+        momentum = self._momenta[place_of(self, variable)]
         step = self.momentum * ops.cast(momentum, dtype) + rate * dense
         self.assign(momentum, step)
         self.assign_sub(variable, self.momentum * step + rate * dense if self.nesterov else step)

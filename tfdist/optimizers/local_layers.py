@@ -6,6 +6,8 @@ import logging
 import weakref
 from typing import Any
 
+from tfdist.private.models import layers_of
+
 log = logging.getLogger("tfdist")
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -18,7 +20,7 @@ def warn(model: Any, processes: int) -> None:
         model: a Keras model.
         processes: that average its gradients.
     """
-    names = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False) is True]
+    names = [layer.name for layer in layers_of(model) if getattr(layer, "synchronized", False) is True]
     if processes == 1 or not names or model in _told:
         return
     _told.add(model)

@@ -16,6 +16,7 @@ from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
 from tfdist.parameter_server.lazy_rows import LazyRows
 from tfdist.parameter_server.row_local import keeps_other_rows, keeps_other_values
 from tfdist.parameter_server.state import Held, State
+from tfdist.private import optimizers
 from tfdist.tensors import to_array
 
 _ITERATIONS = -1
@@ -202,7 +203,7 @@ class Store:
             for variable, value in scalars:
                 variable.assign(value)
         else:
-            self._optimizer._iterations.assign_add(1)
+            optimizers.apply_count(self._optimizer).assign_add(1)
 
     def _is_lazy(self, place: int) -> bool:
         """Whether a sparse gradient of a variable updates the rows that it names alone."""
@@ -246,7 +247,7 @@ class Store:
         return self._newest[number]
 
     def _variables(self, number: int) -> Any:
-        return self._optimizer._iterations if number == _ITERATIONS else self._blocks[number].variable
+        return optimizers.apply_count(self._optimizer) if number == _ITERATIONS else self._blocks[number].variable
 
     def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> dict[int, Any]:
         """Makes the update for gradients of these kinds.
@@ -308,7 +309,8 @@ class Store:
                 parts = [state.slots[place][slot.name] for place in places]
                 slot.value.assign(_joined(parts).reshape(slot.value.shape))
         for name, variable in slots_of.scalars_of(self._optimizer, self._slots).items():
-            is_scheduled = name == "learning_rate" and not isinstance(self._optimizer._learning_rate, keras.Variable)
+            rate = optimizers.learning_rate(self._optimizer)
+            is_scheduled = name == "learning_rate" and not isinstance(rate, keras.Variable)
             if name in state.scalars and not is_scheduled:
                 variable.assign(state.scalars[name])
         self._newest: dict[int, Any] = {}

@@ -236,9 +236,9 @@ def _container_of(variable: Any) -> Any:
     if isinstance(variable, backend.Variable) or private.is_distributed_variable(variable):
         return None
     for part in (variable, getattr(variable, "handle", None)):
-        container = getattr(part, "_distributed_container", None)
+        container = private.container_of(part)
         if container is not None:
-            return container()
+            return container
     return None
 
 

@@ -26,6 +26,7 @@ from tfdist.pipeline.remote_variables import RemoteVariables
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Edge, Table
 from tfdist.pipeline.transport import Transport
+from tfdist.private.models import initializer_of
 from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 
@@ -85,7 +86,7 @@ class PipelinedModel:
         if not new:
             return
         shared = [one for one in new if len(self.placement.workers(one)) > 1 or not self.placement.workers(one)]
-        begins = [one for one in shared if one._initializer is not None]
+        begins = [one for one in shared if initializer_of(one) is not None]
         with self._extended._container_strategy().scope():
             self.placement.place(variables)
         self.remote().equalize([one for one in begins if self._extended.mesh.workers > 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private import models
 from tfdist.private.keras import backend, tree
 from tfdist.strategies.data.shares import batch_size
 
@@ -17,7 +18,7 @@ def logits_of(tensor: Any) -> Any:
     Args:
         tensor: an output of a model.
     """
-    return getattr(tensor, "_keras_logits", None)
+    return models.logits_of(tensor)
 
 
 class MicroBatches:
@@ -91,7 +92,7 @@ class MicroBatches:
                 backend.set_keras_mask(whole, self._concatenated(masks))
             logits = [logits_of(tensor) for tensor in tensors]
             if all(one is not None for one in logits):
-                whole._keras_logits = self._concatenated(logits)
+                models.set_logits(whole, self._concatenated(logits))
             return whole
 
         return tree.map_structure(join, *parts)

@@ -24,6 +24,7 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
+from tfdist.private import models
 from tfdist.private.keras import layer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
@@ -287,9 +288,9 @@ class ModelSteps:
         of_layers: dict[int, int] = {}
         for stage in reversed(range(self._stages.count)):
             for one in self._stages.layers(stage):
-                of_layers.update({id(metric): self._table.workers[stage] for metric in one._metrics})
+                of_layers.update({id(metric): self._table.workers[stage] for metric in models.metrics_in(one)})
         for metric in self._model.metrics:
-            if metric is not self._model._loss_tracker:
+            if metric is not models.loss_tracker(self._model):
                 found.setdefault(of_layers.get(id(metric), self._last), []).extend(metric.variables)
         return found
 
@@ -298,7 +299,7 @@ class ModelSteps:
 
     def _inputs(self, x: Any) -> list[Any]:
         """The model's inputs in their order, as its ``call`` would take them."""
-        return list(self._graph._standardize_inputs(x))
+        return models.standardized(self._graph, x)
 
     def _step(
         self,
@@ -331,13 +332,14 @@ class ModelSteps:
         return [batch.joined(one) for one in zip(*step.outputs, strict=True)]
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
-        return tree.pack_sequence_as(self._graph._outputs_struct, list(outputs))
+        return tree.pack_sequence_as(models.structure_of_outputs(self._graph), list(outputs))
 
     def _loss(self, data: Any, outputs: Sequence[Any], training: bool) -> tf.Tensor:
         x, y, sample_weight = data
         packed = self._packed(outputs)
         with _of_outputs():
-            return self._model._compute_loss(x=x, y=y, y_pred=packed, sample_weight=sample_weight, training=training)
+            given = {"x": x, "y": y, "y_pred": packed, "sample_weight": sample_weight, "training": training}
+            return models.compute_loss(self._model, **given)
 
     def _divisors(self, data: Any, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """What the loss of the whole batch divides by, where losses are computed of micro-batches."""
@@ -348,7 +350,7 @@ class ModelSteps:
 
     def _track(self, x: Any, loss: tf.Tensor) -> None:
         samples = tf.shape(next(one for one in tree.flatten(x) if one is not None))[0]
-        self._model._loss_tracker.update_state(loss, samples)
+        models.loss_tracker(self._model).update_state(loss, samples)
 
 
 def _dense(gradient: Any, variable: Any) -> tf.Tensor:

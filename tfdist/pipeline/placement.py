@@ -11,6 +11,7 @@ import keras
 from tfdist.model_parallel.model_calls import trainable_variables
 from tfdist.pipeline import described_variables
 from tfdist.pipeline.stages import Stages
+from tfdist.private import optimizers
 from tfdist.private.keras import backend
 from tfdist.strategies.devices import requested_device
 
@@ -66,7 +67,7 @@ class Placement:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is not None:
             self.add_slots(inner)
-        trained = list(getattr(optimizer, "_trainable_variables", ()))
+        trained = optimizers.variables_of(optimizer)
         for name, kept in vars(optimizer).items():
             if name in ("_variables", "_trainable_variables"):
                 continue
@@ -141,6 +142,6 @@ def slots_of(optimizer: Any) -> list[Any]:
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     kept = [one for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for one in value]
-    trained = {id(one) for one in getattr(optimizer, "_trainable_variables", ())}
+    trained = {id(one) for one in optimizers.variables_of(optimizer)}
     found = [*optimizer.variables, *([] if inner is None else slots_of(inner))]
     return found + [one for one in kept if isinstance(one, backend.Variable) and id(one) not in trained]

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.pipeline import described_variables
 from tfdist.private.keras import base_optimizer, tf_optimizer
+from tfdist.private.optimizers import averages_of, variables_of
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import HasStages
@@ -91,7 +92,7 @@ def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     """Averages are beside the weights: here are those of the weights that are here."""
 
     def method(self: Any, variables: Sequence[Any]) -> Any:
-        averages = self._model_variables_moving_average
+        averages = averages_of(self)
         pairs = list(zip(variables, averages, strict=False))
         own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
         if len(own) == len(pairs):
@@ -104,7 +105,7 @@ def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, optimizer: Any) -> Any:
-        pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+        pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
         own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
         with (
             _instead(optimizer, "_trainable_variables", [variable for variable, _ in own]),

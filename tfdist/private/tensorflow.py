@@ -58,9 +58,11 @@ __all__ = [
     "WeighedOptions",
     "as_number",
     "concat_slices",
+    "container_of",
     "copies",
     "distributed_dataset",
     "distributed_datasets_from_function",
+    "function_of",
     "generated",
     "global_seed",
     "input_lib",
@@ -69,6 +71,7 @@ __all__ = [
     "is_iterating_ours",
     "is_mirrored",
     "local_replica_id",
+    "local_spec",
     "multi_device_iterator_ops",
     "not_tuned",
     "parts_of",
@@ -79,6 +82,8 @@ __all__ = [
     "replace_recording",
     "seeded",
     "select_replica",
+    "shard_of",
+    "shuffles_by_chance",
     "simple_broadcast",
     "spec_of_replicas",
     "without_rows",
@@ -249,6 +254,32 @@ def parts_of(dataset: Any) -> Iterator[Any]:
         part = pending.pop()
         pending += part._inputs()
         yield part
+
+
+def shard_of(part: Any) -> tuple[int, int] | None:
+    """The number of shards and the one that is taken, where a dataset is one of several; else None."""
+    return (int(part._num_shards), int(part._index)) if type(part).__name__ == "_ShardDataset" else None
+
+
+def shuffles_by_chance(part: Any) -> bool:
+    """Whether a dataset shuffles another one without a seed."""
+    return "Shuffle" in type(part).__name__ and int(part._seed) == int(part._seed2) == 0
+
+
+def local_spec(spec: Any) -> Any:
+    """The type of what this process's first replica gets of values of a type."""
+    return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+
+
+def function_of(graph: Any, name: str) -> Any:
+    """A function that a graph calls; None if it knows none of that name."""
+    return graph._functions.get(name)
+
+
+def container_of(variable: Any) -> Any:
+    """The distributed variable that a variable of TensorFlow, or its handle, is a part of; None if it is none."""
+    container = getattr(variable, "_distributed_container", None)
+    return None if container is None else container()
 
 
 def not_tuned(dataset: Any) -> Any:

@@ -59,6 +59,8 @@ class Ability:
 
         def _container_strategy(self) -> Any: ...
 
+        def _get_replica_id_in_sync_group(self, local: int) -> Any: ...
+
     @property
     def has_several_replicas(self) -> bool:
         """Whether there is more than one replica."""

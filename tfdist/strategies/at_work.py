@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfdist.private.models import strategy_of
 from tfdist.strategies.abilities import Ability, DataParallel
 
 A = TypeVar("A", bound=Ability)
@@ -13,7 +14,7 @@ A = TypeVar("A", bound=Ability)
 
 def of_model(model: Any, ability: type[A]) -> A | None:
     """The `extended` of the strategy that a model was built under, if it has the ability."""
-    return of_strategy(getattr(model, "_distribute_strategy", None), ability)
+    return of_strategy(strategy_of(model), ability)
 
 
 def of_strategy(strategy: Any, ability: type[A]) -> A | None:

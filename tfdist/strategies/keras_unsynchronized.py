@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.private.keras import tf_trainer
+from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
 
 log = logging.getLogger("tfdist")
@@ -43,9 +44,7 @@ def warn_outside_of(strategy: Any) -> None:
 @functools.cache
 def warn_in_fit() -> None:
     """Makes Keras's `fit` warn if neither a strategy nor a custom step can synchronize the processes."""
-    trainer.points.provide(
-        [Unsynchronized], lambda model: [Unsynchronized()] if model._distribute_strategy is None else []
-    )
+    trainer.points.provide([Unsynchronized], lambda model: [Unsynchronized()] if strategy_of(model) is None else [])
 
 
 class Unsynchronized(trainer.TrainerHooks):
@@ -59,7 +58,7 @@ class Unsynchronized(trainer.TrainerHooks):
 
 
 def _trains_together(strategy: Any) -> bool:
-    is_made = getattr(strategy, "_extended", None) is not None
+    is_made = getattr(strategy, "extended", None) is not None
     return is_made and strategy.size > 1 and strategy.rank >= 0
 
 

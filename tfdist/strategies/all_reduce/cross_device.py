@@ -39,7 +39,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         self._keep_rows = keep_rows
         self._sums, self._exchange = Sums(group), Exchange(group)
         self._processes = group.size
-        self._local = local
+        self.local = local
         self._shares = shares
         self._compressor = compressor
 
@@ -57,7 +57,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
         if self._processes == 1 and not is_weighed:
-            return self._local.batch_reduce(reduce_op, value_destination_pairs)
+            return self.local.batch_reduce(reduce_op, value_destination_pairs)
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
         common = [self._common_indices(value) for value, _ in value_destination_pairs]
@@ -99,7 +99,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
         if len(value.values) == 1:
             return value.values[0]
-        reduced = self._local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
+        reduced = self.local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
         reduced = reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
         return reduced / tf.cast(len(value.values), reduced.dtype) if is_mean else reduced
 

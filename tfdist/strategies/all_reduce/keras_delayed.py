@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.optimizers import variables_of
 from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
@@ -36,7 +37,7 @@ class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
     def _applied(self, call: OptimizerCall) -> Any:
         optimizer, given = call.optimizer, call.arguments["trainable_variables"]
         _check(optimizer)
-        variables = list(optimizer._trainable_variables if given is None else given)
+        variables = variables_of(optimizer) if given is None else list(given)
         if not optimizer.built:  # as Keras does it
             with keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)

@@ -256,8 +256,7 @@ def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> N
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:
         return
-    shards = [part for part in private.parts_of(dataset) if type(part).__name__ == "_ShardDataset"]
-    if any((int(part._num_shards), int(part._index)) == (processes, rank) for part in shards):
+    if any(private.shard_of(part) == (processes, rank) for part in private.parts_of(dataset)):
         log.warning(
             "tfdist: this dataset has been sharded for %d processes, and each process takes its part of every batch "
             "of it once more: most samples are never trained on. Leave out `shard`; or give the shards to "
@@ -271,10 +270,7 @@ def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:
         return
-    if any(
-        "Shuffle" in type(part).__name__ and int(part._seed) == int(part._seed2) == 0
-        for part in private.parts_of(dataset)
-    ):
+    if any(private.shuffles_by_chance(part) for part in private.parts_of(dataset)):
         log.warning(
             "tfdist: this dataset is shuffled without a seed, so every process shuffles it differently, and some "
             "samples are seen twice, others never. Pass seed= to shuffle(), or call "

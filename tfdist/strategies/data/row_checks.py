@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private.models import layers_of
 from tfdist.strategies.data.shares import Share, batch_size, rows_of_components
 
 OTHER_ROWS = (
@@ -74,7 +75,7 @@ def rows_of_state(model: Any) -> int | None:
     Args:
         model: a Keras model.
     """
-    has_state = any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+    has_state = any(getattr(layer, "stateful", False) for layer in layers_of(model))
     return rows_of_model(model) if has_state else None
 
 

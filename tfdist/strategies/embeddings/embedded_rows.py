@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.tables.client import TableClient
+from tfdist.private.optimizers import learning_rate
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -101,7 +102,7 @@ class EmbeddedRows:
         values = gradient.values
         if optimizer.loss_scale_factor is not None:
             values = values / optimizer.loss_scale_factor
-        rate = optimizer._learning_rate
+        rate = learning_rate(optimizer)
         sends_rate = self._own is None and self.table.is_chief and isinstance(rate, keras.Variable)
 
         create, self._makes_rows = self._makes_rows, False  # of the step that is traced, or run eagerly

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.optimizers import apply_count, variables_of
 from tfdist.seams import optimizer
 from tfdist.strategies import at_work
 from tfdist.strategies.data.shares import Shares, weighed
@@ -32,7 +33,7 @@ class WithoutRows(optimizer.OptimizerHooks):
         given, gradients = call.arguments["trainable_variables"], call.arguments["grads"]
         if not call.applies_itself:
             return None
-        variables = list(call.optimizer._trainable_variables if given is None else given)
+        variables = variables_of(call.optimizer) if given is None else list(given)
         if len(variables) != len(gradients) or all(rows_of(variable) is None for variable in variables):
             return None
         return _split(call, list(gradients), variables)
@@ -47,7 +48,7 @@ def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[
     if any(gradient is not None for gradient, _ in rest):
         call.arguments["grads"], call.arguments["trainable_variables"] = map(list, zip(*rest, strict=True))
     else:
-        call.replace(lambda: call.optimizer._iterations.assign_add(1))
+        call.replace(lambda: apply_count(call.optimizer).assign_add(1))
     yield
     for gradient, variable in zip(gradients, variables, strict=True):
         rows = rows_of(variable)

@@ -19,6 +19,8 @@ import h5py
 import keras
 import tensorflow as tf
 
+from tfdist.private import backups
+from tfdist.private.models import begin_at, initial_epoch
 from tfdist.strategies import atomic_files, keras_hooks
 from tfdist.strategies.abilities import DataParallel, UpdatesOnServers
 from tfdist.strategies.keras import keras_saving
@@ -64,8 +66,8 @@ def _of_task(callback: Any, worker: int) -> Any:
     if worker:
         return OfWorker(callback, worker)
     if not hasattr(callback, "_tfdist_shared"):
-        callback._tfdist_shared = files = Files(callback, callback._load_model, callback._save_model)
-        callback._load_model, callback._save_model = files.load, files.save
+        callback._tfdist_shared = files = Files(callback, *backups.methods_of(callback))
+        backups.replace_methods(callback, files.load, files.save)
         callback.on_train_end = files.remove
     return callback
 
@@ -87,10 +89,9 @@ class _Shared:
     def __init__(self, callback: Any, extended: DataParallel) -> None:
         self._callback = callback
         self._extended = extended
-        self._files = Files(callback, callback._load_model, callback._save_model)
+        self._files = Files(callback, *backups.methods_of(callback))
         self._end = callback.on_train_end
-        callback._load_model = self.load
-        callback._save_model = self.save
+        backups.replace_methods(callback, self.load, self.save)
         callback.on_train_end = self.end
 
     @property
@@ -115,7 +116,7 @@ class _Shared:
             if not extended.is_writer:
                 raise
             failure = error
-        status = tf.constant([0 if failure is None else 1, model._initial_epoch or 0], tf.int64)
+        status = tf.constant([0 if failure is None else 1, initial_epoch(model)], tf.int64)
         status = extended.everyone.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
         if failure is not None:
             raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
@@ -124,7 +125,7 @@ class _Shared:
                 f"the chief could not read the backup in {callback.backup_dir}; see the error of rank "
                 f"{extended.everyone.members[0]} for the cause"
             )
-        model._initial_epoch = int(status[1])
+        begin_at(model, int(status[1]))
         broadcast_state(model, extended)
         if status[1]:
             keras_saving.restore_beside(model, extended, self._beside)
@@ -165,7 +166,7 @@ class OfWorker(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         if tf.io.gfile.exists(self._path):
             with tf.io.gfile.GFile(self._path) as file:
-                self.model._initial_epoch = int(json.loads(file.read())["epoch"])
+                begin_at(self.model, int(json.loads(file.read())["epoch"]))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -197,9 +198,8 @@ class Files:
         self._keras_load = load
         self._keras_save = save
         self._is_remote = "://" in str(callback.backup_dir)
-        self._latest = Path(callback._weights_path)
+        self._latest, self._metadata = map(Path, backups.paths_of(callback))
         self._previous = self._latest.with_name("previous.weights.h5")
-        self._metadata = Path(callback._training_metadata_path)
 
     def save(self) -> None:
         """Writes weights and epoch to one file, and replaces the previous file by renaming."""
@@ -207,7 +207,7 @@ class Files:
             self._keras_save()
             return
         self._latest.parent.mkdir(parents=True, exist_ok=True)
-        metadata = json.dumps({"epoch": self._callback._current_epoch, "batch": self._callback._last_batch_seen})
+        metadata = json.dumps(backups.position_of(self._callback))
         with atomic_files.written(self._latest) as partial:
             with keras_saving.without_others():
                 self._callback.model.save_weights(partial)
@@ -253,14 +253,10 @@ class Files:
 
     def _load(self, file: Path) -> None:
         epoch = _epoch(file, self._metadata) if file.exists() else None
-        paths = self._callback._weights_path, self._callback._training_metadata_path
-        self._callback._weights_path, self._callback._training_metadata_path = str(file), f"{self._metadata}.none"
-        try:
+        with backups.with_paths(self._callback, str(file), f"{self._metadata}.none"):
             self._keras_load()
-        finally:
-            self._callback._weights_path, self._callback._training_metadata_path = paths
         if epoch is not None:
-            self._callback.model._initial_epoch = epoch
+            begin_at(self._callback.model, epoch)
 
 
 def _epoch(file: Path, metadata: Path) -> int:

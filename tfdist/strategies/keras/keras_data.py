@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
+from tfdist.private.epochs import spec_of
 from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
@@ -61,7 +62,7 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
 
 def _placeholder(model: Any, iterator: Any) -> Any:
     """A batch like those of an iterator; the first one of the data only if their spec does not contain the shapes."""
-    spec = iterator._distributed_dataset.element_spec
+    spec = spec_of(iterator)
     spec = spec.data if isinstance(spec, Share) else spec
     rows = rows_of_model(model) or 1
     batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
@@ -72,7 +73,7 @@ def _placeholder(model: Any, iterator: Any) -> Any:
 
 def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
     """Placeholder rows of a dataset's type; None if its spec does not contain the shape."""
-    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    spec = private.local_spec(spec)
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
         return None
     shape = [rows, *spec.shape[1:]] if spec.shape.rank else []

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private import models
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
@@ -60,12 +61,12 @@ def _is_of_a_replica_or_symbolic() -> bool:
 def all_metrics(model: Any) -> list[Any]:
     """The metrics of a model, including metrics inside others and those not in ``model.metrics``."""
     found: dict[int, Any] = {}
-    pending = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
+    pending = [*model.metrics, *(metric for layer in models.layers_of(model) for metric in models.metrics_in(layer))]
     while pending:
         metric = pending.pop(0)
         if id(metric) not in found:
             found[id(metric)] = metric
-            pending += [*metric._metrics, *getattr(metric, "metrics", [])]
+            pending += [*models.metrics_in(metric), *getattr(metric, "metrics", [])]
     return list(found.values())
 
 
@@ -131,7 +132,7 @@ def _rule(variable: Any, extended: DataParallel) -> str:
 
 def _of_this_process(variable: Any, extended: DataParallel) -> tf.Tensor:
     rule = _rule(variable, extended)
-    copies = [copy.read_value() for copy in private.copies(variable._value)]
+    copies = [copy.read_value() for copy in private.copies(models.value_of(variable))]
     if copies[0].dtype.is_bool:
         copies = [tf.cast(copy, tf.int32) for copy in copies]
     if rule == "only_first_replica":

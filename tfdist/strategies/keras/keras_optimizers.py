@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
+from tfdist.private.optimizers import accumulated_by, key_of
 from tfdist.seams.optimizer import Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_hooks
@@ -50,7 +51,7 @@ def accumulators(optimizer: Any) -> list[Any]:
         optimizer: of Keras; None has none.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
-    own = list(getattr(optimizer, "_accumulated_gradients", None) or [])
+    own = accumulated_by(optimizer)
     return own + (accumulators(inner) if inner is not None else [])
 
 
@@ -162,7 +163,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
 
 
 def _keys(update: Update) -> tuple[str, ...]:
-    return tuple(update.optimizer._var_key(variable) for variable in update.variables)
+    return tuple(key_of(update.optimizer, variable) for variable in update.variables)
 
 
 def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:

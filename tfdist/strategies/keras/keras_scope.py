@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private import optimizers
+from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
@@ -32,7 +34,7 @@ def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Stra
     """
     outside = [f"the variable {one.path}" for one in variables if not _is_made_in(strategy, one.value)]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner is not None and getattr(inner, "_distribution_strategy", strategy) is not strategy:
+    if inner is not None and optimizers.strategy_of(inner, strategy) is not strategy:
         outside.append(f"the optimizer {optimizer.name}")
     if outside:
         more = ", …" if len(outside) > 3 else ""
@@ -43,7 +45,7 @@ def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Stra
 
 
 def _is_made_in(strategy: tf.distribute.Strategy, variable: Any) -> bool:
-    return getattr(variable, "_distribute_strategy", strategy) is strategy
+    return strategy_of(variable, strategy) is strategy
 
 
 def _is_in_a_scope() -> bool:

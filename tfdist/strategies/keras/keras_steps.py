@@ -10,7 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private.epochs import end_epoch
 from tfdist.private.keras import backend, tf_trainer, tree
+from tfdist.private.models import strategy_of
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
 from tfdist.strategies import at_work, keras_hooks
@@ -263,7 +265,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self: Any) -> Iterator[None]:
-        extended = at_work.of_strategy(self._distribute_strategy, DataParallel)
+        extended = at_work.of_strategy(strategy_of(self), DataParallel)
         with original(self):
             try:
                 yield
@@ -271,8 +273,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
                 if extended is None or not extended.stopping.is_found:
                     raise
                 extended.stopping.is_found = False
-                self._current_iterator = None
-                self.data_adapter.on_epoch_end()
+                end_epoch(self)
 
     return catch_stop_iteration
 

@@ -24,6 +24,8 @@ import tensorflow as tf
 
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import tf_core
+from tfdist.private.models import layers_of, state_of, strategy_of, value_of
+from tfdist.private.optimizers import strategy_of as strategy_of_optimizer
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
@@ -58,7 +60,7 @@ def check_scope(model: Any) -> None:
         if (extended is None or extended.holds(model, variable)) and not private.is_distributed_variable(variable.value)
     ]
     optimizer = getattr(model, "optimizer", None)
-    strategy = getattr(optimizer, "_distribution_strategy", model.distribute_strategy)
+    strategy = strategy_of_optimizer(optimizer, model.distribute_strategy)
     if optimizer is not None and strategy is not model.distribute_strategy:
         outside.append(f"the optimizer {optimizer.name}")
     if outside:
@@ -138,7 +140,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note_assignment_of_the_user(variable: Any) -> None:
     if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
         return
-    extended = at_work.of_strategy(getattr(variable._value, "_distribute_strategy", None), TrainsInRounds)
+    extended = at_work.of_strategy(strategy_of(value_of(variable)), TrainsInRounds)
     if extended is not None and tf.executing_eagerly():
         extended.assigned(variable)
 
@@ -158,13 +160,13 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
         be outside of replicas.
     """
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
-    if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(variable._value):
+    if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(value_of(variable)):
         return False
-    if at_work.of_strategy(variable._value._distribute_strategy, DataParallel) is None:
+    if at_work.of_strategy(strategy_of(value_of(variable)), DataParallel) is None:
         return False
     parts = 1
     if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
-        parts = variable._value._distribute_strategy.num_replicas_in_sync
+        parts = strategy_of(value_of(variable)).num_replicas_in_sync
         if tf.executing_eagerly():
             setattr(variable, _WHOLE, value)
     _assign_copies(variable, value if parts == 1 else value / parts)
@@ -172,7 +174,7 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
 
 
 def _assign_copies(variable: Any, value: Any) -> None:
-    for copy in private.copies(variable._value):
+    for copy in private.copies(value_of(variable)):
         copy.assign(tf.cast(value, copy.dtype), read_value=False)
 
 
@@ -202,7 +204,7 @@ def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def copy_of(variable: Any) -> Any:
     """The calling replica's copy of a Keras variable, a `tf.Variable`."""
-    copies = private.copies(variable._value)
+    copies = private.copies(value_of(variable))
     return copies[private.local_replica_id() if len(copies) > 1 else 0]
 
 
@@ -214,8 +216,8 @@ def state_of_layers(model: Any) -> list[Any]:
     extended = at_work.of_model(model, Ability)
     return [
         variable
-        for layer in model._flatten_layers()
-        for variable in layer._non_trainable_variables
+        for layer in layers_of(model)
+        for variable in state_of(layer)
         if variable.synchronization != "on_read" and (extended is None or extended.holds(model, variable))
     ]
 
@@ -330,7 +332,7 @@ def broadcast_state(model: Any, extended: DataParallel) -> None:
 
 def optimizers(model: Any) -> list[Any]:
     """All optimizers that Keras saves with a model, not only that of `compile`: a GAN has one for each network."""
-    attributes = _flattened(vars(layer) for layer in model._flatten_layers())
+    attributes = _flattened(vars(layer) for layer in layers_of(model))
     return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]
 
 
@@ -370,12 +372,12 @@ def average_state(model: Any, extended: DataParallel) -> None:
         return
     sums = []
     for variable in variables:
-        parts = [tf.cast(copy.read_value(), tf.float64) for copy in private.copies(variable._value)]
+        parts = [tf.cast(copy.read_value(), tf.float64) for copy in private.copies(value_of(variable))]
         finite = [tf.math.is_finite(part) for part in parts]
         sums.append(tf.add_n([tf.where(known, part, 0.0) for known, part in zip(finite, parts, strict=True)]))
         sums.append(tf.add_n([tf.cast(known, tf.float64) for known in finite]))
     sums = extended.bridge.all_reduce(sums)
     for variable, total, count in zip(variables, sums[::2], sums[1::2], strict=True):
-        own = tf.cast(private.copies(variable._value)[0].read_value(), tf.float64)
+        own = tf.cast(private.copies(value_of(variable))[0].read_value(), tf.float64)
         mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), own)
         variable.assign(tf.cast(mean, variable.dtype))

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist.private.models import begin_at, initial_epoch
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.data.shares import batch_size
@@ -59,11 +60,11 @@ class Beginning(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         epoch = self._extended.begin_fit(self.model)
-        self.model._initial_epoch = _NEVER if epoch < 0 else max(epoch, self.model._initial_epoch or 0)
+        begin_at(self.model, _NEVER if epoch < 0 else max(epoch, initial_epoch(self.model)))
 
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self.model._initial_epoch = None
+        begin_at(self.model, None)
 
 
 class Pace(keras.callbacks.Callback):

@@ -18,6 +18,7 @@ from tfdist.engine.group import Group
 from tfdist.local_sgd.course import Live, Progress, Trained
 from tfdist.local_sgd.rules import Averaging
 from tfdist.private import tensorflow as private
+from tfdist.private.models import initial_epoch
 from tfdist.quorum.course import Quorum, Quorums, Totals
 from tfdist.strategies.keras import keras_variables
 from tfdist.strategies.keras.keras_optimizers import innermost
@@ -133,7 +134,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `ComesAndGoes`."""
         members, optimizer = self._quorums.members, model.optimizer
         members.fit = self.group.number("fit in rounds")
-        members.reach(members.fit, model._initial_epoch or 0)  # of a backup, before others take weights from here
+        members.reach(members.fit, initial_epoch(model))  # of a backup, before others take weights from here
         self._model_number(model)
         for one in keras_variables.optimizers(model):  # also of a call of `fit` in which they make no step here
             self._number(innermost(one))

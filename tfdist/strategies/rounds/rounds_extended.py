@@ -16,6 +16,7 @@ from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
+from tfdist.private.optimizers import averages_of
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.keras import keras_variables
@@ -61,7 +62,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
         alone = Group(group.engine, (group.members[group.rank],))
         self._within = Bridge(alone)
-        local: Any = self._cross_device_ops._local
+        local: Any = self._cross_device_ops.local
         self._step_ops = ProcessCrossDeviceOps(alone, local, self.shares)
 
     @property
@@ -176,7 +177,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def moving_averages(self, model: Any) -> list[Any]:
         """See `TrainsInRounds`."""
         optimizers, steps = self._optimizers_of(model), self._of(model)
-        kept = [getattr(one, "_model_variables_moving_average", None) or () for one in optimizers]
+        kept = [averages_of(one) for one in optimizers]
         averages = [variable for variables in kept for variable in variables if variable is not None]
         if not steps:
             return averages

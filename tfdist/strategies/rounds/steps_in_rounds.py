@@ -16,6 +16,8 @@ from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.course import Course, Courses, Live, Progress, Trained
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
+from tfdist.private.models import value_of
+from tfdist.private.optimizers import variables_of
 from tfdist.tensors import to_array
 
 
@@ -36,7 +38,7 @@ class StepsInRounds:
 
     def __init__(self, optimizer: Any, number: int, courses: Courses, rules: States) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self.variables = list(optimizer._trainable_variables)
+        self.variables = variables_of(optimizer)
         self._slots = slots_of(optimizer) if courses.with_slots else []
         paths = [variable.path for variable in (*self.variables, *self._slots)]
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -295,7 +297,7 @@ def read(variables: Sequence[Any]) -> list[tf.Tensor]:
     Args:
         variables: of Keras.
     """
-    return [private.copies(variable._value)[0].read_value() for variable in variables]
+    return [private.copies(value_of(variable))[0].read_value() for variable in variables]
 
 
 def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -307,5 +309,5 @@ def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """
     for variable, value in zip(variables, values, strict=True):
         value = tf.ensure_shape(value, variable.shape)
-        for copy in private.copies(variable._value):
+        for copy in private.copies(value_of(variable)):
             copy.assign(value, read_value=False)

@@ -16,6 +16,7 @@ from tfdist.parameter_server.observer import Observer
 from tfdist.parameter_server.pushes import LocalSteps
 from tfdist.parameter_server.row_local import keeps_other_values
 from tfdist.parameter_server.state import State
+from tfdist.private import optimizers
 from tfdist.strategies.servers.local_link import LocalLink
 from tfdist.strategies.servers.server_link import array_of
 from tfdist.tensors import to_array, to_tensor
@@ -127,7 +128,7 @@ class HogwildLink(LocalLink):
     def _is_by_rows(self, place: int, gradient: Any) -> bool:
         """Whether an update by a gradient changes some rows of a variable alone."""
         variable = self._variables[place]
-        decays = self._optimizer._use_weight_decay(variable)
+        decays = optimizers.decays(self._optimizer, variable)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return is_sparse and variable.constraint is None and keeps_other_values(self._optimizer, decays)
 

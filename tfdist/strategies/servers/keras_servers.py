@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private import optimizers
 from tfdist.private.keras import base_optimizer
 from tfdist.seams import optimizer
 from tfdist.seams.registry import replace
@@ -127,7 +128,7 @@ class OnServers(optimizer.OptimizerHooks):
 
     def _applied(self, call: optimizer.OptimizerCall) -> None:
         given, extended = call.arguments["trainable_variables"], self._extended
-        variables = call.optimizer._trainable_variables if given is None else list(given)
+        variables = optimizers.variables_of(call.optimizer) if given is None else list(given)
         step = _steps.under_way[-1] if _steps.under_way else None
         samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
         if step is not None:
@@ -147,7 +148,7 @@ def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
 
 
 def _strategy_of(optimizer: Any) -> Any:
-    return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_distribution_strategy", None)
+    return optimizers.strategy_of(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 @contextlib.contextmanager

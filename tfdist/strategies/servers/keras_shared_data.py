@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.registry import replace
@@ -265,9 +266,8 @@ def _ending(iterator: Any) -> Iterator[None]:
         yield
         iterator.tf_sync()
     except (StopIteration, tf.errors.OutOfRangeError):
-        iterator._current_iterator = None
-        iterator.data_adapter.on_epoch_end()
+        epochs.end_epoch(iterator)
 
 
 def _is_dealt(iterator: Any) -> bool:
-    return isinstance(getattr(iterator._distributed_dataset, "element_spec", None), Ticketed)
+    return isinstance(epochs.spec_of(iterator), Ticketed)

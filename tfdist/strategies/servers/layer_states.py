@@ -18,6 +18,7 @@ from tfdist.parameter_server.layer_states import digest, take
 from tfdist.parameter_server.messages import GiveState
 from tfdist.parameter_server.programs import CHIEF
 from tfdist.parameter_server.wire import DTYPES
+from tfdist.private.models import layers_of
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.tensors import to_array, unnumbered
 
@@ -92,7 +93,7 @@ def _assign(model: Any, values: list[tuple[Any, np.ndarray]], is_told: bool) -> 
     for variable, value in values:
         variable.assign(value)
     assigned = {id(variable) for variable, _ in values}
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if hasattr(layer, "finalize_state") and not assigned.isdisjoint(map(id, layer.weights)):
             layer.finalize_state()  # Keras's Normalization computes with constants that it makes of its weights
             for name in ("train", "test", "predict"):

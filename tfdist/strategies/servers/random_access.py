@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapters, tree
 from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
@@ -126,7 +127,7 @@ def source_of(
     is_array = array_slicing.can_slice_array
     if all(is_array(part) for part in tree.flatten((x, y, sample_weight))):
         adapter = _adapter(x, y, sample_weight, batch_size, shuffle, class_weight, steps_per_epoch)
-        return _Arrays(adapter._inputs, adapter.batch_size, shuffle)
+        return _Arrays(epochs.arrays_of(adapter), adapter.batch_size, shuffle)
     if isinstance(x, tf.data.Dataset):
         adapter = _adapter(x, y, sample_weight, None, False, class_weight)
         return _of_dataset(adapter.get_tf_dataset())
@@ -247,7 +248,7 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
         return f"{type(data).__name__} has {'no end' if data.num_batches is None else 'no batches'}"
 
     def batch_at(number: int) -> Any:
-        return adapter._standardize_batch(data[number])
+        return epochs.standardized(adapter, data[number])
 
     first = [
         batch_at(number) for number in range(min(data.num_batches, data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC))

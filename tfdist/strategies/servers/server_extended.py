@@ -23,6 +23,7 @@ from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.private import tensorflow as private
+from tfdist.private.optimizers import variables_of
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
@@ -188,7 +189,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
 
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes its variables over from others."""
-        variables = [variable for variable in optimizer._trainable_variables if rows_of(variable) is None]
+        variables = [variable for variable in variables_of(optimizer) if rows_of(variable) is None]
         own = self._options.pushes is not None  # the worker's optimizer makes the updates
         _check(optimizer, variables, 1 if own else len(self._servers), self._options.clips)
         ids = {id(variable) for variable in variables}

@@ -23,6 +23,7 @@ from tfdist.parameter_server.report import ModelReport
 from tfdist.parameter_server.session import Session, Vectors
 from tfdist.parameter_server.state import Held, State
 from tfdist.parameter_server.store import is_elementwise
+from tfdist.private import optimizers
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
 from tfdist.strategies.servers.worker_options import WorkerOptions
 from tfdist.tensors import to_array, to_tensor
@@ -133,7 +134,7 @@ class Link:
         self._check_lazy(gradients)
         kinds = kinds_of(gradients, self._model)
         given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
-        rate = self._optimizer._learning_rate
+        rate = optimizers.learning_rate(self._optimizer)
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
         def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
@@ -163,7 +164,8 @@ class Link:
             )
         answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
-        self._optimizer._iterations.assign(tf.cast(iterations, self._optimizer._iterations.dtype))
+        count = optimizers.apply_count(self._optimizer)
+        count.assign(tf.cast(iterations, count.dtype))
 
     def refresh(self) -> None:
         """Assigns the newest values. What the chief's program has assigned since the last reading is the newest."""
@@ -211,7 +213,7 @@ class Link:
             if slot.name in state.slots[slot.variable]:
                 slot.value.assign(state.slots[slot.variable][slot.name])
         for name, variable in scalars.items():
-            is_own = self._is_chief and variable is self._optimizer._learning_rate
+            is_own = self._is_chief and variable is optimizers.learning_rate(self._optimizer)
             if name in state.scalars and not is_own:
                 variable.assign(state.scalars[name])
 
@@ -335,7 +337,7 @@ class Link:
             if not isinstance(constraint, (dict, type(None))):
                 raise ValueError(f"the constraint of {variable.path} cannot be sent to parameter servers: {constraint}")
             rows = variable.shape[0] if len(variable.shape) else 1
-            held.append(Held(path, 0, rows, rows, self._optimizer._use_weight_decay(variable), constraint))
+            held.append(Held(path, 0, rows, rows, optimizers.decays(self._optimizer, variable), constraint))
         return held
 
     def _state(self) -> State:
@@ -351,9 +353,9 @@ class Link:
         )
 
     def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
-        slots = slots_of.of_built(self._optimizer, self._optimizer._trainable_variables)
+        own = optimizers.variables_of(self._optimizer)
+        slots = slots_of.of_built(self._optimizer, own)
         places = {id(variable): place for place, variable in enumerate(self._variables)}
-        own = self._optimizer._trainable_variables
         placed = [
             slots_of.Slot(places[id(own[slot.variable])], slot.name, slot.value)
             for slot in slots
@@ -363,7 +365,7 @@ class Link:
 
     def _assign(self, vectors: Vectors) -> None:
         self._assign_arrays(self._session.whole(vectors))
-        self._optimizer._iterations.assign(np.int64(self._session.iterations))
+        optimizers.apply_count(self._optimizer).assign(np.int64(self._session.iterations))
 
     def _assign_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Assigns values that the servers have."""
@@ -380,7 +382,7 @@ class Link:
             factor = 1 / self._optimizer.loss_scale_factor
             given = [None if one is None else tf.math.scalar_mul(factor, one) for one in given]
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
-            given = self._optimizer._clip_gradients(given)
+            given = optimizers.clipped(self._optimizer, given)
         return given
 
 

@@ -1,0 +1,59 @@
+"""Private members of Keras's optimizers, on optimizers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.private import optimizers
+
+
+@pytest.fixture
+def variables():
+    return [keras.Variable(np.ones(2, np.float32), name=f"v{number}") for number in range(2)]
+
+
+@pytest.fixture
+def made(variables):
+    optimizer = keras.optimizers.SGD(
+        0.5, momentum=0.5, use_ema=True, weight_decay=0.1, gradient_accumulation_steps=2, global_clipnorm=1.0
+    )
+    optimizer.exclude_from_weight_decay(var_list=variables[1:])
+    optimizer.build(variables)
+    return optimizer
+
+
+def test_its_variables_and_those_beside_them(made, variables):
+    assert optimizers.variables_of(made) == variables
+    assert optimizers.variables_of(keras.optimizers.SGD()) == []
+    assert [one.shape for one in optimizers.averages_of(made)] == [(2,), (2,)]
+    assert optimizers.averages_of(keras.optimizers.SGD()) == []
+    assert [optimizers.place_of(made, one) for one in variables] == [0, 1]
+    assert len({optimizers.key_of(made, one) for one in variables}) == 2
+    assert [optimizers.decays(made, one) for one in variables] == [True, False]
+
+
+def test_gradients_that_it_accumulates_and_calls(made, variables):
+    assert optimizers.accumulated_by(keras.optimizers.SGD()) == []
+    made.apply([tf.constant([1.0, 2.0]), tf.zeros(2)], variables)
+    np.testing.assert_array_equal(optimizers.accumulated_by(made)[0].numpy(), [1.0, 2.0])
+    assert (int(optimizers.apply_count(made).value), int(made.iterations)) == (1, 0)
+
+
+def test_gradients_are_clipped(made):
+    clipped = optimizers.clipped(made, [tf.constant([3.0, 0.0]), tf.constant([0.0, 4.0])])
+    np.testing.assert_allclose(clipped, [[0.6, 0.0], [0.0, 0.8]], rtol=1e-6)
+
+
+def test_rates(made):
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    assert optimizers.learning_rate(keras.optimizers.SGD(schedule)) is schedule
+    assert optimizers.learning_rate(made) is made.learning_rate
+    assert optimizers.learning_rate(object()) is None
+
+
+def test_strategies(made):
+    assert optimizers.strategy_of(object(), "otherwise") == "otherwise"
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        assert optimizers.strategy_of(keras.optimizers.SGD()) is tf.distribute.get_strategy()
+    assert optimizers.strategy_of(made) is tf.distribute.get_strategy()
