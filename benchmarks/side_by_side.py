@@ -83,6 +83,11 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, la
 
 def reported(popens, deadline=600):
     """Waits for the processes of a measurement, and returns the report of one of them."""
+    return all_reported(popens, deadline)[-1]
+
+
+def all_reported(popens, deadline=600):
+    """Waits for the processes of a measurement, and returns what they reported, in their order."""
     try:
         outputs = [popen.communicate(timeout=deadline) for popen in popens]
     finally:
@@ -92,7 +97,7 @@ def reported(popens, deadline=600):
         if popen.returncode:
             raise RuntimeError(f"{popen.args} exited with code {popen.returncode}\n{out}\n{err}")
     lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith(MARK)]
-    return json.loads(lines[-1][len(MARK) :])
+    return [json.loads(line[len(MARK) :]) for line in lines]
 
 
 def table(rows, columns, title):
