@@ -116,7 +116,8 @@ def strategy(mode, policy="AsItIs()"):
         policy: for stale gradients, with its argument.
     """
     import tfdist
-    from tfdist.parameter_server import Hogwild, staleness, synchronization
+    from tfdist.parameter_server import Hogwild
+    from tfdist.parameter_server.options import staleness, synchronization
     from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
     if mode == ALL_REDUCE:

@@ -46,7 +46,7 @@ def train(case, mode, steps, readings):
     scope = contextlib.nullcontext()
     if mode != PLAIN:
         import tfdist
-        from tfdist.parameter_server import pushes
+        from tfdist.parameter_server.options import pushes
 
         chosen = MODES[mode]
         scope = tfdist.ParameterServerStrategy(pushes=chosen and getattr(pushes, chosen)()).scope()

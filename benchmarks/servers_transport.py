@@ -139,14 +139,14 @@ class Tfdist:
 
     @classmethod
     def keys(cls):
-        from tfdist.parameter_server.curve import Keys
+        from tfdist.parameter_server.protocol.curve import Keys
 
         return Keys.of_secret(cls.secret)
 
     @classmethod
     def serve(cls, values):
-        from tfdist.parameter_server.messages import Done, Pull, Values
-        from tfdist.parameter_server.server import Server
+        from tfdist.parameter_server.protocol.messages import Done, Pull, Values
+        from tfdist.parameter_server.server.server import Server
 
         class Shards:
             tables = ()
@@ -165,12 +165,12 @@ class Tfdist:
         server.run()
 
     def __init__(self, address):
-        from tfdist.parameter_server.client import Connection
+        from tfdist.parameter_server.worker.client import Connection
 
         self._connection = Connection(address, "ps", timeout=30, keys=self.keys())
 
     def exchange(self, kind, array):
-        from tfdist.parameter_server.messages import Pull, Push
+        from tfdist.parameter_server.protocol.messages import Pull, Push
 
         worker = {"worker": 0, "incarnation": 0}
         if kind == PULL:
@@ -198,7 +198,7 @@ class Shared(Tfdist):
         self._shared = None
 
     def exchange(self, kind, array):
-        from tfdist.parameter_server.messages import Push
+        from tfdist.parameter_server.protocol.messages import Push
 
         if self._shared is None:
             self._shared = self._connection.share(0, array.nbytes, 1)

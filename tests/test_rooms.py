@@ -3,11 +3,14 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import tfdist
 
 ROOT = Path(tfdist.__file__).parent
 ORDER = (
     ("_version", "errors", "notices", "other_names", "tensors"),
+    ("private",),
     ("comm",),
     ("collectives",),
     ("compression",),
@@ -16,7 +19,6 @@ ORDER = (
     ("engine",),
     ("local_sgd", "runtime"),
     ("gossip", "quorum"),
-    ("private",),
     ("seams",),
     ("strategies",),
     ("model_parallel",),
@@ -28,8 +30,13 @@ ORDER = (
     ("__init__", "__main__"),
 )
 """Each imports only what stands before it. Nothing but the public names stands in `__init__`."""
-WINGS = ("", "devices", "data", "keras", "embeddings", "servers", "all_reduce", "rounds")
-"""Folders of `strategies`, likewise; the first are the files beside them."""
+WINGS = {
+    "parameter_server": (
+        *("options", "protocol", "worker", "dealing", "snapshots", "shard", "tables", "hierarchy", "server"),
+    ),
+    "strategies": ("", "devices", "data", "keras", "embeddings", "servers", "all_reduce", "rounds"),
+}
+"""Folders within folders, likewise; "" are the files beside them."""
 APART = {("cluster", "compression"), ("cluster", "collectives"), ("comm", "tensors")}
 """Pairs of which the first, though later, needs nothing of the second: membership knows no collectives."""
 
@@ -77,24 +84,21 @@ def test_folders_depend_one_way():
     assert not wrong, wrong
 
 
-def wing(module):
-    """The folder within `strategies` that a module is in; None for modules of other rooms."""
-    parts = module.split(".")[1:]
-    if parts[0] != "strategies":
-        return None
-    return parts[1] if len(parts) > 2 else ""
+@pytest.mark.parametrize("of", WINGS)
+def test_wings_depend_one_way(of):
+    def place(module):
+        parts = module.split(".")[2:]
+        return WINGS[of].index(parts[0] if len(parts) > 1 else "")
 
-
-def test_wings_of_strategies_depend_one_way():
+    own = {module: path for module, path in MODULES.items() if room(module) == of and path.stem != "__init__"}
     wrong = [
         f"{module} imports {other}"
-        for module, path in MODULES.items()
+        for module, path in own.items()
         for other in imported(path)
-        if None not in (wing(module), wing(other)) and other != "tfdist.strategies"
-        if WINGS.index(wing(other)) > WINGS.index(wing(module))
+        if other in own and place(other) > place(module)
     ]
     assert not wrong, wrong
-    assert {wing(module) for module in MODULES} == {None, *WINGS}
+    assert {place(module) for module in own} == set(range(len(WINGS[of])))
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -4,9 +4,9 @@ from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
-from tfdist.parameter_server.tables.initial_rows import InitialRows  # noqa: E402
+from tfdist.parameter_server.options.initial_rows import InitialRows  # noqa: E402
+from tfdist.parameter_server.options.row_policy import RowPolicy  # noqa: E402
 from tfdist.parameter_server.tables.row_cache import CachePolicy  # noqa: E402
-from tfdist.parameter_server.tables.row_policy import RowPolicy  # noqa: E402
 from tfdist.strategies.embeddings.dynamic_embedding import DynamicEmbedding  # noqa: E402
 
 __all__ = ["CachePolicy", "DynamicEmbedding", "InitialRows", "RowPolicy"]

@@ -20,8 +20,8 @@ from tests.parameter_server.serving import SIZE, attach, connected, create, push
 from tfdist.cli import status
 from tfdist.cluster import rendezvous
 from tfdist.cluster.settings import Timeouts
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Inspect
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.messages import Inspect
 
 pytestmark = pytest.mark.multiprocess
 

@@ -6,15 +6,15 @@ import threading
 import keras
 import numpy as np
 
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.messages import Attach, Create, Pull, Push, Values
-from tfdist.parameter_server.server import Server
-from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.staleness import AsItIs
-from tfdist.parameter_server.state import Held
-from tfdist.parameter_server.synchronization import Asynchronous
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Values
+from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.worker.client import Connection
 
 DEADLINE = 30.0
 SIZE = 1000

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 
 from tests.sweeps import some
-from tfdist.parameter_server.gradients import Gradients, Shapes
-from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.messages import Attach, Create, Pull, Push, Put, Refused, Values
-from tfdist.parameter_server.replica import Replica
-from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.staleness import AsItIs, DelayCompensated
-from tfdist.parameter_server.state import Held, State
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
+from tfdist.parameter_server.options.staleness import AsItIs, DelayCompensated
+from tfdist.parameter_server.options.synchronization import (
+    Asynchronous,
+    BoundedStaleness,
+    SoftSync,
+    Synchronous,
+)
+from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.worker.replica import Replica
 
 SHAPES = [(40, 3), (5,), (30, 2), ()]
 KINDS = [

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from tests.parameter_server.serving import attach, connected, create, pull, push, serving
-from tfdist.parameter_server import messages, wire
 from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.protocol import messages, wire
 
 MESSAGES = 3000
 KINDS = typing.get_args(

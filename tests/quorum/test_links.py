@@ -5,7 +5,7 @@ import pytest
 import zmq
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.quorum.links import Links
 from tfdist.quorum.messages import Piece, State
 

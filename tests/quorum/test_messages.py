@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.wire import InvalidMessageError
+from tfdist.parameter_server.protocol.wire import InvalidMessageError
 from tfdist.quorum.messages import CODEC, Fetch, Piece, State
 
 

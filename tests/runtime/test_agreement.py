@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.parameter_server.test_options import of
+from tests.parameter_server.options.test_published import of
 from tests.runtime.jobs import cluster_of
 from tests.runtime.test_membership import entered
 from tfdist.errors import MismatchError, RendezvousError, TfdistError

@@ -8,11 +8,11 @@ import pytest
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.errors import RendezvousError
-from tfdist.parameter_server.client import Connection, RefusedError
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Attach, Suspend
-from tfdist.parameter_server.staleness import AsItIs
-from tfdist.parameter_server.synchronization import Asynchronous
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.messages import Attach, Suspend
+from tfdist.parameter_server.worker.client import Connection, RefusedError
 from tfdist.runtime import membership, server_host
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_host import Host

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tests.runtime.jobs import cluster_of
-from tfdist.parameter_server.hierarchy.option import PerHost
-from tfdist.parameter_server.messages import Attach, Create, Push
-from tfdist.parameter_server.staleness import AsItIs, DropBeyond
-from tfdist.parameter_server.state import Held
-from tfdist.parameter_server.synchronization import BoundedStaleness, Synchronous
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.messages import AttachTable
-from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.options.staleness import AsItIs, DropBeyond
+from tfdist.parameter_server.options.synchronization import BoundedStaleness, Synchronous
+from tfdist.parameter_server.protocol.messages import Attach, Create, Push
+from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.runtime.server_state import ServerOptions, Template
 
 HELD = (Held("w", 0, 2, 2),)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameter_server.test_options import of
+from tests.parameter_server.options.test_published import of
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import read_secret
 from tfdist.compression import Int8
 from tfdist.compression.policy import as_policy
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Attach, Inspect, Pull
-from tfdist.parameter_server.staleness import AsItIs
-from tfdist.parameter_server.synchronization import BoundedStaleness
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import BoundedStaleness
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.messages import Attach, Inspect, Pull
+from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import agreement, membership, serving
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_state import ServerOptions

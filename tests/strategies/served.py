@@ -9,9 +9,9 @@ from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
 from tfdist.compression.policy import as_policy
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.pushes import Hogwild
-from tfdist.parameter_server.staleness import AsItIs
-from tfdist.parameter_server.synchronization import Asynchronous
+from tfdist.parameter_server.options.pushes import Hogwild
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.servers.server_extended import ServerExtended
 from tfdist.strategies.servers.worker_options import WorkerOptions

@@ -19,10 +19,10 @@ from rich.text import Text
 from tfdist.cluster import spec
 from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.messages import Inspect, Report
-from tfdist.parameter_server.report import ModelReport, together
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.messages import Inspect, Report
+from tfdist.parameter_server.protocol.report import ModelReport, together
+from tfdist.parameter_server.worker.client import Connection
 
 _TIMEOUT = 10.0
 _ZMTP = b"\xff"

@@ -4,9 +4,9 @@
 ``hierarchy=`` say what is pushed, and by which servers.
 """
 
-from tfdist.parameter_server.hierarchy.option import PerHost
-from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
-from tfdist.parameter_server.staleness import (
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server.options.staleness import (
     AsItIs,
     DelayCompensated,
     DropBeyond,
@@ -14,7 +14,7 @@ from tfdist.parameter_server.staleness import (
     Inverse,
     StalenessPolicy,
 )
-from tfdist.parameter_server.synchronization import (
+from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
     SoftSync,

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.line import Line
-from tfdist.parameter_server.wire import InvalidMessageError, Message
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.line import Line
+from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 from tfdist.quorum.messages import CODEC, Fetch, Piece, State
 
 log = logging.getLogger("tfdist")

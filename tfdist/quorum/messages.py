@@ -1,8 +1,8 @@
-"""The messages between processes that meet in rounds, encoded by `tfdist.parameter_server.wire`."""
+"""The messages between processes that meet in rounds, encoded by `tfdist.parameter_server.protocol.wire`."""
 
 from __future__ import annotations
 
-from tfdist.parameter_server.wire import Codec, Message
+from tfdist.parameter_server.protocol.wire import Codec, Message
 
 
 class Fetch(Message, frozen=True):

@@ -9,8 +9,8 @@ import time
 from tfdist.cluster import messages
 from tfdist.errors import RendezvousError, TfdistError
 from tfdist.notices import notice
-from tfdist.parameter_server import options
-from tfdist.parameter_server.options import Options
+from tfdist.parameter_server.options import published
+from tfdist.parameter_server.options.published import Options
 from tfdist.runtime.membership import Membership
 
 _CHIEF = 0
@@ -37,7 +37,7 @@ def agree(member: Membership, own: Options) -> None:
     for task in others:
         text = control.request(functools.partial(_get, task, False))
         if text is not None:
-            options.check_equal(own, options.decode(text), str(cluster.tasks[task]))
+            published.check_equal(own, published.decode(text), str(cluster.tasks[task]))
 
 
 def learn(member: Membership, timeout: float) -> Options | None:
@@ -74,7 +74,7 @@ def learn(member: Membership, timeout: float) -> Options | None:
             notice("tfdist: waiting for a worker to make its ParameterServerStrategy.")
     if control.failure is not None:
         raise control.failure
-    return None if found.text is None else options.decode(found.text)
+    return None if found.text is None else published.decode(found.text)
 
 
 class _Found:

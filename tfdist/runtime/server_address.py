@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Task
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.curve import Keys
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.worker.client import Connection
 
 
 def address_of(server: int) -> str:

@@ -11,11 +11,11 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
 from tfdist.errors import RendezvousError, TfdistError
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.replication.follower import Follower
-from tfdist.parameter_server.replication.log import Log
-from tfdist.parameter_server.server import Server
-from tfdist.parameter_server.shards import Shards
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.server.follower import Follower
+from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.shards import Shards
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_state import Template
 

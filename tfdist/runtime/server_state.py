@@ -12,21 +12,21 @@ from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
 from tfdist.compression.policy import Policy
-from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.hierarchy.shard import Above, HostShard
 from tfdist.parameter_server.hierarchy.uplink import Ended
-from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.programs import CHIEF
-from tfdist.parameter_server.shard import Shard
-from tfdist.parameter_server.shards import Shards
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.staleness import AsItIs, StalenessPolicy
+from tfdist.parameter_server.options.synchronization import Synchronization
+from tfdist.parameter_server.protocol.programs import CHIEF
+from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots.running import Snapshots
-from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy
-from tfdist.parameter_server.synchronization import Synchronization
 from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
+from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import server_address
 
 log = logging.getLogger("tfdist")

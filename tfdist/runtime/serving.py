@@ -11,8 +11,8 @@ from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
 from tfdist.notices import notice
-from tfdist.parameter_server.curve import Keys
-from tfdist.parameter_server.pushes import Hogwild
+from tfdist.parameter_server.options.pushes import Hogwild
+from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import Host

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.synchronization import Synchronous
+from tfdist.parameter_server.options.synchronization import Synchronous
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 (cpu,) = tf.config.list_physical_devices("CPU")

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness
+from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125

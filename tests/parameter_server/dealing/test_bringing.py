@@ -8,10 +8,10 @@ import pytest
 
 from tests.parameter_server.dealing.test_epochs import Served
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.client import Connection, RefusedError
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 PLAN = Plan(None, 1, None)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.dealing.messages import BeginEpoch, Bring, Dealt, LeaveEpoch, NoBatch, Planned, Skip, Take
-from tfdist.parameter_server.messages import Done, Refused, Waiting
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, Bring, Dealt, LeaveEpoch, NoBatch, Planned, Skip, Take
+from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
 
 
 class Talk:

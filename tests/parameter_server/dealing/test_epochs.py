@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.client import Connection, RefusedError
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 PLAN = Plan(10, 4, None)
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from tfdist.parameter_server.dealing.merging import Merging
-from tfdist.parameter_server.dealing.messages import Merged, MergeMetrics
-from tfdist.parameter_server.messages import Refused, Waiting
+from tfdist.parameter_server.protocol.dealing import Merged, MergeMetrics
+from tfdist.parameter_server.protocol.messages import Refused, Waiting
 
 EPOCH = 0, 3
 

@@ -4,15 +4,15 @@ import contextlib
 import threading
 
 from tests.parameter_server.serving import DEADLINE
-from tests.parameter_server.test_session import model_of
-from tfdist.parameter_server.client import Connection
+from tests.parameter_server.worker.test_session import model_of
 from tfdist.parameter_server.hierarchy.shard import Above, HostShard
-from tfdist.parameter_server.ledger import Ledger
-from tfdist.parameter_server.programs import CHIEF
-from tfdist.parameter_server.server import Server
-from tfdist.parameter_server.session import Session
-from tfdist.parameter_server.shards import Shards
-from tfdist.parameter_server.staleness import AsItIs
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.protocol.programs import CHIEF
+from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.session import Session
 
 
 def connect_to(roots, timeout=DEADLINE):

@@ -1,8 +1,8 @@
 import numpy as np
 
-from tests.parameter_server.test_session import SHAPES, model_of
-from tfdist.parameter_server.gradients import Gradients, Shapes
+from tests.parameter_server.worker.test_session import SHAPES, model_of
 from tfdist.parameter_server.hierarchy.dealt import dealt
+from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
 
 WHOLE = Shapes(SHAPES, [np.dtype(np.float32)] * 4)
 

@@ -1,8 +1,8 @@
 import numpy as np
 
-from tfdist.parameter_server.gradients import Shapes
 from tfdist.parameter_server.hierarchy.mirror import Mirror
-from tfdist.parameter_server.state import Held
+from tfdist.parameter_server.protocol.gradients import Shapes
+from tfdist.parameter_server.protocol.state import Held
 
 
 def test_newer_values_have_a_newer_edition():

@@ -2,8 +2,8 @@ import pytest
 
 from tfdist.cluster import spec
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.hierarchy.places import places_of
+from tfdist.parameter_server.options.per_host import PerHost
 
 CHIEF, NEAR, FAR, ALONE = range(4)
 

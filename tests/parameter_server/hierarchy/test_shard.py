@@ -7,7 +7,7 @@ import pytest
 
 from tests.parameter_server.hierarchy.hosting import hosting, workers_of
 from tests.parameter_server.serving import DEADLINE, serving
-from tests.parameter_server.test_session import (
+from tests.parameter_server.worker.test_session import (
     PATHS,
     SHAPES,
     described,
@@ -19,12 +19,17 @@ from tests.parameter_server.test_session import (
     pushed,
 )
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection, RefusedError
 from tfdist.parameter_server.hierarchy import shard as host_shard
-from tfdist.parameter_server.messages import Attach, Inspect, Push
-from tfdist.parameter_server.model import Model
-from tfdist.parameter_server.session import Session
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
+from tfdist.parameter_server.options.synchronization import (
+    Asynchronous,
+    BoundedStaleness,
+    SoftSync,
+    Synchronous,
+)
+from tfdist.parameter_server.protocol.messages import Attach, Inspect, Push
+from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.model import Model
+from tfdist.parameter_server.worker.session import Session
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from tfdist.parameter_server.sharding import Variable, deal
+from tfdist.parameter_server.protocol.sharding import Variable, deal
 from tfdist.parameter_server.snapshots.state import PartState, ShardState
 
 DIGEST = "0123456789abcdef"

@@ -3,9 +3,9 @@ import logging
 import numpy as np
 import pytest
 
+from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError
-from tfdist.parameter_server.state import Held
 
 HELD = (Held("w", 0, 3, 3),)
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, connected, serving
-from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.key_hash import server_of
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.protocol.tables import ExportTable
 from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.key_hash import server_of
-from tfdist.parameter_server.tables.messages import ExportTable
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.snapshots import TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
+from tfdist.parameter_server.worker.client import RefusedError
 
 DIM = 3
 FORM = Form(DIM, InitialRows(seed=4), RowPolicy())

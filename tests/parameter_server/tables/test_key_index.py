@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tfdist.parameter_server.options.key_hash import mix
 from tfdist.parameter_server.tables import key_index
-from tfdist.parameter_server.tables.key_hash import mix
 from tfdist.parameter_server.tables.key_index import KeyIndex
 
 EXTREMES = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).min + 1, -1, 0, 1, np.iinfo(np.int64).max])

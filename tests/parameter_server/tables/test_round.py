@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfdist.parameter_server.tables.messages import UpdateRows
+from tfdist.parameter_server.protocol.tables import UpdateRows
 from tfdist.parameter_server.tables.round import Part, Round
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.tables.test_tables import ask
-from tfdist.parameter_server.messages import Refused
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.key_hash import server_of
-from tfdist.parameter_server.tables.messages import AttachTable, ExportTable, Lookup, TableAttached, UpdateRows
-from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.key_hash import server_of
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.protocol.messages import Refused
+from tfdist.parameter_server.protocol.tables import AttachTable, ExportTable, Lookup, TableAttached, UpdateRows
 from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
 

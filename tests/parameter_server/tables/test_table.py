@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.key_hash import server_of
-from tfdist.parameter_server.tables.row_policy import RowPolicy
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.key_hash import server_of
+from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.table import Table
 
 DIM = 2

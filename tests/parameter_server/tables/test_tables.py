@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.messages import Done, Refused, Waiting
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.messages import (
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
+from tfdist.parameter_server.protocol.tables import (
     AssignRows,
     AttachTable,
     ExportTable,
@@ -15,7 +16,6 @@ from tfdist.parameter_server.tables.messages import (
     TableAttached,
     UpdateRows,
 )
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.tables import Tables
 
 DIM = 2

@@ -15,9 +15,9 @@ from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
 from tests.sweeps import some
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.tables.initial_rows import InitialRows
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.embeddings.dynamic_embedding import DynamicEmbedding
 
 DIM, ROWS = 4, 30

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.embeddings.embedded_rows import EmbeddedRows, rows_of
 
 DIM = 2

@@ -6,7 +6,7 @@ import pytest
 
 from tests.strategies.served import Served, served
 from tfdist.layers import DynamicEmbedding
-from tfdist.parameter_server.synchronization import Asynchronous
+from tfdist.parameter_server.options.synchronization import Asynchronous
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 KEYS = np.arange(32)[:, None] % 5

@@ -13,7 +13,7 @@ from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_cl
 from tests.strategies.servers.test_local_link import RATE, fit_together, linear_in
 from tests.sweeps import some
 from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse
-from tfdist.parameter_server.hogwild import memory
+from tfdist.parameter_server.protocol import hogwild_memory as memory
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 ROWS = 500

@@ -15,7 +15,7 @@ from tests.strategies.served import served
 from tests.sweeps import some
 from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness, LocalSteps
-from tfdist.parameter_server.client import RefusedError
+from tfdist.parameter_server.worker.client import RefusedError
 from tfdist.strategies.keras import keras_callbacks
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE
 from tests.strategies.served import served
-from tfdist.parameter_server.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
+from tfdist.parameter_server.options.synchronization import (
+    Asynchronous,
+    BoundedStaleness,
+    SoftSync,
+    Synchronous,
+)
 from tfdist.strategies.servers import keras_shared_data
 
 SAMPLES, BATCH = 22, 4

@@ -17,7 +17,7 @@ from tests.strategies.servers.test_keras_shared_data import (
     slices,
     together,
 )
-from tfdist.parameter_server.synchronization import BoundedStaleness, SoftSync, Synchronous
+from tfdist.parameter_server.options.synchronization import BoundedStaleness, SoftSync, Synchronous
 
 
 class Growing(keras.utils.PyDataset):

@@ -8,7 +8,7 @@ import pytest
 from tests.strategies.served import served
 from tests.strategies.servers.test_keras_servers import fit, model_in
 from tfdist.callbacks import Communication
-from tfdist.parameter_server.staleness import DropBeyond
+from tfdist.parameter_server.options.staleness import DropBeyond
 from tfdist.strategies.servers import server_figures
 
 BYTES = (4 * 8 + 8 + 8 * 2 + 2) * 4

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tests.sweeps import some
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.synchronization import Asynchronous, Synchronous
+from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
+from tfdist.parameter_server.worker.client import Connection
 from tfdist.strategies.servers.server_link import Link
 from tfdist.strategies.servers.worker_options import WorkerOptions
 

@@ -13,10 +13,10 @@ from tests.strategies.ranked import Ranked
 from tests.sweeps import some
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.client import Form
-from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies.embeddings.dynamic_embedding import DynamicEmbedding
 from tfdist.strategies.servers.server_tables import Servers, ServerTables
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.worker.model import Model
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
 
 SHAPES = [(600, 150), (3,), (500, 2), ()]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection, RefusedError
-from tfdist.parameter_server.dealing.messages import Bring, Brought
+from tfdist.parameter_server.protocol.dealing import Bring, Brought
+from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 Stream = Callable[[], Iterator[Sequence[np.ndarray]]]
 """Yields the batches of an epoch, each as its parts. Called again, it begins again, as far as the data can."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over
 from tfdist.parameter_server.dealing.merging import Merging
-from tfdist.parameter_server.dealing.messages import (
+from tfdist.parameter_server.dealing.plan import EpochKey
+from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
     Bring,
     Brought,
@@ -23,9 +24,8 @@ from tfdist.parameter_server.dealing.messages import (
     Skip,
     Take,
 )
-from tfdist.parameter_server.dealing.plan import EpochKey
-from tfdist.parameter_server.messages import Done, Refused, Waiting
-from tfdist.parameter_server.wire import Message
+from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
+from tfdist.parameter_server.protocol.wire import Message
 
 Answer = Callable[[Message, Sequence[np.ndarray]], None]
 """Sends an answer to where a message came from."""

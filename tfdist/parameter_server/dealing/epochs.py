@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection, RefusedError
 from tfdist.parameter_server.dealing.bringing import Bringer, Stream
-from tfdist.parameter_server.dealing.messages import (
+from tfdist.parameter_server.dealing.plan import Plan, order
+from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
     Dealt,
     LeaveEpoch,
@@ -24,7 +24,7 @@ from tfdist.parameter_server.dealing.messages import (
     Skip,
     Take,
 )
-from tfdist.parameter_server.dealing.plan import Plan, order
+from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 AFTER_PAUSE = 1 << 62
 """This bit of a ticket says that the worker had to wait for the batch, and has to read the newest values first."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.messages import Merged, MergeMetrics
 from tfdist.parameter_server.dealing.plan import EpochKey
-from tfdist.parameter_server.messages import Refused, Waiting
+from tfdist.parameter_server.protocol.dealing import Merged, MergeMetrics
+from tfdist.parameter_server.protocol.messages import Refused, Waiting
 
 Answer = Callable[[Any, Sequence[np.ndarray]], None]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.parameter_server.gradients import Gradients, Shapes
-from tfdist.parameter_server.model import Model
-from tfdist.parameter_server.sharding import Part
+from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.sharding import Part
+from tfdist.parameter_server.worker.model import Model
 
 
 def dealt(gradients: Gradients, shapes: Shapes, model: Model) -> list[Gradients]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.changes import Changes, Edition
-from tfdist.parameter_server.gradients import Gradients, Kind, Shapes
-from tfdist.parameter_server.state import Held
+from tfdist.parameter_server.protocol.changes import Changes, Edition
+from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.state import Held
 
 
 class Mirror:

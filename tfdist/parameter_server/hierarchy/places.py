@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tfdist.cluster.spec import TRAINING_JOBS, Task
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server.hierarchy.option import PerHost
-from tfdist.parameter_server.programs import CHIEF
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.protocol.programs import CHIEF
 
 
 @dataclass(frozen=True)

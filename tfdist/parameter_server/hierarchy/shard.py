@@ -13,14 +13,12 @@ import keras
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import RefusedError
 from tfdist.parameter_server.dealing.deals import Answer
-from tfdist.parameter_server.gradients import Gradients, Shapes, weighted_sum
 from tfdist.parameter_server.hierarchy.dealt import dealt
 from tfdist.parameter_server.hierarchy.mirror import Mirror
 from tfdist.parameter_server.hierarchy.uplink import Connect, Post, Uplink
-from tfdist.parameter_server.ledger import weights
-from tfdist.parameter_server.messages import (
+from tfdist.parameter_server.protocol.gradients import Gradients, Shapes, weighted_sum
+from tfdist.parameter_server.protocol.messages import (
     Attach,
     Create,
     Done,
@@ -33,13 +31,15 @@ from tfdist.parameter_server.messages import (
     Values,
     Waiting,
 )
-from tfdist.parameter_server.model import Model
-from tfdist.parameter_server.programs import CHIEF
-from tfdist.parameter_server.session import Session
-from tfdist.parameter_server.shard import IMPORT_IT, Parked, Shard
-from tfdist.parameter_server.state import State
-from tfdist.parameter_server.store import is_elementwise
-from tfdist.parameter_server.wire import Message
+from tfdist.parameter_server.protocol.programs import CHIEF
+from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.shard.ledger import weights
+from tfdist.parameter_server.shard.shard import IMPORT_IT, Parked, Shard
+from tfdist.parameter_server.shard.store import is_elementwise
+from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.model import Model
+from tfdist.parameter_server.worker.session import Session
 
 Key = tuple[int, int, int]
 """Worker, incarnation and ``id`` of a request, which may come again."""

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.session import Session
+from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.session import Session
 
 log = logging.getLogger("tfdist")
 

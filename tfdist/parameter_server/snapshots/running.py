@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.snapshots import file, sharded
 from tfdist.parameter_server.snapshots.folder import snapshots_of
 from tfdist.parameter_server.snapshots.sharded import ShardState, SnapshotError
-from tfdist.parameter_server.state import Held
 
 log = logging.getLogger("tfdist")
 

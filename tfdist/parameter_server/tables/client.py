@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import RefusedError
-from tfdist.parameter_server.messages import Refused
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.key_hash import server_of
-from tfdist.parameter_server.tables.messages import (
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.key_hash import server_of
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.protocol.messages import Refused
+from tfdist.parameter_server.protocol.tables import (
     AssignRows,
     AttachTable,
     ExportTable,
@@ -26,8 +26,8 @@ from tfdist.parameter_server.tables.messages import (
     UpdateRows,
 )
 from tfdist.parameter_server.tables.row_cache import CachePolicy, RowCache
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.parameter_server.tables.tables import Tables
+from tfdist.parameter_server.worker.client import RefusedError
 
 _CHIEF = 0
 _NONE = np.empty(0, np.int64), np.empty((0, 1))
@@ -37,7 +37,7 @@ Answered = tuple[Any, list[np.ndarray]]
 
 
 class Requests(Protocol):
-    """What a table needs of a connection; see `tfdist.parameter_server.client.Connection`."""
+    """What a table needs of a connection; see `tfdist.parameter_server.worker.client.Connection`."""
 
     answer_bytes: int
 

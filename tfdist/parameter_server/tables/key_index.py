@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.parameter_server.tables.key_hash import mix
+from tfdist.parameter_server.options.key_hash import mix
 
 _EMPTY, _REMOVED = -1, -2
 """What a bucket holds instead of a slot. A search ends at a bucket that was never used, and passes a removed key."""

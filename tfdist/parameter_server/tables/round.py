@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist.parameter_server.shard import Answer
-from tfdist.parameter_server.tables.messages import UpdateRows
+from tfdist.parameter_server.protocol.tables import UpdateRows
+from tfdist.parameter_server.shard.shard import Answer
 
 
 @dataclass(frozen=True)

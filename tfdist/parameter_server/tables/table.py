@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.parameter_server.tables.initial_rows import InitialRows
-from tfdist.parameter_server.tables.key_hash import server_of
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.key_hash import server_of
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.shard.row_optimizer import RowOptimizer
 from tfdist.parameter_server.tables.keyed_rows import KeyedRows
-from tfdist.parameter_server.tables.row_optimizer import RowOptimizer
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.tensors import to_array
 
 State = dict[str, np.ndarray]

@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.parameter_server.messages import Done, Refused, Waiting
-from tfdist.parameter_server.shard import Answer
-from tfdist.parameter_server.tables.messages import (
+from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
+from tfdist.parameter_server.protocol.tables import (
     AssignRows,
     AttachTable,
     ExportTable,
@@ -23,6 +22,7 @@ from tfdist.parameter_server.tables.messages import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.shard.shard import Answer
 from tfdist.parameter_server.tables.round import Part, Round
 from tfdist.parameter_server.tables.snapshots import TableSnapshots, TableState
 from tfdist.parameter_server.tables.table import Table

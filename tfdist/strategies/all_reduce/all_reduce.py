@@ -20,8 +20,8 @@ from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
-from tfdist.parameter_server.staleness import AsItIs  # noqa: E402
-from tfdist.parameter_server.synchronization import Asynchronous  # noqa: E402
+from tfdist.parameter_server.options.staleness import AsItIs  # noqa: E402
+from tfdist.parameter_server.options.synchronization import Asynchronous  # noqa: E402
 from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.server_state import ServerOptions  # noqa: E402

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
-from tfdist.parameter_server.tables.initial_rows import InitialRows
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.parameter_server.tables.row_policy import RowPolicy
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import Ability
 from tfdist.strategies.embeddings import keras_embeddings

@@ -28,7 +28,7 @@ from tfdist.gossip.rounds import InRounds  # noqa: E402
 from tfdist.gossip.topologies import Topology, as_topology  # noqa: E402
 from tfdist.local_sgd.course import Trained  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
-from tfdist.parameter_server.synchronization import (  # noqa: E402
+from tfdist.parameter_server.options.synchronization import (  # noqa: E402
     Asynchronous,
     BoundedStaleness,
     Synchronization,

@@ -21,7 +21,7 @@ from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E4
 from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.local_sgd import rules  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
-from tfdist.parameter_server.curve import Keys  # noqa: E402
+from tfdist.parameter_server.protocol.curve import Keys  # noqa: E402
 from tfdist.quorum.contributions import WHO  # noqa: E402
 from tfdist.quorum.course import Quorums  # noqa: E402
 from tfdist.quorum.links import Links  # noqa: E402

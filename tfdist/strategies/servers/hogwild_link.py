@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.hogwild.memory import Memory, Writer
-from tfdist.parameter_server.observer import Observer
-from tfdist.parameter_server.pushes import LocalSteps
-from tfdist.parameter_server.row_local import keeps_other_values
-from tfdist.parameter_server.state import State
+from tfdist.parameter_server.options.pushes import LocalSteps
+from tfdist.parameter_server.protocol.hogwild_memory import Memory, Writer
+from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.shard.row_local import keeps_other_values
+from tfdist.parameter_server.worker.observer import Observer
 from tfdist.private import optimizers
 from tfdist.strategies.servers.local_link import LocalLink
 from tfdist.strategies.servers.server_link import array_of

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
-from tfdist.parameter_server.dealing.messages import Rule
+from tfdist.parameter_server.protocol.dealing import Rule
 from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree

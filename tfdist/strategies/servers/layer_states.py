@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.notices import notice
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.layer_states import digest, take
-from tfdist.parameter_server.messages import GiveState
-from tfdist.parameter_server.programs import CHIEF
-from tfdist.parameter_server.wire import DTYPES
+from tfdist.parameter_server.protocol.messages import GiveState
+from tfdist.parameter_server.protocol.programs import CHIEF
+from tfdist.parameter_server.protocol.wire import DTYPES
+from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.layer_states import digest, take
 from tfdist.private.models import layers_of
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.tensors import to_array, unnumbered

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.gradients import Gradients, Kind
-from tfdist.parameter_server.pushes import ElasticAveraging, LocalSteps
-from tfdist.parameter_server.session import Vectors
-from tfdist.parameter_server.state import Held, State
+from tfdist.parameter_server.options.pushes import ElasticAveraging, LocalSteps
+from tfdist.parameter_server.protocol.gradients import Gradients, Kind
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.worker.session import Vectors
 from tfdist.strategies.servers.server_link import Link, array_of
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
 from tfdist.tensors import to_array, to_tensor

@@ -16,10 +16,10 @@ from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.compression import policy  # noqa: E402
 from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
-from tfdist.parameter_server.hierarchy.option import PerHost  # noqa: E402
-from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps  # noqa: E402
-from tfdist.parameter_server.staleness import AsItIs, StalenessPolicy  # noqa: E402
-from tfdist.parameter_server.synchronization import Asynchronous, Synchronization  # noqa: E402
+from tfdist.parameter_server.options.per_host import PerHost  # noqa: E402
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps  # noqa: E402
+from tfdist.parameter_server.options.staleness import AsItIs, StalenessPolicy  # noqa: E402
+from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import agreement, job, serving  # noqa: E402
 from tfdist.strategies.devices import devices  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402

@@ -10,13 +10,13 @@ from typing import Any
 from tfdist.cluster.spec import Cluster
 from tfdist.compression.policy import Policy
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import options
-from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.hierarchy.places import places_of
-from tfdist.parameter_server.options import Options
-from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
-from tfdist.parameter_server.staleness import AsItIs, DelayCompensated, StalenessPolicy
-from tfdist.parameter_server.synchronization import Asynchronous, Synchronization
+from tfdist.parameter_server.options import published
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.published import Options
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server.options.staleness import AsItIs, DelayCompensated, StalenessPolicy
+from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization
 from tfdist.runtime.server_state import ServerOptions
 from tfdist.strategies.servers.worker_options import WorkerOptions
 
@@ -154,7 +154,7 @@ class Arguments:
 
     def published(self) -> Options:
         """As other tasks see them."""
-        return options.of(
+        return published.of(
             *(self.synchronization, self.staleness_policy, self.data, self.pushes),
             *(self.compression, self.pull_compression, self.sparse, self.replicas),
             None if self.snapshots is None else os.fspath(self.snapshots),

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.client import RefusedError
 from tfdist.parameter_server.dealing.bringing import Stream
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.parameter_server.worker.client import RefusedError
 from tfdist.private import tensorflow as private
 from tfdist.private.optimizers import variables_of
 from tfdist.runtime.job_end import JobEnd

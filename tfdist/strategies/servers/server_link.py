@@ -13,16 +13,16 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
-from tfdist.parameter_server import slots as slots_of
-from tfdist.parameter_server.client import Connection
 from tfdist.parameter_server.dealing.epochs import number_of
-from tfdist.parameter_server.gradients import Gradients
-from tfdist.parameter_server.model import Model
-from tfdist.parameter_server.observer import Observer
-from tfdist.parameter_server.report import ModelReport
-from tfdist.parameter_server.session import Session, Vectors
-from tfdist.parameter_server.state import Held, State
-from tfdist.parameter_server.store import is_elementwise
+from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.report import ModelReport
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.shard import slots as slots_of
+from tfdist.parameter_server.shard.store import is_elementwise
+from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.model import Model
+from tfdist.parameter_server.worker.observer import Observer
+from tfdist.parameter_server.worker.session import Session, Vectors
 from tfdist.private import optimizers
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
 from tfdist.strategies.servers.worker_options import WorkerOptions
@@ -39,7 +39,7 @@ class Link:
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
         options: of this worker.
-        program: as of `tfdist.parameter_server.messages.Attach`.
+        program: as of `tfdist.parameter_server.protocol.messages.Attach`.
         over: of an evaluator, which reads alone, set when the job is over; None of workers.
 
     Attributes:

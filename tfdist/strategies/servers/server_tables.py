@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError, TfdistError
-from tfdist.parameter_server.client import Connection
-from tfdist.parameter_server.hierarchy.option import PerHost
 from tfdist.parameter_server.hierarchy.places import places_of
+from tfdist.parameter_server.options.per_host import PerHost
 from tfdist.parameter_server.tables.client import Form, Line, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
+from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import server_address
 from tfdist.runtime.membership import Membership
 from tfdist.tensors import unnumbered

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.parameter_server.gradients import Kind
-from tfdist.parameter_server.model import Model
+from tfdist.parameter_server.protocol.gradients import Kind
+from tfdist.parameter_server.worker.model import Model
 
 
 def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:

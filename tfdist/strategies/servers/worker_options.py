@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfdist.compression.policy import Policy
-from tfdist.parameter_server.hierarchy.option import PerHost
-from tfdist.parameter_server.pushes import ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.protocol.gradients import Gradients, Shapes, weighted_sum
+
+FLOAT = np.dtype(np.float32)
+SHAPES = Shapes([(4, 3), (3,)], [FLOAT, FLOAT])
+ROWS, INDICES = np.ones((2, 3), np.float32), np.array([0, 3])
+
+
+def dense(kernel, bias):
+    return Gradients(("dense", "dense"), [np.repeat(np.float32([kernel, bias]), [12, 3])])
+
+
+def sparse(bias):
+    return Gradients(("sparse", "dense"), [np.full(3, bias, np.float32)], {0: (ROWS, INDICES)})
+
+
+def test_arrays_are_received_as_they_were_sent():
+    for one in (dense(1, 2), sparse(3), Gradients(("none", "sparse"), [], {1: (ROWS[:, 0], np.array([2, 2]))})):
+        again = Gradients.received(one.kinds, one.arrays(), SHAPES)
+        assert again.kinds == one.kinds
+        for mine, other in zip(again.arrays(), one.arrays(), strict=True):
+            np.testing.assert_array_equal(mine, other)
+    assert Gradients.received((), dense(1, 2).arrays(), SHAPES).kinds == ("dense", "dense")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "arrays", "words"),
+    [
+        (("dense",), [np.ones(15, FLOAT)], "1 gradients for 2 variables"),
+        (("dense", "dense"), [], "0 arrays for gradients that have 1"),
+        (("dense", "none"), [np.ones(12, FLOAT), np.ones(3, FLOAT)], "2 arrays for gradients that have 1"),
+        (("dense", "none"), [np.ones(15, FLOAT)], r"expected \[\('float32', \(12,\)\)\]"),
+        (("dense", "dense"), [np.ones(15)], r"vectors \[\('float64', \(15,\)\)\]"),
+        (("sparse", "none"), [ROWS, np.array([0, 4])], "rows from 0 to 4 of a variable of 4"),
+        (("sparse", "none"), [ROWS, np.array([-1, 0])], "rows from -1 to 0"),
+        (("sparse", "none"), [ROWS[:1], INDICES], r"rows of shape \(1, 3\) with indices of shape \(2,\)"),
+        (("sparse", "none"), [ROWS, np.ones(2)], r"rows of shape \(2, 3\)"),
+        (("sparse", "none"), [ROWS[:, :2], INDICES], r"rows of shape \(2, 2\)"),
+    ],
+)
+def test_what_does_not_fit_is_told(kinds, arrays, words):
+    with pytest.raises(ValueError, match=words):
+        Gradients.received(kinds, arrays, SHAPES)
+
+
+def as_arrays(gradients):
+    found = SHAPES.layout(gradients.kinds).arrays(gradients.vectors)
+    return found.get(0), found.get(1)
+
+
+def test_weighted_sums_of_dense_gradients():
+    total = weighted_sum([dense(1, 2), dense(3, 4)], [0.5, 2.0], SHAPES)
+    kernel, bias = as_arrays(total)
+    assert (kernel == 6.5).all()
+    assert (bias == 9).all()
+    one = dense(1, 2)
+    assert weighted_sum([one], [1.0], SHAPES) is one
+    assert (as_arrays(weighted_sum([one], [0.5], SHAPES))[1] == 1).all()
+
+
+def test_rows_stay_rows():
+    total = weighted_sum([sparse(1), sparse(2)], [1.0, 0.5], SHAPES)
+    rows, indices = total.sparse[0]
+    np.testing.assert_array_equal(rows[:, 0], [1, 1, 0.5, 0.5])
+    np.testing.assert_array_equal(indices, [0, 3, 0, 3])
+    assert (as_arrays(total)[1] == 2).all()
+
+
+def test_gradients_of_different_kinds():
+    """Rows beside a dense one become dense; one that is absent adds nothing."""
+    none = Gradients(("none", "dense"), [np.ones(3, np.float32)])
+    total = weighted_sum([sparse(1), dense(2, 2), none], [1.0, 0.5, 1.0], SHAPES)
+    kernel, bias = as_arrays(total)
+    np.testing.assert_array_equal(kernel[:, 0], [2, 1, 1, 2])
+    assert (bias == 3).all()
+    total = weighted_sum([sparse(1), none], [1.0, 1.0], SHAPES)
+    assert total.kinds == ("sparse", "dense")
+    only = Gradients(("none", "none"), [])
+    assert weighted_sum([only, only], [1.0, 1.0], SHAPES).kinds == ("none", "none")
+
+
+def test_what_came_is_not_written_to():
+    one, other = dense(1, 2), dense(3, 4)
+    for vector in (*one.vectors, *other.vectors):
+        vector.flags.writeable = False
+    weighted_sum([one, other], [1.0, 1.0], SHAPES)
+    assert (one.vectors[0][:12] == 1).all()

@@ -1,0 +1,93 @@
+"""Where a server listens, and messages of any length over real sockets."""
+
+import contextlib
+import socket
+import struct
+
+import pytest
+import zmq
+
+from tests.parameter_server.serving import DEADLINE
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.line import _PART, MAX_ENCRYPTED, Line
+
+KEYS = Keys.of_secret(b"secret of the job")
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""Of ZMTP 3.1, https://rfc.zeromq.org/spec/37/."""
+
+
+@contextlib.contextmanager
+def listening(address="127.0.0.1:0", keys=None):
+    with zmq.Context() as context:
+        line, address = Line.listening(context, address, keys)
+        try:
+            yield line, address
+        finally:
+            line.close()
+
+
+def test_a_free_port_is_taken():
+    with listening() as (_, address):
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.1"
+        with (
+            pytest.raises(TfdistError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"),
+            listening(address),
+        ):
+            pass
+
+
+def test_a_name_that_is_none_is_an_error():
+    with (
+        pytest.raises(TfdistError, match=r"the parameter server's own address a\.\.b:1 cannot be"),
+        listening("a..b:1"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "encrypted"])
+def test_frames_of_all_lengths_arrive_as_they_are(keys):
+    sizes = [0, 1, _PART - 1, _PART, _PART + 1, 2 * _PART, 3 * _PART + 7]
+    frames = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    with listening(keys=keys) as (line, address):
+        other = Line.to(line.socket.context, address, keys)
+        try:
+            for given in (frames, frames[::-1], frames[:1], frames[3:4], frames[5:6]):
+                other.send(given)
+                assert line.poll(DEADLINE)
+                peer, found = line.receive_from()
+                assert [bytes(one) for one in found] == given
+                line.answer(peer, given)
+                assert other.poll(DEADLINE)
+                assert [bytes(one) for one in other.receive()] == given
+            assert line.last_address == "127.0.0.1"
+        finally:
+            other.close()
+
+
+def test_who_is_gone_is_not_answered():
+    with listening() as (line, _):
+        line.answer(b"nobody", [b"x"])
+
+
+@pytest.mark.parametrize("flags", [2, 6], ids=["message", "command"])
+@pytest.mark.parametrize(
+    ("announced", "is_ended"), [(MAX_ENCRYPTED + 1, True), (8 << 30, True), (MAX_ENCRYPTED, False)]
+)
+def test_no_stranger_makes_a_server_hold_much(flags, announced, is_ended):
+    """Nothing beyond 64 KiB is read, and no memory found for it, before the handshake has shown who that is."""
+    with listening(keys=KEYS) as (_, address), socket.create_connection(address.split(":"), DEADLINE) as stranger:
+        stranger.sendall(GREETING)
+        greeted = b""
+        while len(greeted) < len(GREETING):
+            greeted += stranger.recv(len(GREETING) - len(greeted))
+        stranger.sendall(bytes([flags]) + struct.pack(">Q", announced))
+        if is_ended:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        else:
+            stranger.sendall(bytes(announced - 1))  # the last byte is missing
+            stranger.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                stranger.recv(1)

@@ -1,0 +1,70 @@
+"""Memory that another process maps, and what is none of it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from tfdist.parameter_server.protocol import nameless
+from tfdist.parameter_server.protocol.nameless import HEAD_BYTES
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+SIZE = 1 << 16
+OTHER = f"""
+import sys
+from tfdist.parameter_server.protocol import nameless
+process, opened, token = sys.argv[1:]
+found = nameless.mapped(nameless.Where(int(process), int(opened), bytes.fromhex(token)), {SIZE})
+found[{HEAD_BYTES}] = 7
+"""
+
+
+@pytest.fixture(params=[False, True], ids=["as it is used", "reserved"])
+def made(request):
+    memory, where = nameless.make(SIZE, request.param)
+    yield memory, where
+    where.close()
+
+
+def test_another_process_maps_it(made):
+    memory, where = made
+    given = [str(where.process), str(where.opened), where.token.hex()]
+    subprocess.run([sys.executable, "-c", OTHER, *given], check=True, timeout=60)
+    assert memory[HEAD_BYTES] == 7
+    assert not any(memory[HEAD_BYTES + 1 :])
+
+
+@pytest.mark.parametrize("of", ["token", "size", "process", "file", "anything"])
+def test_what_is_no_such_memory_is_not_mapped(made, of, tmp_path):
+    _, where = made
+    with open(tmp_path / "file", "wb+") as other:
+        other.write(where.token)
+        other.truncate(SIZE)
+        wrong = {
+            "token": {"token": b"0" * len(where.token)},
+            "process": {"process": 1 << 30},
+            "file": {"opened": other.fileno()},
+            "anything": {"process": -(1 << 62), "opened": -1, "token": b""},
+        }
+        found = msgspec.structs.replace(where, **wrong.get(of, {}))
+        assert nameless.mapped(found, SIZE + (of == "size")) is None
+    assert nameless.mapped(where, SIZE) is not None
+
+
+def test_what_there_is_no_room_for_is_an_error_and_leaves_nothing_open():
+    before = held()
+    with pytest.raises(OSError, match=r"space|memory|large"):
+        nameless.make(1 << 60, is_reserved=True)
+    assert held() == before
+
+
+def held():
+    """Memory without a name that this process has open."""
+    found = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # another thread has closed it
+            found.add(os.readlink(entry.path))
+    return {link for link in found if link.startswith(nameless._LINKS)}

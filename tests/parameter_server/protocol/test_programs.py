@@ -1,0 +1,57 @@
+from tfdist.parameter_server.protocol.messages import Attach
+from tfdist.parameter_server.protocol.programs import Programs
+
+
+def begun(worker, model="a", place=0, incarnation=1, variables=("x",)):
+    return Attach(0, worker, incarnation, model, 0, place, variables)
+
+
+def noted(*messages):
+    programs = Programs()
+    for message in messages:
+        program = programs.note(message)
+    return programs.differences(messages[-1]), program
+
+
+def test_the_same_models_do_not_differ():
+    assert noted(begun(0), begun(1), begun(1, "b", 1), begun(0, "b", 1))[0] == []
+
+
+def test_a_workers_model_is_compared_with_the_chiefs():
+    ((message, why),), _ = noted(begun(0), begun(1, "b", variables=("y",)))
+    assert message.worker == 1
+    assert why.startswith("another model: variable 1 is y, the chief's is x.")
+
+
+def test_the_chiefs_is_compared_with_those_of_all():
+    found, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
+    assert [message.worker for message, _ in found] == [1, 3]
+    assert found[0][1].startswith("the model b, but the chief trains a.")
+
+
+def test_without_the_chief_nothing_differs():
+    assert noted(begun(1), begun(2, "b"))[0] == []
+
+
+def test_another_member_may_stand_for_the_chief():
+    programs = Programs(chief=7)
+    for message in (begun(0), begun(7, "b"), begun(8)):
+        programs.note(message)
+    assert [message.worker for message, _ in programs.differences(begun(8))] == [8]
+
+
+def test_a_process_that_comes_again_may_leave_models_out():
+    differences, program = noted(begun(0), begun(1), begun(1, "b", incarnation=2))
+    assert differences == []
+    assert not program.is_first
+
+
+def test_the_models_of_a_process_are_one_program():
+    """Each of them enters by itself, with an incarnation of its own."""
+
+    def of(worker, place, model):
+        return Attach(0, worker, 10 * worker + place, model, 0, place, (), program=worker + 1)
+
+    found, program = noted(of(0, 0, "a"), of(0, 1, "b"), of(1, 0, "a"), of(1, 1, "c"))
+    assert program.is_first
+    assert [why.partition(".")[0] for _, why in found] == ["the model c, but the chief trains b"]

@@ -1,0 +1,285 @@
+"""A copy that is made while workers train goes on exactly as its original."""
+
+import keras
+import msgspec
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.options.initial_rows import InitialRows
+from tfdist.parameter_server.options.row_policy import RowPolicy
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import (
+    Asynchronous,
+    BoundedStaleness,
+    SoftSync,
+    Synchronous,
+)
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, Dealt, Take
+from tfdist.parameter_server.protocol.messages import (
+    FROM_WORKER,
+    Attach,
+    Create,
+    Decision,
+    Done,
+    GiveState,
+    Leave,
+    Pull,
+    Push,
+    Refused,
+    StateDiffers,
+    Suspend,
+    Values,
+)
+from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.tables import AttachTable, ExportTable, Lookup, UpdateRows
+from tfdist.parameter_server.server import copies
+from tfdist.parameter_server.server.follower import Replica
+from tfdist.parameter_server.server.replication_messages import FROM_LEADER, Begin, Heard
+from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.tables.tables import Tables
+from tfdist.parameter_server.worker.layer_states import digest
+
+HELD = (Held("embedding", 0, 6, 6), Held("bias", 0, 2, 2))
+WORKERS = 3
+
+
+class Pair:
+    """A leader and its replica; the leader's answers by worker."""
+
+    def __init__(self, mode, deals=False):
+        def make():
+            dealt = Deals(job="job") if deals else None
+            made = Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs(), awaited={0, 1, 2})), Tables(), dealt)
+            return made
+
+        self.leader = make()
+        self.replica = Replica(make, 0)
+        self.stream = self.entries = 0
+        self.number = 0
+        self.answers = {}
+        self.begin()
+
+    def begin(self):
+        """A new follower gets everything."""
+        self.replica.is_whole = False
+        self.stream, self.entries = self.stream + 1, 0
+        self.append(Begin)
+        copies.append_all(self.append, self.leader)
+
+    def append(self, kind, *attributes, arrays=()):
+        frames = FROM_LEADER.encode(kind(self.stream, self.entries, *attributes), arrays)
+        entry, received = FROM_LEADER.decode([bytes(frame) for frame in frames])
+        answer = self.replica.take(entry, received)
+        assert answer.number == self.entries
+        self.entries += 1
+
+    def say(self, worker, kind, *fields, arrays=()):
+        self.number += 1
+        message = kind(self.number, worker, 1, *fields)
+        frames = [bytes(frame) for frame in FROM_WORKER.encode(message, list(arrays))]
+        self.answers.pop(worker, None)
+
+        def answer(message, arrays):
+            self.answers[worker] = message, [array.copy() for array in arrays]
+
+        self.leader.heard(b"%d" % worker, *FROM_WORKER.decode(frames), answer)
+        self.append(Heard, b"%d" % worker, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        return self.answers.get(worker, (None, []))[0]
+
+    def build(self, optimizer):
+        config = keras.saving.serialize_keras_object(optimizer)
+        values = [np.arange(12, dtype=np.float32).reshape(6, 2), np.zeros(2, np.float32)]
+        for worker in range(WORKERS):
+            self.say(worker, Attach, "Adam-1")
+            self.say(
+                worker,
+                Create,
+                "Adam-1",
+                HELD,
+                config,
+                not worker,
+                ((), ()) if not worker else (),
+                (),
+                arrays=values[: 2 * (not worker)],
+            )
+
+    def assert_equal(self):
+        """The replica has what the leader has."""
+        (key,) = self.leader.models()
+        assert self.replica.shards.models() == [key]
+        leader, replica = self.leader[key], self.replica.shards[key]
+        np.testing.assert_allclose(replica.store.vectors()[0], leader.store.vectors()[0], rtol=1e-6)
+        assert replica.store.iterations == leader.store.iterations
+        for name in ("version", "awaited", "idle", "workers", "waiting", "round", "done", "counted", "dropped"):
+            assert getattr(replica.ledger, name) == getattr(leader.ledger, name), name
+        for name in ("incarnations", "sequences", "applied"):
+            assert getattr(replica, name) == getattr(leader, name), name
+        assert replica.tickets.decisions == leader.tickets.decisions
+        assert len(replica.pushed) == len(leader.pushed)
+        assert self.replica.shards.programs.of == self.leader.programs.of != {}
+
+
+def train(pair, steps, seed):
+    """Random workers push dense or sparse gradients, pull, suspend, and repeat themselves."""
+    generator = np.random.default_rng(seed)
+    (key,) = pair.leader.models()
+    ledger = pair.leader[key].ledger
+    for _ in range(steps):
+        worker = int(generator.integers(WORKERS))
+        action = generator.choice(["push", "push", "push", "again", "suspend", "pull"])
+        known = ledger.workers[worker]
+        if action == "suspend":
+            pair.say(worker, Suspend, bool(generator.integers(2)))
+        elif action == "pull":
+            pair.say(worker, Pull)
+        elif action == "again" or ledger.may_read(worker):  # a worker that waits does not push
+            sequence = known.sequence + (action == "push")
+            if sequence < 0:
+                continue
+            dense = generator.normal(size=2).astype(np.float32)
+            rows = generator.normal(size=(2, 2)).astype(np.float32)
+            arrays = [dense, rows, generator.integers(0, 6, 2)]
+            push = sequence, known.clock, ledger.version, 4.0, ("sparse", "dense"), True
+            pair.say(worker, Push, *push, arrays=arrays)
+
+
+@pytest.mark.parametrize(
+    "mode", [Asynchronous(), BoundedStaleness(1), SoftSync(1), Synchronous(), Synchronous(backup_workers=1)], ids=str
+)
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.1)], ids=["sgd", "adam"]
+)
+def test_a_replica_does_what_its_leader_does_and_a_copy_goes_on(mode, optimizer):
+    pair = Pair(mode)
+    pair.build(optimizer)
+    for seed in range(4):
+        train(pair, 25, seed)
+        pair.assert_equal()
+        pair.begin()
+        pair.assert_equal()
+    (key,) = pair.leader.models()
+    assert pair.leader[key].ledger.version > 5
+
+
+def test_workers_go_on_with_the_replica():
+    """Over new connections, and what was not answered is repeated."""
+    pair = Pair(Synchronous())
+    pair.build(keras.optimizers.SGD(1.0))
+    gradient = [np.ones(14, np.float32)]
+    for worker in range(WORKERS):
+        assert not isinstance(pair.say(worker, Push, 0, 0, 0, 1.0, (), True, arrays=gradient), Refused)
+    assert not isinstance(pair.say(0, Push, 1, 1, 1, 1.0, (), True, arrays=gradient), Values), "it waits for the others"
+    found = []
+
+    def ask(worker, kind, *fields, arrays=()):
+        message = kind(1000, worker, 1, *fields)
+        pair.replica.shards.heard(b"new %d" % worker, message, list(arrays), lambda *answer: found.append(answer))
+        return found[-1][0]
+
+    assert ask(0, Pull).is_unknown
+    for worker in range(WORKERS):
+        assert ask(worker, Attach, "Adam-1").clock == 1 + (not worker)
+        ask(worker, Push, 1, 1, 1, 1.0, (), True, arrays=gradient)
+    values = [arrays[0] for message, arrays in found if isinstance(message, Values)]
+    assert len(values) == 3, "all are answered, as the third push completes the round"
+    (key,) = pair.replica.shards.models()
+    np.testing.assert_array_equal(values[0][-2:], [-2, -2])
+    assert pair.replica.shards[key].ledger.version == 2
+
+
+def test_a_model_that_is_over_stays_so():
+    pair = Pair(Asynchronous())
+    pair.build(keras.optimizers.SGD(1.0))
+    for worker in range(WORKERS):
+        pair.say(worker, Leave, True)
+    pair.begin()
+    assert pair.leader.models() == pair.replica.shards.models() == []
+    assert pair.replica.shards.over == pair.leader.over != set()
+
+
+def test_batches_that_are_out_are_dealt_again_by_both():
+    """By the leader, too: tickets from before a copy are void, and those from afterwards are equal."""
+    pair = Pair(Asynchronous(), deals=True)
+    pair.build(keras.optimizers.SGD(1.0))
+    plan = 0, 0, 6, 2, None
+    pair.say(1, BeginEpoch, *plan)
+    before = pair.say(1, Take, 0, 0, 0)
+    pair.begin()
+    assert pair.say(1, Take, 0, 0, 1).is_unknown
+    for worker in (1, 2):
+        pair.say(worker, BeginEpoch, *plan)
+    dealt = [pair.say(worker, Take, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
+    assert isinstance(before, Dealt)
+    assert sorted(one.start for one in dealt) == [0, 2, 4]
+    gradient = [np.ones(14, np.float32)]
+    late = pair.say(1, Push, 0, 0, 0, 1.0, (), False, None, before.ticket, arrays=gradient)
+    assert late.is_refused
+    for sequence, (worker, one) in enumerate(zip((1, 2, 1), dealt, strict=True), 1):
+        done = pair.say(worker, Push, sequence, 0, 0, 1.0, (), False, None, one.ticket, arrays=gradient)
+        assert isinstance(done, Done)
+        assert not done.is_refused
+    pair.assert_equal()
+    assert pair.leader.deals.state(()) == pair.replica.shards.deals.state(())
+    (key,) = pair.leader.models()
+    assert pair.leader[key].ledger.version == 3
+
+
+def test_the_chiefs_weights_go_on():
+    pair, given = Pair(Asynchronous()), ("digest", 0, 0, ("a",), (digest(np.ones(3)),))
+    pair.say(0, GiveState, *given)
+    pair.say(0, GiveState, *given, (0,), arrays=[np.ones(3)])
+    pair.begin()
+    found = []
+    asked = GiveState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
+    pair.replica.shards.heard(b"1", asked, [], lambda *answer: found.append(answer))
+    ((answer, (array,)),) = found
+    assert answer == StateDiffers(9, (0,))
+    np.testing.assert_array_equal(array, np.ones(3))
+
+
+def test_tables_go_on():
+    pair = Pair(Asynchronous())
+    sgd = keras.optimizers.serialize(keras.optimizers.Adam(0.1))
+    pair.say(1, AttachTable, "users", 2, "float32", InitialRows(), RowPolicy(), sgd)
+    keys = np.array([5, -3, 2**40], np.int64)
+    for sequence in range(4):
+        if sequence == 2:
+            pair.begin()
+        pair.say(1, Lookup, "users", sequence, True, arrays=[keys])
+        rows = np.full((3, 2), sequence + 1, np.float32)
+        assert isinstance(pair.say(1, UpdateRows, "users", sequence, None, arrays=[keys, rows]), Done)
+    found = []
+    again = UpdateRows(99, 1, 1, "users", 3, None)
+    pair.replica.shards.tables.heard(again, [keys, rows], lambda *answer: found.append(answer))
+    assert isinstance(found[0][0], Done), "it knows the worker, and the update counts once"
+    pair.say(1, ExportTable, "users")
+    expected = pair.answers[1][1]
+    pair.replica.shards.tables.heard(ExportTable(100, 1, 1, "users"), [], lambda *answer: found.append(answer))
+    for array, other in zip(found[-1][1], expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+def test_books_are_whole():
+    """Whatever a ledger has is copied."""
+    fields = {*Ledger.__dataclass_fields__} - {"synchronization", "policy", "waiting"}
+    assert {one.name for one in msgspec.structs.fields(copies.Books)} == fields
+
+
+def test_rounds_that_another_server_has_decided_stay_done():
+    """A push that comes late to one of them does not wait for its peers."""
+    pair = Pair(Synchronous())
+    pair.build(keras.optimizers.SGD(1.0))
+    (key,) = pair.leader.models()
+    of = Decision(1, 1.0, (0, 0), (0, 1))
+    for worker in (0, 1):
+        push = 0, 0, 0, 1.0, (), True, None, None, of
+        pair.say(worker, Push, *push, arrays=[np.ones(14, np.float32)])
+    assert list(pair.leader[key].ledger.done) == [(0, 0)]
+    pair.begin()
+    pair.assert_equal()
+    pair.say(2, Push, *push, arrays=[np.ones(14, np.float32)])
+    assert pair.leader[key].ledger.version == 2
+    pair.assert_equal()

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.worker.model import Model
+
+SHAPES = [(1000, 100), (100,), (), (7, 3)]
+PATHS = ["large", "bias", "scalar", "small"]
+FLOATS = [np.dtype(np.float32)] * 4
+
+
+def model_of(servers, splits=(True,) * 4, paths=PATHS, optimizer="SGD"):
+    return Model(paths, SHAPES, FLOATS, servers, splits, optimizer)
+
+
+def values():
+    generator = np.random.default_rng(0)
+    return [np.asarray(generator.normal(size=shape), np.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_parts_make_the_whole_again(servers):
+    model = model_of(servers)
+    momenta = [{"momentum": value + 1} for value in values()]
+    state = State(values(), momenta, {"iteration": np.array(3)})
+    parts = [model.part_of(server, state) for server in range(servers)]
+    for part, shapes in zip(parts, model.shapes, strict=True):
+        assert [value.shape for value in part.values] == shapes.shapes
+        assert [slots["momentum"].shape for slots in part.slots] == shapes.shapes
+        assert part.scalars is state.scalars
+    for one, other in zip(model.whole([part.values for part in parts]), values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_servers_are_told_which_rows_they_hold():
+    model = model_of(2)
+    described = [Held(path, 0, 0, 0, decays=path != "bias") for path in PATHS]
+    held = [one for server in range(2) for one in model.held(server, described)]
+    assert sorted((one.begin, one.end) for one in held if one.path == "large") == [(0, 500), (500, 1000)]
+    assert [one.decays for one in held if one.path == "bias"] == [False]
+
+
+def test_variables_that_may_not_be_split_are_whole():
+    model = model_of(2, splits=(False, True, True, True))
+    assert sum(part.variable == 0 for shard in model.dealing.shards for part in shard) == 1
+
+
+def test_names_tell_models_apart():
+    one = model_of(2)
+    others = [model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]]), model_of(2, optimizer="Adam")]
+    assert one.name == model_of(3).name
+    assert len({one.name, *(other.name for other in others)}) == 4
+
+
+def test_paths_are_those_of_a_process_that_has_built_no_other_model():
+    paths = ["dense_4/kernel", "dense_5/kernel", "head/kernel", "dense_6/kernel"]
+    model = model_of(2, paths=paths)
+    assert model.paths == ["dense/kernel", "dense/kernel#1", "head/kernel", "dense/kernel#2"]
+    assert model.name == model_of(1, paths=["dense/kernel", "dense_1/kernel", "head/kernel", "dense_2/kernel"]).name

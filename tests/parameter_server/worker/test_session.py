@@ -1,0 +1,412 @@
+"""Workers that train on several servers; all of them on threads, over real sockets."""
+
+import contextlib
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parameter_server.serving import DEADLINE, serving
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
+from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, Synchronous
+from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.model import Model
+from tfdist.parameter_server.worker.session import Session
+
+SHAPES = [(1000, 200), (200,), (), (7, 3)]
+"""The first is split over servers."""
+PATHS = ["large", "bias", "scalar", "small"]
+
+
+def model_of(servers=2, shapes=SHAPES):
+    return Model(PATHS, shapes, [np.dtype(np.float32)] * 4, servers, [True] * 4)
+
+
+def described(momentum=0.0):
+    optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0, momentum=momentum))
+    rows = [shape[0] if shape else 1 for shape in SHAPES]
+    return [Held(path, 0, count, count) for path, count in zip(PATHS, rows, strict=True)], optimizer
+
+
+def first_state():
+    return State(first_values())
+
+
+def pushed(session, arrays):
+    """By server, the gradients of its parts: of arrays, one for each variable."""
+    model = session._model
+    return [
+        Gradients(("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, State(arrays)).values))
+        for server, (parts, shapes) in enumerate(zip(model.dealing.shards, model.shapes, strict=True))
+    ]
+
+
+def ones(session):
+    return pushed(session, [np.ones(shape, np.float32) for shape in SHAPES])
+
+
+def first_values():
+    generator = np.random.default_rng(0)
+    return [np.asarray(generator.normal(size=shape), np.float32) for shape in SHAPES]
+
+
+@contextlib.contextmanager
+def sessions(mode, workers, servers=2, prefetch=0, running=None):
+    with contextlib.ExitStack() as stack:
+        running = running or [stack.enter_context(serving(mode)) for _ in range(servers)]
+        made = []
+        for worker in range(workers):
+            connections = [Connection(server.address, f"ps {n}", DEADLINE) for n, server in enumerate(running)]
+            made.append(Session(connections, worker, model_of(servers), prefetch=prefetch))
+        yield made
+        for session in made:
+            session.close()
+
+
+def on_all(made, work):
+    results = [None] * len(made)
+
+    def run(worker):
+        try:
+            results[worker] = work(worker, made[worker])
+        except Exception as error:
+            results[worker] = error
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def begin(worker, session):
+    return session.whole(session.begin(*described(), first_state if worker == 0 else None))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_all_workers_begin_with_the_chiefs_values(servers):
+    with sessions(Asynchronous(), 3, servers) as made:
+        for values in on_all(made, begin):
+            for one, other in zip(values, first_values(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(1)])
+def test_every_gradient_counts_once_on_every_server(mode):
+    def work(worker, session):
+        begin(worker, session)
+        for _ in range(10):
+            session.step(ones(session))
+        session.suspend()
+
+    with sessions(mode, 3) as made:
+        on_all(made, work)
+        for session in made:
+            assert session.pushes == 10
+            assert session.is_suspended
+        for value, first in zip(made[0].whole(made[0].pull()), first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 30, rtol=1e-5)
+        assert (made[0].version, made[0].iterations) == (30, 30)
+
+
+@pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(1)])
+def test_a_step_may_be_under_way(mode):
+    """Values are those after the step before; what reads the model waits for all."""
+    with sessions(mode, 2, prefetch=1) as made:
+        on_all(made[:1], begin)
+        chief = made[0]
+        seen = [float(chief.whole(chief.step(ones(chief)))[2]) for _ in range(4)]
+        first = float(first_values()[2])
+        np.testing.assert_allclose(seen, [first, first - 1, first - 2, first - 3], rtol=1e-5)
+        np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 4, rtol=1e-5)
+        made[1].begin(*described(), None)
+
+        def work(worker, session):
+            for _ in range(10):
+                session.step(ones(session))
+            session.suspend()
+
+        on_all(made, work)
+        np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 24, rtol=1e-5)
+
+
+def test_steps_under_way_are_repeated_for_a_server_that_has_forgotten_this_worker():
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving()) for _ in range(2)]
+        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
+        session = Session(connections, 0, model_of(), prefetch=1)
+        stack.callback(session.close)
+        begin(0, session)
+        for lost in (False, True, False, True):
+            session.step(ones(session))
+            if lost:
+                servers[1].lost(0)
+        for value, first in zip(session.whole(session.pull()), first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 4, rtol=1e-5)
+
+
+def test_synchronous_steps_are_means():
+    with sessions(Synchronous(), 2) as made:
+        # Those that take part in the first step are those that are there by then.
+        on_all(made, begin)
+        results = on_all(made, lambda worker, session: [step(worker, session, number) for number in range(3)])
+    first = float(first_values()[2])
+    means = [(1 * (0 + number) + 2 * (3 + number)) / 3 for number in range(3)]
+    expected = first - np.cumsum(means)
+    for seen in results:
+        np.testing.assert_allclose(seen, expected, rtol=1e-5)
+
+
+def step(worker, session, number):
+    arrays = [np.full(shape, 3.0 * worker + number, np.float32) for shape in SHAPES]
+    return float(session.whole(session.step(pushed(session, arrays), worker + 1.0))[2])
+
+
+def test_the_state_is_that_of_the_whole_model():
+    with sessions(Asynchronous(), 1) as (session,):
+        session.begin(*described(momentum=0.5), first_state)
+        for _ in range(2):
+            session.step(ones(session))
+        state = session.state()
+        for value, first, slots in zip(state.values, first_values(), state.slots, strict=True):
+            np.testing.assert_allclose(value, first - 2.5, rtol=1e-5)
+            np.testing.assert_array_equal(slots["momentum"], np.full(value.shape, -1.5))
+        assert int(state.scalars["iteration"]) == 2
+
+
+def test_the_learning_rate_goes_to_all_servers_when_it_changes():
+    with sessions(Asynchronous(), 1) as (session,):
+        begin(0, session)
+        for rate in (1.0, 0.5, 0.5):
+            values = session.whole(session.step(ones(session), rate=rate))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 2, rtol=1e-5)
+
+
+def test_another_model_is_refused():
+    with sessions(Asynchronous(), 1) as (session,):
+        begin(0, session)
+        other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
+        why = r"another model: variable 1 is large \[5\] float32, the chief's is large \[1000, 200\]"
+        with pytest.raises(RefusedError, match=why):
+            other.begin(*described(), None)
+
+
+def test_a_worker_that_comes_again_is_given_the_newest_of_equal_models():
+    """It begins the first one, which the others have left for another one."""
+    with sessions(Asynchronous(), 1) as (session,):
+        first = Session(connections(session), 0, model_of())
+        begin(0, first)
+        first.close(is_over=True)
+        late = Session(connections(session), 1, model_of())
+        with pytest.raises(RefusedError, match="all others have finished training"):
+            late.begin(*described(), None)
+        second = Session(connections(session), 0, model_of(), begun=[model_of().name])
+        begin(0, second)
+        second.step(ones(second))
+        values = late.whole(late.begin(*described(), None))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 1, rtol=1e-5)
+        second.close()
+        late.close()
+
+
+def connections(session):
+    """New ones, to the same servers."""
+    return [Connection(one._address, one._name, DEADLINE) for one in session._connections]
+
+
+def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving()) for _ in range(2)]
+        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
+        session = Session(connections, 0, model_of())
+        stack.callback(session.close)
+        begin(0, session)
+        session.step(ones(session))
+        servers[1].lost(0)
+        values = session.whole(session.step(ones(session)))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - 2, rtol=1e-5)
+
+
+def test_a_server_that_has_lost_the_model_gets_the_chiefs(caplog):
+    """Started again without a snapshot: what the chief read last is the newest that is left."""
+    newest = []
+
+    with contextlib.ExitStack() as stack:
+        first, other = contextlib.ExitStack(), stack.enter_context(serving())
+        server = first.enter_context(serving())
+        connections = [Connection(one.address, "ps", DEADLINE) for one in (server, other)]
+        session = Session(connections, 0, model_of())
+        stack.callback(session.close)
+        session.begin(*described(), lambda: State(newest or first_values()))
+        for _ in range(3):
+            newest[:] = session.whole(session.step(ones(session)))
+        first.close()
+        stack.enter_context(serving(address=server.address))
+        values = session.whole(session.step(ones(session)))
+        for value, first_value in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first_value - 4, rtol=1e-5)
+        assert session.version == 1, "of the new server"
+        assert "ps 0 was started again: at least 2 updates are lost" in caplog.text
+
+
+def test_a_server_that_was_started_again_has_the_chiefs_learning_rate():
+    with contextlib.ExitStack() as stack:
+        first = contextlib.ExitStack()
+        server = first.enter_context(serving())
+        session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
+        stack.callback(session.close)
+        begin(0, session)
+        session.step(ones(session), rate=0.5)
+        first.close()
+        stack.enter_context(serving(address=server.address))
+        values = session.whole(session.step(ones(session), rate=0.5))
+        for value, first_value in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first_value - 0.5, rtol=1e-5)
+
+
+def test_a_server_may_forget_a_worker_before_it_has_the_model():
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving())
+        connection = Connection(server.address, "ps 0", DEADLINE)
+        session = Session([connection], 0, model_of(1))
+        stack.callback(session.close)
+        original, answers = connection.request, []
+
+        def request(*args, **options):
+            answers.append(original(*args, **options))
+            if len(answers) == 1:  # to `Attach`
+                server.lost(0)
+            return answers[-1]
+
+        connection.request = request
+        begin(0, session)
+        assert [type(answer).__name__ for answer, _ in answers].count("Attached") == 2
+        session.step(ones(session))
+
+
+def test_leaving_servers_that_are_gone_is_no_error():
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving())
+        session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
+        begin(0, session)
+        stack.close()
+        session.close()
+
+
+BATCHES, EPOCHS = 7, 6
+
+
+@contextlib.contextmanager
+def sharing(mode, workers, servers=2, prefetch=0):
+    """Sessions whose first server deals batches; yields them, each worker's epochs, and the servers."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(serving(mode, deals=None if number else Deals())) for number in range(servers)]
+        made = stack.enter_context(sessions(mode, workers, servers, prefetch, running))
+        epochs = []
+        for worker, session in enumerate(made):
+            of = worker, 0, Plan(BATCHES, 1, None)
+
+            def connect():
+                return Connection(running[0].address, "ps 0", DEADLINE)
+
+            epochs.append(SharedEpochs(connect, *of, when_idle=session.suspend))
+            stack.callback(epochs[-1].close)
+        yield made, epochs, running
+
+
+def train(session, epochs, after_step=lambda step: None):
+    """Trains on what is dealt; returns the number of steps."""
+    steps = 0
+    for epoch in range(EPOCHS):
+        epochs.begin(epoch)
+        for ticket, _ in epochs.tickets():
+            if ticket & AFTER_PAUSE:
+                session.pull()
+            session.step(ones(session), ticket=number_of(ticket))
+            steps += 1
+            after_step(steps)
+        session.suspend()
+    session.suspend(is_end=True)
+    epochs.close()
+    return steps
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_push_with_a_ticket_counts_on_all_servers(servers, prefetch):
+    with sharing(Asynchronous(), 1, servers, prefetch) as ((session,), (epochs,), _):
+        begin(0, session)
+        assert train(session, epochs) == BATCHES * EPOCHS
+        values = session.whole(session.pull())
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - BATCHES * EPOCHS, rtol=1e-5)
+        assert session._versions == [BATCHES * EPOCHS] * servers
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_push_of_a_batch_that_is_anothers_counts_on_no_server(servers):
+    with sharing(Asynchronous(), 1, servers) as ((session,), (epochs,), _):
+        begin(0, session)
+        epochs.begin(0)
+        ticket, _ = next(epochs.tickets())
+        epochs.close()
+        values = session.whole(session.step(ones(session), ticket=ticket))
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_array_equal(value, first)
+        assert (session.refusals, session._versions) == (1, [0] * servers)
+        session.step(ones(session))
+        assert session._versions == [1] * servers
+
+
+MODES = [Asynchronous(), BoundedStaleness(0), BoundedStaleness(1), Synchronous(), Synchronous(backup_workers=1)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_workers_that_have_no_batch_keep_nobody_waiting(mode, servers):
+    """Seven batches for three workers: in each epoch some get less than others."""
+    with sharing(mode, 3, servers) as (made, epochs, _):
+        on_all(made, begin)
+        steps = on_all(made, lambda worker, session: train(session, epochs[worker]))
+        assert sum(steps) - sum(session.refusals for session in made) == BATCHES * EPOCHS
+        values = made[0].whole(made[0].pull())
+        versions = made[0]._versions
+        assert len(set(versions)) == 1, "all servers have made the same rounds"
+        for value, first in zip(values, first_values(), strict=True):
+            np.testing.assert_allclose(value, first - versions[0], rtol=1e-5)
+        if not mode.in_rounds:
+            assert versions[0] == BATCHES * EPOCHS
+
+
+@pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(0), Synchronous()], ids=str)
+def test_batches_of_a_worker_that_is_taken_for_lost_count_once(mode):
+    """It lives, and goes on. Each server hears of the loss at another moment."""
+    with sharing(mode, 3) as (made, epochs, running):
+        on_all(made, begin)
+
+        def lose(step):
+            if step in (2, 5, 9):  # a request that is lost with the worker comes again after 2 s
+                running[step % 2].lost(1 + step // 3 % 2)
+
+        steps = on_all(
+            made, lambda worker, one: train(one, epochs[worker], lambda step: None if worker else lose(step))
+        )
+        refused = sum(session.refusals for session in made)
+        assert sum(steps) - refused == BATCHES * EPOCHS
+        if not mode.in_rounds:
+            values = made[0].whole(made[0].pull())
+            for value, first in zip(values, first_values(), strict=True):
+                np.testing.assert_allclose(value, first - BATCHES * EPOCHS, rtol=1e-5)

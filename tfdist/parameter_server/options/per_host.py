@@ -1,0 +1,37 @@
+"""The option of a hierarchy of servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfdist.parameter_server.options.synchronization import SoftSync, Synchronization
+
+
+@dataclass(frozen=True)
+class PerHost:
+    """A server on each host joins the gradients of the host's workers, and pushes them to the root servers as one.
+
+    The first ``roots`` tasks of the job ``ps`` are the roots: they have the variables and the optimizer. Each further
+    one is the server of the workers whose addresses name the same host as its own. Workers without a server on their
+    host go to the roots themselves.
+
+    Attributes:
+        synchronization: between the workers of a host: which of their gradients are joined, and who waits. The
+            strategy's own ``synchronization`` is then between hosts.
+        roots: at least 1.
+
+    References:
+        Gupta, Zhang and Wang, *Model accuracy and runtime tradeoff in distributed deep learning: a systematic study*,
+        ICDM 2016 (Rudra-adv).
+    """
+
+    synchronization: Synchronization = SoftSync(1)  # noqa: RUF009
+    roots: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.synchronization, Synchronization):
+            raise ValueError(
+                f"PerHost(synchronization=…) must be a mode such as SoftSync(); got {self.synchronization!r}"
+            )
+        if not isinstance(self.roots, int) or isinstance(self.roots, bool) or self.roots < 1:
+            raise ValueError(f"PerHost(roots=…) must be a whole number of at least 1; got {self.roots!r}")

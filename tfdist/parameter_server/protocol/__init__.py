@@ -1,0 +1,1 @@
+"""What workers and servers say to each other: values, messages, frames, and the line that they travel on."""

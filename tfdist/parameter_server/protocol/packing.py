@@ -1,0 +1,168 @@
+"""Gradients in fewer bytes, from one worker to one server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist.compression.method import Method, as_working, is_finite
+from tfdist.compression.policy import FewerWorkers, Policy, chosen
+from tfdist.compression.state import State
+from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A variable of which a shard holds rows.
+
+    Attributes:
+        path: of the variable.
+        shape: of the whole variable, by which its method is chosen.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Gradients as they are sent.
+
+    Attributes:
+        kinds: one for each variable.
+        vectors: the dense gradients, in the layout for these kinds.
+        rest: rows and indices of each sparse gradient; then the payload of each packed one.
+    """
+
+    kinds: tuple[Kind, ...]
+    vectors: list[np.ndarray]
+    rest: list[np.ndarray]
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays of a message, as `Unpacker.received` expects them."""
+        return [*self.vectors, *self.rest]
+
+
+class Methods:
+    """The method for each variable of a shard, in each step.
+
+    Args:
+        policy: which method each variable gets.
+        variables: that the shard has rows of.
+        shapes: of these rows.
+
+    Attributes:
+        shapes: as given.
+    """
+
+    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
+        self.shapes = shapes
+        self._schedules = [
+            chosen(policy, one.path, one.shape) if dtype.name in _FLOATS else None
+            for one, dtype in zip(variables, shapes.dtypes, strict=True)
+        ]
+
+    def is_chosen(self, place: int) -> bool:
+        """Whether a variable is compressed in some step."""
+        return self._schedules[place] is not None
+
+    def at(self, place: int, step: int) -> Method | None:
+        """The method for a variable; None if it is not compressed.
+
+        Raises:
+            ValueError: it is one for workers that take every step together.
+        """
+        schedule = self._schedules[place]
+        choice = None if schedule is None else schedule.at(step)
+        if isinstance(choice, FewerWorkers) or (choice is not None and choice.momentum):
+            raise ValueError(f"parameter servers cannot compress with {choice}: its workers take every step together")
+        return choice
+
+
+class Packer(Methods):
+    """A worker's side, with the residuals of its gradients.
+
+    Args:
+        policy: which method each variable gets.
+        variables: that the shard has rows of.
+        shapes: of these rows.
+        worker: its number, of which its random numbers depend.
+    """
+
+    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes, worker: int) -> None:
+        super().__init__(policy, variables, shapes)
+        self._states = [
+            State(f"{place} {one.path}", seed=worker, shape=shape)
+            for place, (one, shape) in enumerate(zip(variables, shapes.shapes, strict=True))
+        ]
+
+    def packed(self, gradients: Gradients, step: int) -> Packed | Gradients:
+        """Encodes the dense gradients that have a method. What their encodings lack is added to the next ones.
+
+        Args:
+            gradients: of the shard's variables.
+            step: of this worker, from 0.
+        """
+        arrays = self.shapes.layout(gradients.kinds).arrays(gradients.vectors)
+        methods = {place: self.at(place, step) for place in arrays}
+        payloads = {place: self._encoded(place, arrays[place], one) for place, one in methods.items() if one}
+        if not payloads:
+            return gradients
+        kinds: tuple[Kind, ...] = tuple(
+            "packed" if place in payloads else kind for place, kind in enumerate(gradients.kinds)
+        )
+        left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
+        sparse = [array for pair in gradients.sparse.values() for array in pair]
+        return Packed(kinds, self.shapes.layout(kinds).vectors(left), [*sparse, *payloads.values()])
+
+    def _encoded(self, place: int, array: np.ndarray, method: Method) -> np.ndarray:
+        state, vector = self._states[place], as_working(array.reshape(-1))
+        state.scalers = method.scalers(vector if is_finite(vector) else np.zeros_like(vector), state)
+        payload = method.encode(vector, state)
+        state.scalers = None
+        state.step += 1
+        return payload
+
+
+class Unpacker(Methods):
+    """A server's side; see `Packer`."""
+
+    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], step: int) -> Gradients:
+        """The gradients of a message; see `Gradients.received`.
+
+        Args:
+            kinds: one for each variable; empty if all are dense.
+            arrays: of the message.
+            step: of the worker.
+
+        Raises:
+            ValueError: they do not fit the variables, or their methods.
+        """
+        packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
+        if not packed:
+            return Gradients.received(kinds, arrays, self.shapes)
+        if len(kinds) != len(self.shapes.shapes) or len(arrays) < len(packed):
+            raise ValueError(f"{len(arrays)} arrays of {len(kinds)} gradients for {len(self.shapes.shapes)} variables")
+        cut = len(arrays) - len(packed)
+        others: list[Kind] = ["none" if kind == "packed" else kind for kind in kinds]
+        plain = Gradients.received(others, arrays[:cut], self.shapes)
+        left = self.shapes.layout(others).arrays(plain.vectors)
+        found: list[np.ndarray | None] = [left.get(place) for place in range(len(kinds))]
+        for place, payload in zip(packed, arrays[cut:], strict=True):
+            try:
+                found[place] = self._decoded(place, payload, step)
+            except Exception as error:  # of NumPy, for what a peer has sent
+                raise ValueError(f"a packed gradient cannot be decoded: {error}") from error
+        whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds)
+        return Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
+
+    def _decoded(self, place: int, payload: np.ndarray, step: int) -> np.ndarray:
+        method, shape, dtype = self.at(place, step), self.shapes.shapes[place], self.shapes.dtypes[place]
+        if method is None or payload.dtype != np.uint8 or payload.ndim != 1:
+            raise ValueError("a packed gradient where none is expected: all tasks need the same compression")
+        out = as_working(np.empty(int(np.prod(shape)), dtype))
+        return method.decode(payload, out).astype(dtype).reshape(shape)

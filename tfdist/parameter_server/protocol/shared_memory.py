@@ -1,0 +1,164 @@
+"""Arrays of messages in memory that a worker and a server on one machine share, instead of in frames.
+
+A worker makes a segment, which the server maps. A message whose arrays are in it has two frames: a *locator*, which
+says where they are, and the header.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import msgspec
+
+from tfdist.parameter_server.protocol import nameless
+from tfdist.parameter_server.protocol.nameless import HEAD_BYTES, Where
+from tfdist.parameter_server.protocol.wire import InvalidMessageError
+
+_MAGIC = b"tfsm"
+_ALIGNMENT = 64
+LEAST_BYTES = 1 << 18
+"""Less than that is as fast in frames."""
+
+
+class Locator(msgspec.Struct, frozen=True, array_like=True):
+    """Where the arrays of a message are.
+
+    Attributes:
+        id: of a request, for a server that has no segment; -1 of an answer.
+        slot: of the segment.
+        sizes: bytes of each array, which follow each other, aligned.
+    """
+
+    id: int
+    slot: int
+    sizes: tuple[int, ...]
+
+
+_DECODER = msgspec.msgpack.Decoder(Locator)
+
+
+class Segment:
+    """A segment: slots, each with an area for the arrays of a request and one for those of its answer.
+
+    Args:
+        area: bytes of an area.
+        slots: how many there are.
+        memory: that is mapped.
+    """
+
+    def __init__(self, area: int, slots: int, memory: mmap.mmap) -> None:
+        self.area = area
+        self.slots = slots
+        self._memory = memoryview(memory)[HEAD_BYTES:]
+
+    @classmethod
+    def make(cls, area: int, slots: int) -> tuple[Segment, Where] | None:
+        """Makes a segment; None where the machine has no room for it.
+
+        Args:
+            area: bytes of an area.
+            slots: how many there are.
+        """
+        try:
+            made, where = nameless.make(_size_of(area, slots), is_reserved=True)
+        except (OSError, OverflowError):
+            return None
+        return cls(area, slots, made), where
+
+    @classmethod
+    def open(cls, where: Where, area: int, slots: int) -> Segment | None:
+        """Maps a segment that another process has made.
+
+        Args:
+            where: as that one says.
+            area: bytes of an area.
+            slots: how many there are.
+
+        Returns:
+            None if this process cannot open it; see `tfdist.parameter_server.protocol.nameless.mapped`.
+        """
+        found = nameless.mapped(where, _size_of(area, slots)) if min(area, slots) > 0 else None
+        return None if found is None else cls(area, slots, found)
+
+    def moved(self, slot: int, frames: Sequence[Any], is_answer: bool, number: int = -1) -> list[Any]:
+        """The frames of a message whose arrays are in the segment; those given where they are small or do not fit.
+
+        Args:
+            slot: whose area is free.
+            frames: of the message: the header, and the arrays.
+            is_answer: whether it is an answer.
+            number: the ``id`` of a request.
+        """
+        arrays = [memoryview(frame).cast("B") if len(frame) else memoryview(b"") for frame in frames[1:]]
+        sizes = [len(array) for array in arrays]
+        if sum(sizes) < LEAST_BYTES or sum(map(_aligned, sizes)) > self.area:
+            return list(frames)
+        for place, array in zip(self._places(slot, is_answer, sizes), arrays, strict=True):
+            self._memory[place : place + len(array)] = array
+        return [_MAGIC + msgspec.msgpack.encode(Locator(number, slot, tuple(sizes))), frames[0]]
+
+    def restored(self, locator: Locator, header: Any, is_answer: bool) -> list[Any]:
+        """The frames of a message: the header, and views of the segment.
+
+        Args:
+            locator: of the message.
+            header: the other frame.
+            is_answer: whether it is an answer.
+
+        Raises:
+            InvalidMessageError: the locator is of another segment.
+        """
+        if not 0 <= locator.slot < self.slots or sum(map(_aligned, locator.sizes)) > self.area:
+            raise InvalidMessageError("a locator that is of another segment")
+        places = self._places(locator.slot, is_answer, locator.sizes)
+        views = [self._memory[place : place + size] for place, size in zip(places, locator.sizes, strict=True)]
+        return [header, *(view.toreadonly() for view in views)]
+
+    def _places(self, slot: int, is_answer: bool, sizes: Sequence[int]) -> Iterator[int]:
+        place = (2 * slot + is_answer) * self.area
+        for size in sizes:
+            yield place
+            place += _aligned(size)
+
+
+def located(frames: Sequence[Any]) -> Locator | None:
+    """The locator of a message; None if it has its arrays in frames.
+
+    Args:
+        frames: as they came.
+
+    Raises:
+        InvalidMessageError: it does not decode.
+    """
+    if len(frames) != 2 or bytes(frames[0][: len(_MAGIC)]) != _MAGIC:
+        return None
+    try:
+        locator = _DECODER.decode(bytes(frames[0][len(_MAGIC) :]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidMessageError(f"the locator cannot be decoded: {error}") from None
+    if min(locator.sizes, default=0) < 0:
+        raise InvalidMessageError("a locator with a negative size")
+    return locator
+
+
+def area_of(shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]) -> int:
+    """Bytes of an area for arrays, also if each is sent alone.
+
+    Args:
+        shapes: of the arrays.
+        itemsizes: bytes of an element of each.
+    """
+    return (
+        sum(_aligned(prod(shape) * itemsize) for shape, itemsize in zip(shapes, itemsizes, strict=True)) or _ALIGNMENT
+    )
+
+
+def _size_of(area: int, slots: int) -> int:
+    return HEAD_BYTES + 2 * slots * area
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,217 @@
+"""Everything that a server has, as entries of a log, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import numpy as np
+
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.server.replication_messages import (
+    Books,
+    DealsCopy,
+    ProgramsCopy,
+    ShardCopy,
+    StatesCopy,
+    TableCopy,
+    Waiting,
+)
+from tfdist.parameter_server.server.shards import Key, Shards
+from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.shard import Pushed, Shard
+from tfdist.parameter_server.tables.round import Round
+from tfdist.parameter_server.tables.table import Table
+from tfdist.parameter_server.tables.tables import Sender, Served, placeholder
+from tfdist.parameter_server.worker.layer_states import LayerStates
+
+Append = Callable[..., None]
+"""Appends an entry; see `tfdist.parameter_server.server.log.Log.append`."""
+
+
+def append_all(append: Append, shards: Shards) -> None:
+    """Appends copies of everything.
+
+    Args:
+        append: to the log.
+        shards: of the leader.
+    """
+    append_programs(append, shards)
+    append_states(append, shards.states)
+    if shards.deals is not None:
+        append_deals(append, shards.deals)
+    for key in shards.models():
+        append_shard(append, key, shards[key])
+    for name in shards.tables.names():
+        append_table(append, shards.tables.served(name))
+
+
+def append_shard(append: Append, key: Key, shard: Shard) -> None:
+    """Appends a copy of a shard.
+
+    Args:
+        append: to the log.
+        key: of its model.
+        shard: the leader's.
+    """
+    state = State([]) if shard.store is None else shard.store.state()
+    slots, scalars = state.names()
+    pushed = [shard.pushed[id(one)] for one in shard.ledger.waiting]
+    waiting = tuple(
+        Waiting(gradient, one.source[1], one.read, one.ticket, one.gradients.kinds)
+        for gradient, one in zip(shard.ledger.waiting, pushed, strict=True)
+    )
+    append(
+        ShardCopy,
+        *key,
+        () if shard.store is None else tuple(shard.store.held),
+        {} if shard.store is None else shard.store.config,
+        *(slots, scalars, _books(shard.ledger), dict(shard.incarnations)),
+        *(_rows(shard.sequences), _rows(shard.applied), dict(shard.tickets.decisions), waiting),
+        arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
+    )
+
+
+def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None:
+    """Puts a shard in the place of another.
+
+    Args:
+        shards: of the follower.
+        copy: of the leader's.
+        arrays: that came with it.
+    """
+    shard = shards.put((copy.model, copy.occurrence))
+    cut = len(copy.held) + sum(map(len, copy.slots)) + len(copy.scalars)
+    if copy.held:
+        shard.make_store(
+            *(copy.held, copy.optimizer),
+            State.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
+        )
+    books, ledger = copy.books, shard.ledger
+    ledger.version, ledger.awaited, ledger.idle = books.version, set(books.awaited), frozenset(books.idle)
+    ledger.workers, ledger.round = books.workers, books.round
+    ledger.done.extend(books.done)
+    for mine, counts in (
+        (ledger.counted, books.counted),
+        (ledger.dropped, books.dropped),
+        (ledger.staleness, books.staleness),
+    ):
+        mine.update(counts)
+    shard.incarnations, shard.tickets.decisions = copy.incarnations, copy.decisions
+    shard.sequences, shard.applied = _by_source(copy.sequences), _by_source(copy.applied)
+    rest = iter(arrays[cut:])
+    for one in copy.waiting:
+        assert shard.store is not None
+        layout = shard.store.shapes.layout(one.kinds)
+        own = [next(rest) for _ in range(len(layout.dtypes) + 2 * one.kinds.count("sparse"))]
+        gradients = Gradients.received(one.kinds, own, shard.store.shapes)
+        ledger.waiting.append(one.gradient)
+        source = one.gradient.worker, one.incarnation
+        shard.pushed[id(one.gradient)] = Pushed(source, one.read, gradients, one.ticket)
+
+
+def append_programs(append: Append, shards: Shards) -> None:
+    """Appends what workers have begun.
+
+    Args:
+        append: to the log.
+        shards: of the leader.
+    """
+    peers = tuple((peer, worker, key) for peer, (worker, key) in shards.peers.items())
+    gone_on = tuple((key, tuple(workers)) for key, workers in shards.gone_on.items())
+    append(ProgramsCopy, peers, dict(shards.programs.of), gone_on, tuple(shards.over), tuple(shards.absent))
+
+
+def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], bytes]) -> None:
+    """Takes over what workers have begun.
+
+    Args:
+        shards: of the follower.
+        copy: of the leader's.
+        named: the follower's name of a connection of the leader.
+    """
+    shards.peers = {named(peer): (worker, key) for peer, worker, key in copy.peers}
+    shards.programs.of = copy.programs
+    shards.gone_on = {key: set(workers) for key, workers in copy.gone_on}
+    shards.over, shards.absent = set(copy.over), set(copy.absent)
+    shards.tables.ended = set(copy.absent)
+
+
+def append_states(append: Append, states: LayerStates) -> None:
+    """Appends the chief's weights that no server updates.
+
+    Args:
+        append: to the log.
+        states: the leader's.
+    """
+    digests = tuple(states.digests.items())
+    append(StatesCopy, dict(states.programs.of), digests, tuple(states.arrays), arrays=list(states.arrays.values()))
+
+
+def put_states(shards: Shards, copy: StatesCopy, arrays: list[np.ndarray]) -> None:
+    """Takes over the chief's weights; see `put_shard`."""
+    shards.states.programs.of = copy.programs
+    shards.states.digests = dict(copy.digests)
+    shards.states.arrays = dict(zip(copy.arrays, arrays, strict=True))
+
+
+def append_table(append: Append, served: Served) -> None:
+    """Appends a copy of a table.
+
+    Args:
+        append: to the log.
+        served: the leader's.
+    """
+    state = served.table.state()
+    senders = tuple((worker, one.incarnation, one.looked_up, one.updated) for worker, one in served.senders.items())
+    append(
+        *(TableCopy, served.described, served.optimizer, tuple(state), senders, _rows(served.sequences)),
+        arrays=list(state.values()),
+    )
+
+
+def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None:
+    """Puts a table in the place of another; see `put_shard`."""
+    described = copy.described
+    optimizer = deepcopy(copy.optimizer or placeholder())  # Keras writes into it
+    table = Table(described.dim, optimizer, described.initial, described.policy, described.dtype)
+    table.restore([dict(zip(copy.names, arrays, strict=True))])
+    senders = {worker: Sender(*sequences) for worker, *sequences in copy.senders}
+    together = Round(range(described.workers)) if described.workers else None  # parts that wait are sent again
+    shards.tables.put(
+        Served(described, table, copy.optimizer, None, senders, _by_source(copy.sequences), round=together)
+    )
+
+
+def append_deals(append: Append, deals: Deals) -> None:
+    """Appends the dealer's books. On the leader, too, workers have to begin their epochs again, with new batches.
+
+    Args:
+        append: to the log.
+        deals: of the leader.
+    """
+    state = deals.state(())
+    append(DealsCopy, state, deals.restart(state))
+
+
+def put_deals(shards: Shards, copy: DealsCopy) -> None:
+    """Takes over the dealer's books; see `put_shard`."""
+    if shards.deals is not None:
+        shards.deals.restart(copy.state, copy.first_ticket)
+
+
+def _books(ledger: Ledger) -> Books:
+    return Books(
+        *(ledger.version, tuple(ledger.awaited), tuple(ledger.idle), dict(ledger.workers), ledger.round),
+        *(tuple(ledger.done), dict(ledger.counted), dict(ledger.dropped), dict(ledger.staleness)),
+    )
+
+
+def _rows(sequences: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((*source, sequence) for source, sequence in sequences.items())
+
+
+def _by_source(rows: tuple[tuple[int, int, int], ...]) -> dict[tuple[int, int], int]:
+    return {(worker, incarnation): sequence for worker, incarnation, sequence in rows}

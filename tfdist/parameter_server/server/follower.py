@@ -1,0 +1,187 @@
+"""A follower: it does what its leader has done, until it has to lead itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import zmq
+
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.line import Line
+from tfdist.parameter_server.protocol.messages import FROM_WORKER
+from tfdist.parameter_server.protocol.wire import InvalidMessageError
+from tfdist.parameter_server.server import copies
+from tfdist.parameter_server.server.replication_messages import (
+    FROM_FOLLOWER,
+    FROM_LEADER,
+    Begin,
+    Came,
+    DealsCopy,
+    Entry,
+    Heard,
+    Lost,
+    Noted,
+    ProgramsCopy,
+    ShardCopy,
+    StatesCopy,
+    TableCopy,
+    Whole,
+)
+from tfdist.parameter_server.server.shards import Shards
+
+log = logging.getLogger("tfdist")
+
+
+class Replica:
+    """What a follower has of its leader's state. It knows no sockets.
+
+    Args:
+        make: makes shards that have heard nothing.
+        server: index of the parameter server.
+
+    Attributes:
+        shards: as the leader has them, up to the last entry.
+        is_whole: whether it can take over.
+    """
+
+    def __init__(self, make: Callable[[], Shards], server: int) -> None:
+        self._make = make
+        self._server = server
+        self._stream: int | None = None
+        self._number = -1
+        self.shards = make()
+        self.is_whole = False
+
+    def take(self, entry: Entry, arrays: list[np.ndarray]) -> Noted | None:
+        """Does what an entry says, if it is the next one.
+
+        Args:
+            entry: of a leader.
+            arrays: that came with it; read-only views, which stay as they are.
+
+        Returns:
+            What to answer; None for an entry of nobody that this one follows.
+        """
+        if isinstance(entry, Begin) and entry.stream != self._stream and not self.is_whole:
+            self._stream, self._number, self.shards = entry.stream, -1, self._make()
+        if entry.stream != self._stream:
+            return None
+        if entry.number == self._number + 1:
+            self._number = entry.number
+            self._do(entry, arrays)
+        return Noted(entry.stream, self._number)
+
+    def forget(self) -> None:
+        """The leader is gone before this one had everything: it follows nobody."""
+        if not self.is_whole:
+            self._stream = None
+
+    def _do(self, entry: Entry, arrays: list[np.ndarray]) -> None:
+        match entry:
+            case Heard():
+                message, own = FROM_WORKER.decode(arrays)
+                self.shards.heard(_named(entry.peer), message, own, lambda answer, arrays: None)
+            case Lost():
+                self.shards.lost(entry.worker)
+            case Came():
+                self.shards.came(entry.worker)
+            case ProgramsCopy():
+                copies.put_programs(self.shards, entry, _named)
+            case StatesCopy():
+                copies.put_states(self.shards, entry, arrays)
+            case ShardCopy():
+                copies.put_shard(self.shards, entry, arrays)
+            case TableCopy():
+                copies.put_table(self.shards, entry, arrays)
+            case DealsCopy():
+                copies.put_deals(self.shards, entry)
+            case Whole():
+                self.is_whole = True
+                if self.shards.models() or self.shards.tables.names():  # not at the start of a job
+                    log.warning("tfdist: this task has a copy of parameter server %d again.", self._server)
+
+
+class Follower:
+    """Follows a leader over TCP.
+
+    Args:
+        make: as of `Replica`.
+        server: as of `Replica`.
+        host: of the address to listen at; the port is a free one.
+        keys: of the job; None for no encryption.
+
+    Attributes:
+        address: ``host:port`` that it listens at.
+    """
+
+    def __init__(self, make: Callable[[], Shards], server: int, host: str, keys: Keys | None = None) -> None:
+        self._replica = Replica(make, server)
+        self._context = zmq.Context(1)
+        self._line, self.address = Line.listening(self._context, f"{host}:0", keys, (zmq.LINGER, 1000))
+        self._events: queue.SimpleQueue[Literal["lost", "stop"]] = queue.SimpleQueue()
+        self._wake, self._waker = socket.socketpair()
+        self._has_complained = False
+
+    def run(self) -> Shards | None:
+        """Follows until the leader is gone, or until `stop`.
+
+        Returns:
+            The state to lead with; None after `stop`.
+        """
+        poller = zmq.Poller()
+        poller.register(self._line.socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._line.socket in ready:
+                    self._receive()
+                if self._wake.fileno() in ready and self._line.socket not in ready:  # first what the leader has sent
+                    self._wake.recv(1)
+                    if self._events.get() == "stop":
+                        return None
+                    if self._replica.is_whole:
+                        return self._replica.shards
+                    self._replica.forget()
+        finally:
+            self._line.close()
+            self._context.term()
+            self._wake.close()
+            self._waker.close()
+
+    def leader_lost(self) -> None:
+        """The leader is gone; from any thread."""
+        self._tell("lost")
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        self._tell("stop")
+
+    def _tell(self, event: Literal["lost", "stop"]) -> None:
+        self._events.put(event)
+        with contextlib.suppress(OSError):  # it has ended already
+            self._waker.send(b"\0")
+
+    def _receive(self) -> None:
+        """Takes an entry."""
+        peer, frames = self._line.receive_from()
+        try:
+            answer = self._replica.take(*FROM_LEADER.decode(frames))
+        except InvalidMessageError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                log.warning("tfdist: the copy of a parameter server ignores invalid messages: %s", error)
+            return
+        if answer is not None:
+            self._line.answer(peer, FROM_FOLLOWER.encode(answer))
+
+
+def _named(peer: bytes) -> bytes:
+    """The name of a connection of the leader, which is none of this process's own."""
+    return b"of the leader: " + peer

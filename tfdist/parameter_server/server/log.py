@@ -1,0 +1,147 @@
+"""A leader's log: what it has heard goes to its follower, and answers wait until it is there."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.line import Line
+from tfdist.parameter_server.protocol.wire import InvalidMessageError
+from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry
+
+_AGAIN_SECONDS = 2.0
+"""After which entries that the follower has not noted are sent again."""
+
+
+class Log:
+    """The way to a follower, for one thread. Without a follower, answers go out at once.
+
+    Args:
+        keys: of the job; None for no encryption.
+    """
+
+    def __init__(self, keys: Keys | None = None) -> None:
+        self._keys = keys
+        self._context = zmq.Context(1)
+        self._line: Line | None = None
+        self._stream = 0
+        self._number = 0
+        self._noted = -1
+        self._sent: deque[tuple[int, list[Any]]] = deque()
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._open: list[Callable[[], None]] = []
+        self._due = 0.0
+
+    @property
+    def socket(self) -> zmq.Socket[bytes] | None:
+        """To wait on for `attend`; None without a follower."""
+        return None if self._line is None else self._line.socket
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the follower has noted the first entry."""
+        return self._noted >= 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until `attend` has something to send; None if nothing is under way."""
+        return max(0.0, self._due - time.monotonic()) if self._sent else None
+
+    def begin(self, address: str) -> None:
+        """Begins a stream to a follower, in the place of any other one.
+
+        Args:
+            address: ``host:port`` of it.
+        """
+        self.end()
+        self._line = Line.to(self._context, address, self._keys)
+        self._stream, self._number, self._noted = secrets.randbits(63), 0, -1
+        self.append(Begin)
+
+    def end(self) -> None:
+        """Goes on without a follower: all answers go out."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        self._sent.clear()
+        for send in [*(send for _, send in self._held), *self._open]:
+            send()
+        self._held.clear()
+        self._open.clear()
+
+    def append(
+        self,
+        kind: Callable[..., Entry],
+        *attributes: Any,
+        arrays: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Sends an entry. The answers that were held since the last one wait for it.
+
+        Args:
+            kind: of the entry.
+            attributes: of it, behind stream and number.
+            arrays: that follow; they do not change until the follower has noted the entry.
+        """
+        if self._line is None:
+            return
+        encoded = FROM_LEADER.encode(kind(self._stream, self._number, *attributes), arrays)
+        if not self._sent:
+            self._due = time.monotonic() + _AGAIN_SECONDS
+        self._sent.append((self._number, encoded))
+        self._held.extend((self._number, send) for send in self._open)
+        self._open.clear()
+        self._number += 1
+        self._post(encoded)
+
+    def hold(self, send: Callable[[], None]) -> None:
+        """Sends an answer when the follower has noted the entry that is appended next.
+
+        Args:
+            send: sends it.
+        """
+        if self._line is None:
+            send()
+        else:
+            self._open.append(send)
+
+    def attend(self) -> None:
+        """Takes note of what the follower says, and sends again what it has not noted."""
+        while self._line is not None and self._line.poll(0.0):
+            try:
+                message, _ = FROM_FOLLOWER.decode(self._line.receive())
+            except InvalidMessageError:
+                continue
+            if message.stream == self._stream:
+                self._note(message.number)
+        if self._sent and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _AGAIN_SECONDS
+            for _, frames in self._sent:
+                self._post(frames)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._open.clear()
+        self._held.clear()
+        self.end()
+        self._context.term()
+
+    def _note(self, number: int) -> None:
+        if number <= self._noted:
+            return
+        self._noted = number
+        self._due = time.monotonic() + _AGAIN_SECONDS
+        while self._sent and self._sent[0][0] <= number:
+            self._sent.popleft()
+        while self._held and self._held[0][0] <= number:
+            self._held.popleft()[1]()
+
+    def _post(self, frames: list[Any]) -> None:
+        assert self._line is not None
+        self._line.send(frames)

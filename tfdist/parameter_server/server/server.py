@@ -1,0 +1,254 @@
+"""A server's socket: it takes messages off it, one after the other, and sends the answers of its shards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zmq
+
+from tfdist.parameter_server.protocol.curve import Keys
+from tfdist.parameter_server.protocol.line import Line
+from tfdist.parameter_server.protocol.messages import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Create,
+    Done,
+    Inspect,
+    Leave,
+    Push,
+    Read,
+    Refused,
+    Share,
+)
+from tfdist.parameter_server.protocol.shared_memory import Segment, located
+from tfdist.parameter_server.protocol.tables import AttachTable
+from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
+from tfdist.parameter_server.server import copies
+from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.replication_messages import Came, Heard, Lost, Whole
+from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.shard import Answer
+
+log = logging.getLogger("tfdist")
+
+_LOGGED = 100
+"""Peers whose invalid messages are logged, once each."""
+_WHY_CHARACTERS = 500
+"""Of why a message is not done, which may be its own."""
+
+
+@dataclass
+class _Shared:
+    """A segment that is shared with a connection.
+
+    Attributes:
+        memory: the segment.
+        worker: number of its task.
+        last: the highest ``id`` of a push whose answer may be in it.
+    """
+
+    memory: Segment
+    worker: int
+    last: int = -1
+
+
+class Server:
+    """Serves shards over TCP, one for each model that is trained.
+
+    Args:
+        shards: nobody else uses them while this runs.
+        address: ``host:port`` to listen at; port 0 takes a free one.
+        keys: of the job; None for no encryption.
+        follower: what is heard goes to a follower; None if there is never one.
+
+    Attributes:
+        address: ``host:port`` that it listens at.
+    """
+
+    def __init__(self, shards: Shards, address: str, keys: Keys | None = None, follower: Log | None = None) -> None:
+        self._shards = shards
+        self._log = follower or Log()
+        self._segments: dict[bytes, _Shared] = {}
+        self._context = zmq.Context(1)
+        self._line, self.address = Line.listening(self._context, address, keys, (zmq.LINGER, 1000))
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wake, self._waker = socket.socketpair()
+        self._complained: set[str] = set()
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        poller, followed = self._poller(), self._log.socket
+        try:
+            while True:
+                if followed is not self._log.socket:
+                    poller, followed = self._poller(), self._log.socket
+                ready = dict(poller.poll(self._milliseconds()))
+                if self._wake.fileno() in ready:
+                    self._wake.recv(1)
+                    event = self._events.get()
+                    if event is None:
+                        return
+                    event()
+                if self._line.socket in ready:
+                    self._receive()
+                self._log.attend()
+                for one in (*self._shards, *self._shards.tables):
+                    if one.snapshots is not None and not one.snapshots.seconds_left:
+                        one.take_snapshot()
+        finally:
+            self._shards.close()
+            self._log.close()
+            self._line.close()
+            self._context.term()
+            self._wake.close()
+            self._waker.close()
+
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for one in (self._line.socket, self._wake, self._log.socket):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)
+        return poller
+
+    def _milliseconds(self) -> int | None:
+        """Until the next snapshot, or something to do for the follower."""
+        kept = [one.snapshots for one in (*self._shards, *self._shards.tables)]
+        left = [snapshots.seconds_left for snapshots in kept if snapshots is not None]
+        left += [] if self._log.seconds_left is None else [self._log.seconds_left]
+        return 1 + int(1000 * min(left)) if left else None
+
+    def lost(self, worker: int) -> None:
+        """Tells the shards of a worker that is lost or has ended; from any thread.
+
+        Args:
+            worker: its task's number.
+        """
+
+        def event() -> None:
+            self._shards.lost(worker)
+            self._log.append(Lost, worker)
+            self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
+
+        self.tell(event)
+
+    def came(self, task: int) -> None:
+        """Tells the shards of a task that is there; from any thread.
+
+        Args:
+            task: its number.
+        """
+
+        def event() -> None:
+            self._shards.came(task)
+            self._log.append(Came, task)
+
+        self.tell(event)
+
+    def followed(self, address: str | None) -> None:
+        """Has a follower from now on, which gets everything; from any thread.
+
+        Args:
+            address: ``host:port`` of it; None if it is lost, so that there is none.
+        """
+        self.tell(lambda: self._log.end() if address is None else self._begin_log(address))
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        self.tell(None)
+
+    def copy(self) -> None:
+        """Sends the follower everything that is here; before `run`, or in its thread."""
+        copies.append_all(self._log.append, self._shards)
+        self._log.append(Whole)
+
+    def _begin_log(self, address: str) -> None:
+        self._log.begin(address)
+        self.copy()
+
+    def tell(self, event: Callable[[], None] | None) -> None:
+        """Has the thread of `run` call a function; from any thread.
+
+        Args:
+            event: the function; None ends `run`.
+        """
+        self._events.put(event)
+        with contextlib.suppress(OSError):  # it has ended already
+            self._waker.send(b"\0")
+
+    def _receive(self) -> None:
+        peer, frames = self._line.receive_from()
+        try:
+            locator = located(frames)
+            shared = self._segments.get(peer)
+            if locator is not None and shared is None:
+                why = "this server was started again and has mapped no segment"
+                self._line.answer(peer, FROM_SERVER.encode(Refused(locator.id, why, is_unknown=True)))
+                return
+            if locator is not None and shared is not None:
+                frames = shared.memory.restored(locator, frames[1], is_answer=False)
+            message, arrays = FROM_WORKER.decode(frames)
+        except InvalidMessageError as error:
+            self._complain(error)
+            return
+        slot = None
+        if shared is not None and isinstance(message, Push) and message.id > shared.last:
+            shared.last = message.id  # an answer that comes twice would change memory that its worker reads
+            slot = message.sequence % shared.memory.slots
+
+        def send(message: Message, arrays: Sequence[np.ndarray]) -> None:
+            encoded = FROM_SERVER.encode(message, arrays)
+            if shared is not None and slot is not None:
+                encoded = shared.memory.moved(slot, encoded, is_answer=True)
+            self._line.answer(peer, encoded)
+
+        try:
+            if isinstance(message, Share):
+                self._share(peer, message, send)
+            elif isinstance(message, (Inspect, Read)):
+                self._shards.heard(peer, message, arrays, send)
+            else:
+                self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
+                self._note(peer, message, frames)
+        except Exception as error:  # of what fits the form of a message, but not what is here: it ends nobody's job
+            why = f"{type(message).__name__} fits nothing that is here: {type(error).__name__}: {error}"
+            self._complain(InvalidMessageError(why[:_WHY_CHARACTERS]))
+            send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
+        if isinstance(message, Leave):
+            self._segments.pop(peer, None)
+
+    def _note(self, peer: bytes, message: Any, frames: Sequence[Any]) -> None:
+        """Sends a message that has been heard to the follower, with what it cannot do itself: reading snapshots."""
+        self._log.append(Heard, peer, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        if isinstance(message, Create):
+            for key in self._shards.models():
+                if self._shards[key].is_restored:
+                    copies.append_shard(self._log.append, key, self._shards[key])
+                    self._shards[key].is_restored = False
+        if isinstance(message, AttachTable):
+            for name in self._shards.tables.names():
+                served = self._shards.tables.served(name)
+                if served.is_restored:
+                    copies.append_table(self._log.append, served)
+                    served.is_restored = False
+
+    def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
+        segment = Segment.open(message.where, message.area, message.slots)
+        if segment is None:
+            answer(Refused(message.id, "the segment cannot be mapped"), ())
+            return
+        self._segments[peer] = _Shared(segment, message.worker)
+        answer(Done(message.id, 0), ())
+
+    def _complain(self, error: InvalidMessageError) -> None:
+        peer = self._line.last_address
+        if peer not in self._complained and len(self._complained) < _LOGGED:
+            self._complained.add(peer)
+            log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)

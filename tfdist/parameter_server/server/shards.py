@@ -1,0 +1,230 @@
+"""The shards of a server, one for each model that is trained, and whether all workers train the same models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.parameter_server.dealing.deals import Answer, Deals
+from tfdist.parameter_server.protocol.dealing import DealerMessage
+from tfdist.parameter_server.protocol.messages import Attach, GiveState, Inspect, Leave, Read, Refused, Report
+from tfdist.parameter_server.protocol.programs import CHIEF, Programs
+from tfdist.parameter_server.protocol.tables import TableMessage
+from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.snapshots.running import Snapshots
+from tfdist.parameter_server.tables.tables import Tables
+from tfdist.parameter_server.worker.layer_states import LayerStates
+
+_MODEL = re.compile(r"[\w-][\w. -]{0,199}")
+"""A name of a model, which is also that of a folder of snapshots."""
+
+Key = tuple[str, int]
+"""The name of a model, and how many of this name came before it."""
+
+
+class Shards:
+    """All shards of a server, for one thread.
+
+    Args:
+        make: makes the shard of the model with a name and the number of models of that name before it.
+        tables: of the server, which gets the messages about them.
+        deals: deals batches out to workers; None if another server does.
+        tasks: yields the names of all tasks, by number, for reports; others may join.
+        servers: the addresses of all servers, for reports.
+        is_chief_there: as of `LayerStates`.
+        chief: the worker whose models are the others'; None if it is not among this server's workers.
+
+    Attributes:
+        deals: as given.
+        tables: as given.
+        peers: by connection, the worker and the model that it is of.
+        programs: what the workers have begun.
+        states: the chief's weights that no server updates.
+        gone_on: by model, the workers that have gone on to other optimizers for its variables.
+        over: models that all have gone on from.
+        absent: tasks that have ended or are lost.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str, int], Shard],
+        tables: Tables | None = None,
+        deals: Deals | None = None,
+        tasks: Callable[[], Sequence[str]] = tuple,
+        servers: Sequence[str] = (),
+        is_chief_there: Callable[[], bool] = lambda: True,
+        chief: int | None = CHIEF,
+    ) -> None:
+        self._make = make
+        self._chief = chief
+        self._tasks = tasks
+        self._servers = tuple(servers)
+        self.deals = deals
+        if deals is not None:
+            deals.when_idle_changes = self._set_idle
+            deals.when_left = self._absent
+        self._shards: dict[Key, Shard] = {}
+        self.peers: dict[bytes, tuple[int, Key]] = {}
+        self.programs = Programs(chief)
+        self.gone_on: dict[Key, set[int]] = {}
+        self.over: set[Key] = set()
+        self.absent: set[int] = set()
+        self.states = LayerStates(is_chief_there)
+        self.tables = tables or Tables()
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(list(self._shards.values()))
+
+    def __getitem__(self, key: Key) -> Shard:
+        return self._shards[key]
+
+    def models(self) -> list[Key]:
+        """The models that are trained."""
+        return list(self._shards)
+
+    def put(self, key: Key) -> Shard:
+        """A new shard in the place of the one that a model has.
+
+        Args:
+            key: of the model.
+        """
+        self._shards[key] = made = self._make(*key)
+        made.ledger.awaited -= self.absent
+        made.tickets.deals = self.deals
+        if self.deals is not None:
+            made.set_idle(self.deals.idle)
+        return made
+
+    def heard(self, peer: bytes, message: Any, arrays: list[np.ndarray], answer: Answer) -> None:
+        """Does what a message says.
+
+        Args:
+            peer: identity of the connection that it came over.
+            message: from a worker.
+            arrays: that came with it; read-only views, which stay as they are.
+            answer: to its sender; may be used later.
+        """
+        if isinstance(message, Inspect):
+            models = tuple(shard.report(*key) for key, shard in self._shards.items())
+            answer(Report(message.id, models, tuple(self._tasks()), self._servers), ())
+        elif isinstance(message, Read):
+            newest = max((key for key in self._shards if key[0] == message.model), default=None)
+            if newest is None or (values := self._shards[newest].read(message)) is None:
+                answer(Refused(message.id, f"this server has no model {message.model}", is_unknown=True), ())
+            else:
+                answer(*values)
+        elif isinstance(message, GiveState):
+            self.states.heard(message, arrays, answer)
+        elif isinstance(message, TableMessage):
+            self.tables.heard(message, arrays, answer)
+        elif isinstance(message, DealerMessage):
+            if self.deals is None:
+                answer(Refused(message.id, "this server deals no batches"), ())
+            else:
+                self.deals.heard(message, arrays, answer)
+        elif isinstance(message, Attach) and (refusal := self._attach(peer, message)) is not None:
+            answer(refusal, ())
+        elif peer not in self.peers:
+            answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
+        else:
+            worker, key = self.peers[peer]
+            self._shards[key].heard(message, arrays, answer)
+            if isinstance(message, Leave):
+                del self.peers[peer]
+                if message.is_over:
+                    self.gone_on.setdefault(key, set()).add(worker)
+                    self._drop_if_over(key)
+
+    def lost(self, worker: int) -> None:
+        """Nobody waits for a worker any more.
+
+        Args:
+            worker: its task's number.
+        """
+        self.absent.add(worker)
+        self.peers = {peer: known for peer, known in self.peers.items() if known[0] != worker}
+        for key, shard in list(self._shards.items()):
+            shard.lost(worker)
+            self._drop_if_over(key)
+        self.states.lost(worker)
+        if self.deals is not None:
+            self.deals.lost(worker)
+        self.tables.lost(worker)
+
+    def came(self, task: int) -> None:
+        """A task is there, for the first time or again. A worker attaches by itself.
+
+        Args:
+            task: its number.
+        """
+        self.absent.discard(task)
+
+    def keep_snapshots(self, make: Callable[[str, int], Snapshots]) -> None:
+        """Keeps snapshots from now on.
+
+        Args:
+            make: makes those of the model with a name and the number of models of that name before it.
+        """
+        for key, shard in self._shards.items():
+            shard.snapshots = make(*key)
+
+    def close(self) -> None:
+        """Writes last snapshots."""
+        for one in (*self, *self.tables):
+            one.close()
+
+    def _set_idle(self, workers: frozenset[int]) -> None:
+        for shard in self:
+            shard.set_idle(workers)
+
+    def _absent(self, worker: int) -> None:
+        for shard in self:
+            shard.absent(worker)
+
+    def _attach(self, peer: bytes, message: Attach) -> Refused | None:
+        """Finds the shard of a model for a worker, or makes it.
+
+        Returns:
+            Why it cannot be had.
+        """
+        key = message.model, message.occurrence
+        if not _MODEL.fullmatch(message.model):
+            return Refused(message.id, "this is no name of a model: letters, digits and _-. only, at most 200")
+        if key in self.over:
+            later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
+            return Refused(
+                *(message.id, f"all others have finished training the model {message.model}"),
+                is_over=True,
+                newest=max(later, default=None),
+            )
+        if (why := self._differs(message)) is not None:
+            return Refused(message.id, why)
+        if key not in self._shards:
+            self.put(key)
+        mine = message.worker, key
+        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # from an old connection
+        self.peers[peer] = mine
+        self.gone_on.get(key, set()).discard(message.worker)
+        return None
+
+    def _differs(self, message: Attach) -> str | None:
+        """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
+        self.programs.note(message)
+        differences = self.programs.differences(message)
+        if message.worker != self._chief:
+            return differences[0][1] if differences else None
+        for begun, why in differences:
+            self._shards[begun.model, begun.occurrence].refuse(begun.worker, why)
+        return None
+
+    def _drop_if_over(self, key: Key) -> None:
+        """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
+        ledger, gone_on = self._shards[key].ledger, self.gone_on.get(key, set())
+        has_chief = bool(gone_on) if self._chief is None else self._chief in gone_on
+        if has_chief and not ledger.workers and not ledger.awaited:
+            self._shards.pop(key).close()
+            self.over.add(key)
+            del self.gone_on[key]

@@ -1,0 +1,155 @@
+"""The values of a shard in memory that its workers change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.parameter_server.protocol.changes import Edition
+from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
+from tfdist.parameter_server.protocol.nameless import Where
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.shard.ledger import Ledger
+
+_OWN_PLACE = 0
+
+
+class MemoryStore:
+    """Variables in a `Memory`, as `tfdist.parameter_server.shard.store.Store` has them without an optimizer.
+
+    Workers on this machine write to it. Those on others push what their optimizers have changed, as with `LocalSteps`:
+    an update u as the gradient −u.
+
+    Args:
+        held: describes the variables.
+        state: their first values; and the number of updates, if there were some before.
+        optimizer: as the workers describe it.
+
+    Attributes:
+        held: as given.
+        config: as ``optimizer``.
+        shapes: of the variables.
+
+    Raises:
+        ValueError: this system has no such memory, or no memory is left.
+    """
+
+    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
+        self.held = list(held)
+        self.config = optimizer
+        self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
+        try:
+            self._memory = Memory.make(self.shapes)
+        except OSError as error:
+            raise ValueError(f"Hogwild() needs memory that processes share: {error}") from None
+        weakref.finalize(self, self.where.close)
+        self._writer = Writer(self._memory, _OWN_PLACE)
+        for array, value in zip(self._memory.arrays, state.values, strict=True):
+            array[...] = value
+        self._updates = int(state.scalars.get("iteration", 0))
+        self._assigned = 0
+        self._settled = self._memory.counts.copy()
+        self._places: dict[int, int] = {}
+
+    @property
+    def where(self) -> Where:
+        """The memory, for workers."""
+        return self._memory.where
+
+    @property
+    def iterations(self) -> int:
+        """Updates so far, of all workers."""
+        return self._updates + self._memory.updates()
+
+    @property
+    def edition(self) -> Edition:
+        """Of the values: other values have another one."""
+        return int.from_bytes(self.where.token[:7]), self.iterations + self._assigned
+
+    def place_of(self, worker: int) -> int:
+        """A worker's own place in the memory.
+
+        Args:
+            worker: its number.
+
+        Raises:
+            ValueError: there is none left.
+        """
+        if worker not in self._places and len(self._places) == PLACES - 1:
+            raise ValueError(f"Hogwild() has room for {PLACES - 1} workers on a machine")
+        return self._places.setdefault(worker, 1 + len(self._places))
+
+    def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
+        """A copy of the values, in the layout for these kinds; workers may change them meanwhile."""
+        return self.shapes.layout(kinds).vectors(self._memory.arrays)
+
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+        """The values; rows apart from others are not known here."""
+        dense: Kind = "dense"
+        return Gradients((dense,) * len(self.held), self.vectors())
+
+    def averages(self) -> None:
+        """The workers' optimizers have them."""
+
+    def state(self) -> State:
+        """A copy of the values, and the number of updates."""
+        values = [array.copy() for array in self._memory.arrays]
+        return State(values, [{} for _ in values], {"iteration": np.array(self.iterations)})
+
+    def set_learning_rate(self, value: float) -> None:
+        """The workers' optimizers have it.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("with Hogwild() the learning rate is each worker's own")
+
+    def assign(self, vectors: Sequence[np.ndarray]) -> None:
+        """Assigns values.
+
+        Args:
+            vectors: in the layout of all variables.
+
+        Raises:
+            ValueError: they do not fit the variables.
+        """
+        self.shapes.layout().check(vectors)
+        for place, value in self.shapes.layout().arrays(vectors).items():
+            self._writer.assign(place, value)
+        self._assigned += 1
+
+    def update(self, gradients: Gradients) -> None:
+        """Takes what a worker on another machine has pushed.
+
+        Args:
+            gradients: by which the values are reduced.
+        """
+        for place, change in self.shapes.layout(gradients.kinds).arrays(gradients.vectors).items():
+            self._writer.add(place, -change)
+        for place, (rows, indices) in gradients.sparse.items():
+            distinct, inverse = np.unique(indices, return_inverse=True)
+            change = np.zeros((len(distinct), *rows.shape[1:]), rows.dtype)
+            np.subtract.at(change, inverse.reshape(-1), rows)
+            self._writer.add_rows(place, distinct, change)
+        self._updates += 1
+
+    def settle(self, ledger: Ledger) -> None:
+        """Has the updates counted that workers have made since the last call.
+
+        Args:
+            ledger: of the shard.
+        """
+        counts = self._memory.counts.copy()
+        new, self._settled = counts - self._settled, counts
+        for worker, place in self._places.items():
+            for staleness in np.flatnonzero(new[place]):
+                ledger.staleness[int(staleness)] += int(new[place, staleness])
+            made = int(new[place].sum())
+            ledger.counted[worker] += made
+            ledger.version += made
+            if worker in ledger.workers:
+                ledger.workers[worker].clock += made

@@ -1,0 +1,383 @@
+"""The values of a shard, and the Keras optimizer that updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server.protocol.changes import Changes, Edition
+from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.shard import slots as slots_of
+from tfdist.parameter_server.shard.lazy_rows import LazyRows
+from tfdist.parameter_server.shard.row_local import keeps_other_rows, keeps_other_values
+from tfdist.private import optimizers
+from tfdist.tensors import to_array
+
+_ITERATIONS = -1
+"""In place of the number of a block."""
+_ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether the update of an element depends on this element alone, so that variables may be split and joined.
+
+    Args:
+        optimizer: a Keras optimizer. Those that clip by a norm are not elementwise.
+    """
+    is_keras_own = type(optimizer).__module__.startswith("keras.")
+    clips = optimizer.clipnorm or optimizer.global_clipnorm
+    return is_keras_own and type(optimizer).__name__ in _ELEMENTWISE and not clips
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Variables that are one variable to the optimizer.
+
+    Attributes:
+        places: their indices; they follow each other in a vector.
+        variable: the Keras variable: a vector, or that of the single variable's shape.
+    """
+
+    places: tuple[int, ...]
+    variable: Any
+
+
+class Store:
+    """Variables with their optimizer.
+
+    The optimizer's slots, its iterations, weight decay and averages live here, with one writer. An update of several
+    small variables costs many times that of one vector with all of their elements: variables that can be updated in one
+    vector are. Those that turn out to have a sparse gradient, or none where others have one, are put apart then.
+
+    Args:
+        held: describes the variables.
+        state: their first values; slots and scalars, if the optimizer has made updates before.
+        optimizer: as `keras.saving.serialize_keras_object` describes it.
+        is_lazy: whether a sparse gradient updates the rows that it names alone (`LazyRows`).
+
+    Attributes:
+        held: as given.
+        config: as ``optimizer``.
+
+    Raises:
+        ValueError: the optimizer cannot be lazy.
+    """
+
+    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any], is_lazy: bool = False) -> None:
+        self.held = list(held)
+        self.config = optimizer
+        self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
+        self._changes = Changes(self.shapes.shapes, [dtype.itemsize for dtype in self.shapes.dtypes])
+        self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
+        self._rate: float | None = None
+        self._lazy: LazyRows | None = None
+        self._make(state)
+        if is_lazy and not keeps_other_rows(self._optimizer):
+            self._lazy = LazyRows(optimizer)
+
+    @property
+    def iterations(self) -> int:
+        """Updates so far."""
+        return int(self._read(_ITERATIONS))
+
+    def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
+        """The values, in the layout for these kinds. Later updates do not change them.
+
+        Args:
+            kinds: one for each variable; all are dense by default.
+        """
+        layout = self.shapes.layout(kinds)
+        read = {number: self._read(number) for number, one in enumerate(self._blocks) if one.places[0] in layout.spans}
+        return self._in_vectors({number: to_array(value) for number, value in read.items()}, kinds)
+
+    @property
+    def edition(self) -> Edition:
+        """Of the values."""
+        return self._changes.edition
+
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+        """The values, or, of variables of which few rows have changed, those rows.
+
+        Args:
+            edition: that somebody has; None for nothing.
+            places: of the variables of which rows may be given.
+        """
+        changed = {} if edition is None or not places else self._changes.since(edition)
+        rows = {place: indices for place, indices in changed.items() if place in places}
+        kinds: tuple[Kind, ...] = tuple("sparse" if place in rows else "dense" for place in range(len(self.held)))
+        sparse = {}
+        for block in self._blocks:
+            if (place := block.places[0]) in rows:
+                sparse[place] = (to_array(tf.gather(block.variable.value, rows[place])), rows[place])
+        ordered = {place: sparse[place] for place in sorted(sparse)}
+        return Gradients(kinds, self.vectors(kinds), ordered)
+
+    def averages(self) -> list[np.ndarray] | None:
+        """As `vectors`, the moving averages of the values; None if the optimizer keeps none."""
+        found = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
+        if not found:
+            return None
+        arrays = {number: to_array(found[number].value.read_value()) for number in range(len(self._blocks))}
+        return self._in_vectors(arrays)
+
+    def state(self) -> State:
+        """Values and the optimizer's variables; later updates do not change them."""
+        values = list(self.shapes.layout().arrays(self.vectors()).values())
+        slots: list[dict[str, np.ndarray]] = [{} for _ in self.held]
+        for slot in self._slots:
+            block, array = self._blocks[slot.variable], to_array(slot.value.value.read_value())
+            for place, part in zip(block.places, self._split(block, array), strict=True):
+                slots[place][slot.name] = part
+        scalars = slots_of.scalars_of(self._optimizer, self._slots)
+        return State(values, slots, {name: np.array(one.numpy()) for name, one in scalars.items()})
+
+    def set_learning_rate(self, value: float) -> None:
+        """Sets the optimizer's learning rate.
+
+        Args:
+            value: of the chief.
+
+        Raises:
+            TypeError: it is set by a schedule.
+        """
+        if value != self._rate:
+            self._optimizer.learning_rate = np.float64(value)
+            self._rate = value
+
+    def assign(self, vectors: Sequence[np.ndarray]) -> None:
+        """Assigns values; slots and iterations stay as they are.
+
+        Args:
+            vectors: in the layout of all variables.
+
+        Raises:
+            ValueError: they do not fit the variables.
+        """
+        layout = self.shapes.layout()
+        layout.check(vectors)
+        self._changes.note(range(len(self.held)), {})
+        self._newest.clear()
+        for block in self._blocks:
+            first, last = layout.spans[block.places[0]], layout.spans[block.places[-1]]
+            block.variable.assign(vectors[first.vector][first.begin : last.end].reshape(block.variable.shape))
+
+    def update(self, gradients: Gradients) -> None:
+        """Makes one update. Without any gradient it counts all the same: other servers have some.
+
+        Args:
+            gradients: of the variables.
+        """
+        odd = [place for place, kind in enumerate(gradients.kinds) if kind != "dense"]
+        mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
+        if any(_kind(gradients, block) is None for block in mixed):
+            self._separate({place for block in mixed for place in block.places if place in odd})
+        layout = self.shapes.layout(gradients.kinds)
+        given: list[Any] = []
+        kinds: list[Kind] = []
+        lazily: list[int] = []
+        for number, block in enumerate(self._blocks):
+            place = block.places[0]
+            kinds.append(_kind(gradients, block) or "none")
+            if kinds[-1] == "sparse" and self._lazy is not None and self._is_lazy(place):
+                kinds[-1] = "none"
+                lazily.append(number)
+                self._by_rows.add(number)
+            if kinds[-1] == "dense":
+                first, last = layout.spans[place], layout.spans[block.places[-1]]
+                vector = gradients.vectors[first.vector][first.begin : last.end]
+                given.append(tf.constant(vector.reshape(block.variable.shape)))
+            elif kinds[-1] == "sparse":
+                given += [tf.constant(array) for array in gradients.sparse[place]]
+        self._changes.note(*self._changed(gradients))
+        self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
+        scalars = self._update_lazily(lazily, gradients)
+        if given:
+            self._newest |= self._run(tuple(kinds), given)
+        elif scalars:
+            for variable, value in scalars:
+                variable.assign(value)
+        else:
+            optimizers.apply_count(self._optimizer).assign_add(1)
+
+    def _is_lazy(self, place: int) -> bool:
+        """Whether a sparse gradient of a variable updates the rows that it names alone."""
+        held = self.held[place]
+        return self._lazy is not None and held.constraint is None and not keeps_other_rows(self._optimizer, held.decays)
+
+    def _update_lazily(self, numbers: Sequence[int], gradients: Gradients) -> list[tuple[Any, np.ndarray]]:
+        """Updates rows of blocks.
+
+        Returns:
+            The optimizer's scalars, and what they are after the update.
+        """
+        if not numbers:
+            return []
+        assert self._lazy is not None
+        scalars = slots_of.scalars_of(self._optimizer, self._slots)
+        for number in numbers:
+            block, place = self._blocks[number], self._blocks[number].places[0]
+            slots = [slot.value for slot in self._slots if slot.variable == number]
+            variables, decays = [block.variable, *slots], self.held[place].decays
+            after = self._lazy.update(variables, gradients.sparse[place], scalars, decays)
+        return list(zip(scalars.values(), after, strict=True))
+
+    def _changed(self, gradients: Gradients) -> tuple[list[int], dict[int, np.ndarray]]:
+        """The variables that gradients change, and of others their rows."""
+        whole, rows = [], {}
+        for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
+            keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
+            if held.constraint is not None or not keeps:
+                whole.append(place)
+            elif kind == "sparse":
+                rows[place] = gradients.sparse[place][1]
+            elif kind == "dense":
+                whole.append(place)
+        return whole, rows
+
+    def _read(self, number: int) -> Any:
+        """The value of a block, or the iterations; TensorFlow copies it when it is written to."""
+        if number not in self._newest:
+            self._newest[number] = self._variables(number).value.read_value()
+        return self._newest[number]
+
+    def _variables(self, number: int) -> Any:
+        return optimizers.apply_count(self._optimizer) if number == _ITERATIONS else self._blocks[number].variable
+
+    def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> dict[int, Any]:
+        """Makes the update for gradients of these kinds.
+
+        Returns:
+            By number, new values.
+        """
+        if kinds not in self._functions:
+            # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
+            if self._is_elementwise and set(kinds) <= {"dense", "none"}:
+                try:
+                    self._functions[kinds] = self._function(kinds, given, jit_compile=True)
+                    return self._functions[kinds](given)
+                except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+                    pass  # a schedule of the user's own, perhaps
+            self._functions[kinds] = self._function(kinds, given, jit_compile=False)
+        return self._functions[kinds](given)
+
+    def _function(
+        self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool
+    ) -> Callable[[Sequence[Any]], dict[int, Any]]:
+        """The update as a graph; to call it takes a third of the time that a `tf.function` takes to find it."""
+        self._by_rows |= {number for number, kind in enumerate(kinds) if kind == "sparse"}
+        # What TensorFlow has scattered rows to, it copies for every reader.
+        numbers = [_ITERATIONS, *(number for number in range(len(kinds)) if number not in self._by_rows)]
+
+        def update(*arrays: Any) -> list[Any]:
+            rest, pairs = iter(arrays), []
+            for block, kind in zip(self._blocks, kinds, strict=True):
+                if kind == "dense":
+                    pairs.append((next(rest), block.variable))
+                elif kind == "sparse":
+                    shape = tf.constant(tuple(block.variable.shape), tf.int64)
+                    pairs.append((tf.IndexedSlices(next(rest), next(rest), shape), block.variable))
+            gradients, variables = zip(*pairs, strict=True)
+            self._optimizer.apply(gradients, variables)
+            return [self._variables(number).value.read_value() for number in numbers]
+
+        specs = [
+            tf.TensorSpec(one.shape if kind == "dense" else (None, *one.shape[1:]), one.dtype)
+            for kind, one in zip(_of_arrays(kinds), given, strict=True)
+        ]
+        made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
+        return lambda given: dict(zip(numbers, made(*given), strict=True))
+
+    def _make(self, state: State) -> None:
+        """Makes variables and optimizer."""
+        self._optimizer = keras.saving.deserialize_keras_object(self.config)
+        self._is_elementwise = is_elementwise(self._optimizer)
+        runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self.held))]
+        self._blocks = [_Block(run, self._variable(run, state)) for run in runs]
+        undecayed = [block.variable for block in self._blocks if not self.held[block.places[0]].decays]
+        if undecayed:
+            self._optimizer.exclude_from_weight_decay(var_list=undecayed)
+        self._slots = slots_of.build(self._optimizer, [block.variable for block in self._blocks])
+        for slot in self._slots:
+            places = self._blocks[slot.variable].places
+            if state.slots and all(slot.name in state.slots[place] for place in places):
+                parts = [state.slots[place][slot.name] for place in places]
+                slot.value.assign(_joined(parts).reshape(slot.value.shape))
+        for name, variable in slots_of.scalars_of(self._optimizer, self._slots).items():
+            rate = optimizers.learning_rate(self._optimizer)
+            is_scheduled = name == "learning_rate" and not isinstance(rate, keras.Variable)
+            if name in state.scalars and not is_scheduled:
+                variable.assign(state.scalars[name])
+        self._newest: dict[int, Any] = {}
+        self._by_rows: set[int] = set()
+        self._functions: dict[tuple[Kind, ...], Callable[[Sequence[Any]], dict[int, Any]]] = {}
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """The variables, in runs that follow each other in a vector and are updated alike."""
+        runs: list[list[int]] = []
+        last: dict[np.dtype, int | None] = {}
+        for place, (one, dtype) in enumerate(zip(self.held, self.shapes.dtypes, strict=True)):
+            run = last.get(dtype)
+            if place in self._apart:
+                runs.append([place])
+                last[dtype] = None
+            elif run is not None and self.held[runs[run][0]].decays == one.decays:
+                runs[run].append(place)
+            else:
+                last[dtype] = len(runs)
+                runs.append([place])
+        return [tuple(run) for run in runs]
+
+    def _variable(self, places: Sequence[int], state: State) -> Any:
+        held = self.held[places[0]]
+        value = state.values[places[0]] if len(places) == 1 else _joined([state.values[place] for place in places])
+        variable = keras.Variable(value, dtype=value.dtype.name, name=held.path.replace("/", "_"))
+        if held.constraint is not None:
+            variable.constraint = keras.constraints.deserialize(held.constraint)
+        return variable
+
+    def _separate(self, places: set[int]) -> None:
+        """Puts variables apart from their blocks."""
+        state = self.state()
+        self._apart |= places
+        self._make(state)
+
+    def _split(self, block: _Block, array: np.ndarray) -> list[np.ndarray]:
+        """A block's array, cut into those of its variables."""
+        if len(block.places) == 1:
+            return [array]
+        shapes = [self.shapes.shapes[place] for place in block.places]
+        bounds = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(array, bounds), shapes, strict=True)]
+
+    def _in_vectors(self, arrays: Mapping[int, np.ndarray], kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
+        """Vectors in the layout for these kinds, from the arrays of blocks by their numbers."""
+        layout = self.shapes.layout(kinds)
+        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in layout.dtypes]
+        for number, array in arrays.items():
+            span = layout.spans[self._blocks[number].places[0]]
+            parts[span.vector].append((span.begin, array.reshape(-1)))
+        ordered = ([array for _, array in sorted(one, key=lambda pair: pair[0])] for one in parts)
+        return [one[0] if len(one) == 1 else np.concatenate(one) for one in ordered]
+
+
+def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
+    """The kind of the gradient that each array belongs to: a sparse one has two."""
+    return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
+
+
+def _kind(gradients: Gradients, block: _Block) -> Kind | None:
+    """The kind of a block's gradient; None if its variables have different ones, or sparse ones together."""
+    kinds = {gradients.kinds[place] for place in block.places}
+    if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):
+        return None
+    return kinds.pop()
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.reshape(array, -1) for array in arrays])

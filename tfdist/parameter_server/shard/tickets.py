@@ -1,0 +1,103 @@
+"""Pushes of batches that were dealt: which ones count, and what other servers have to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.protocol.messages import Decision, Pull, Push
+from tfdist.parameter_server.shard.ledger import Gradient, Ledger
+
+
+@dataclass
+class Tickets:
+    """The tickets of pushes to one shard.
+
+    Attributes:
+        ledger: of the shard.
+        deals: the batches that are dealt out; None if another server deals them, or nobody.
+        decisions: by worker, the sequence of a push and what became of it.
+    """
+
+    ledger: Ledger
+    deals: Deals | None = None
+    decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
+
+    def is_refused(self, message: Push) -> bool:
+        """Whether the batch of a push is not the worker's any more. One that is committed already is not refused."""
+        if self.deals is None or message.ticket is None:
+            return False
+        of = message.worker, message.ticket
+        return not self.deals.is_committed(*of) and not self.deals.may_commit(*of)
+
+    def counted(self, message: Push) -> Gradient | None:
+        """Counts a push that is not refused, and no duplicate.
+
+        Returns:
+            As `Ledger.push`; None also if a snapshot has the push.
+        """
+        if self.deals is not None and message.ticket is not None:
+            if self.deals.is_committed(message.worker, message.ticket):
+                return None  # before this server was started again
+        elif message.decision is not None:
+            return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.decision)
+        return self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
+
+    def settle(self, message: Push, counted: Gradient | None) -> bool:
+        """Commits the batch of a push, in one step with its update, or has it dealt again if the push is dropped.
+
+        Args:
+            message: the push.
+            counted: what `counted` has returned.
+
+        Returns:
+            Whether the push is dropped.
+        """
+        if self.deals is None or message.ticket is None:
+            return False
+        of = message.worker, message.ticket
+        if counted is None or not counted.scale:
+            if self.deals.is_committed(*of):
+                return False
+            self.deals.give_back(*of)
+            return True
+        round = counted.round if self.ledger.synchronization.in_rounds else None
+        clock = self.ledger.workers[message.worker].clock
+        self.decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
+        self.deals.commit(*of)
+        return False
+
+    def updated(self, made_of: Collection[Gradient]) -> None:
+        """Notes whose gradients an update was made of.
+
+        Args:
+            made_of: the gradients.
+        """
+        peers = tuple(sorted({one.worker for one in made_of if one.scale}))
+        for known in made_of:
+            sequence, decision = self.decisions.get(known.worker, (-1, None))
+            if decision is not None and sequence == known.sequence and decision.round is not None:
+                self.decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
+
+    def decision(self, message: Pull | Push) -> Decision | None:
+        """What the other servers have to do with a push."""
+        if not isinstance(message, Push) or message.ticket is None:
+            return None
+        sequence, decision = self.decisions.get(message.worker, (-1, None))
+        if decision is None or sequence != message.sequence:
+            return None
+        if self.ledger.synchronization.in_rounds or self.ledger.workers[message.worker].is_active:
+            return decision
+        return msgspec.structs.replace(decision, clock=None)
+
+    def books(self, waiting: Collection[tuple[int, int]]) -> dict[str, Any] | None:
+        """The dealer's; None if another server has them, or nobody.
+
+        Args:
+            waiting: as of `Deals.state`.
+        """
+        return None if self.deals is None else self.deals.state(waiting)

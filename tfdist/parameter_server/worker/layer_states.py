@@ -1,0 +1,141 @@
+"""Weights that no server updates: workers begin with those of the chief."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.parameter_server.protocol.messages import GiveState, Refused, StateDiffers, Waiting
+from tfdist.parameter_server.protocol.programs import CHIEF, Programs
+from tfdist.parameter_server.worker.client import Connection
+
+log = logging.getLogger("tfdist")
+
+Answer = Callable[[Any, Sequence[np.ndarray]], None]
+
+Key = tuple[str, int]
+"""The digest of the variables, and how many models of this digest came before."""
+
+
+def digest(array: np.ndarray) -> bytes:
+    """A fingerprint of an array's bytes."""
+    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).digest()
+
+
+def take(
+    connection: Connection, message: Callable[[int, Sequence[int]], GiveState], arrays: Sequence[np.ndarray]
+) -> dict[int, np.ndarray]:
+    """Gives the chief's arrays to the server, or takes those that differ from the chief's.
+
+    Args:
+        connection: to the server.
+        message: the message with the given ``id``, after which the arrays at the given places follow.
+        arrays: as this worker has them.
+
+    Returns:
+        By place, the chief's arrays that differ from this worker's; of the chief, none.
+
+    Raises:
+        RefusedError: the chief trains another model.
+    """
+    answer, found = connection.request(lambda id: message(id, ()))
+    if message(0, ()).worker != CHIEF:
+        if not answer.is_known:
+            log.warning(
+                "tfdist: the chief is gone, and the parameter server does not have its non-trainable weights: this "
+                "worker begins with its own."
+            )
+        return dict(zip(answer.places, found, strict=True))
+    if answer.places:
+        lacking = answer.places
+        connection.request(lambda id: message(id, lacking), [arrays[place] for place in lacking])
+    return {}
+
+
+class LayerStates:
+    """The chief's weights that no server updates, on one server. For one thread.
+
+    Args:
+        is_chief_there: yields whether the chief is in the job. Nobody waits for one that is not.
+
+    Attributes:
+        programs: what the workers have begun.
+        digests: of the weights of each model.
+        arrays: the weights, by digest.
+    """
+
+    def __init__(self, is_chief_there: Callable[[], bool] = lambda: True) -> None:
+        self._is_chief_there = is_chief_there
+        self.programs = Programs()
+        self.digests: dict[Key, tuple[bytes, ...]] = {}
+        self.arrays: dict[bytes, np.ndarray] = {}
+        self._parked: list[tuple[GiveState, Answer]] = []
+
+    def heard(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+        """Does what a message says.
+
+        Args:
+            message: from a worker.
+            arrays: that came with it.
+            answer: to its sender; may be used later.
+        """
+        program = self.programs.note(message)
+        if message.worker == CHIEF:
+            self._keep(message, arrays, answer)
+            for other, why in self.programs.differences(message):
+                for parked in [one for one in self._parked if one[0].worker == other.worker]:
+                    self._parked.remove(parked)
+                    parked[1](Refused(parked[0].id, why), ())
+            self._parked = [parked for parked in self._parked if not self._answered(*parked)]
+            return
+        for _, why in self.programs.differences(message):
+            answer(Refused(message.id, why), ())
+            return
+        self._parked = [one for one in self._parked if (one[0].worker, one[0].id) != (message.worker, message.id)]
+        if not self._answered(message, answer, may_be_newer=not program.is_first):
+            self._parked.append((message, answer))
+            answer(Waiting(message.id, (CHIEF,)), ())
+
+    def lost(self, worker: int) -> None:
+        """Nobody waits for a worker's answer any more, nor for the chief if it is lost, or has ended."""
+        self._parked = [one for one in self._parked if one[0].worker != worker]
+        if worker == CHIEF:
+            for message, answer in self._parked:
+                answer(StateDiffers(message.id, (), is_known=False), ())
+            self._parked = []
+
+    def _keep(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+        for place, array in zip(message.given, arrays, strict=False):
+            if 0 <= place < len(message.digests) and digest(array) == message.digests[place]:
+                self.arrays[message.digests[place]] = array.copy()
+        lacking = tuple(place for place, one in enumerate(message.digests) if one not in self.arrays)
+        if not lacking:
+            self.digests[message.model, message.occurrence] = message.digests
+            used = {one for digests in self.digests.values() for one in digests}
+            self.arrays = {one: array for one, array in self.arrays.items() if one in used}
+        answer(StateDiffers(message.id, lacking), ())
+
+    def _answered(self, message: GiveState, answer: Answer, may_be_newer: bool = False) -> bool:
+        """Answers a worker if the chief has given its weights, or cannot.
+
+        Args:
+            message: the worker's.
+            answer: to it.
+            may_be_newer: whether the worker has come again, and may have left models out.
+        """
+        given = self.digests.get((message.model, message.occurrence))
+        if given is None and may_be_newer:
+            given = next((one for key, one in reversed(self.digests.items()) if key[0] == message.model), None)
+        if given is None and not self._is_chief_there():
+            answer(StateDiffers(message.id, (), is_known=False), ())
+            return True
+        if given is None:
+            return False
+        pairs = enumerate(zip(given, message.digests, strict=False))
+        differing = [place for place, (of_chief, own) in pairs if of_chief != own]
+        answer(StateDiffers(message.id, tuple(differing)), [self.arrays[given[place]] for place in differing])
+        return True

@@ -1,0 +1,165 @@
+"""The variables of a model, dealt over parameter servers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+
+import msgspec
+import numpy as np
+
+from tfdist.compression.policy import Policy
+from tfdist.parameter_server.protocol.differences import Copies
+from tfdist.parameter_server.protocol.gradients import Shapes
+from tfdist.parameter_server.protocol.packing import Packer, Whole
+from tfdist.parameter_server.protocol.sharding import Dealing, Part, Variable, deal
+from tfdist.parameter_server.protocol.shared_memory import area_of
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.tensors import unnumbered
+
+
+class Model:
+    """The variables of a model, and the servers that they are dealt to.
+
+    Args:
+        paths: of the variables, as Keras names them.
+        shapes: of the variables.
+        dtypes: of the variables.
+        servers: how many there are.
+        splits: for each variable, whether it may be split by rows.
+        optimizer: the name of its class.
+
+    Attributes:
+        name: the optimizer and a digest of the variables; the same on every worker, and for any number of servers.
+        paths: of the variables, without the numbers that Keras adds where a process has built models before; a number
+            of its own tells variables of equal paths apart.
+        dealing: which server holds what.
+        shapes: by server, the shapes of its parts.
+        described: each variable's path, shape and dtype, for messages.
+        nbytes: of all variables.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[np.dtype],
+        servers: int,
+        splits: Sequence[bool],
+        optimizer: str = "",
+    ) -> None:
+        self.paths = _unique(paths)
+        self._shapes = list(shapes)
+        self._dtypes = list(dtypes)
+        described = [
+            Variable(shape, dtype.itemsize, may) for shape, dtype, may in zip(shapes, dtypes, splits, strict=True)
+        ]
+        self.dealing: Dealing = deal(described, servers)
+        self.shapes = [
+            Shapes([self._shape(part) for part in parts], [dtypes[part.variable] for part in parts])
+            for parts in self.dealing.shards
+        ]
+        self.nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        self.described = tuple(
+            f"{path} {list(shape)} {dtype.name}" for path, shape, dtype in zip(self.paths, shapes, dtypes, strict=True)
+        )
+        self.name = f"{optimizer}-{_digest([self.described, list(splits)])}"
+
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        shape = self._shapes[part.variable]
+        return (part.end - part.begin, *shape[1:]) if shape else ()
+
+    def is_whole(self, part: Part) -> bool:
+        """Whether a part is a whole variable."""
+        shape = self._shapes[part.variable]
+        return not shape or part.end - part.begin == shape[0]
+
+    def copies(self, compression: Policy) -> list[Copies]:
+        """What decodes the differences of parameters, by server.
+
+        Args:
+            compression: chooses a method for each variable.
+        """
+        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        return [
+            Copies(compression, [whole[one.variable] for one in parts], shapes)
+            for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
+        ]
+
+    def packers(self, compression: Policy, worker: int) -> list[Packer]:
+        """What encodes a worker's gradients, by server.
+
+        Args:
+            compression: chooses a method for each variable.
+            worker: its number.
+        """
+        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        return [
+            Packer(compression, [whole[one.variable] for one in parts], shapes, worker)
+            for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
+        ]
+
+    def area(self, server: int) -> int:
+        """Bytes of the arrays of a server, as `tfdist.parameter_server.protocol.shared_memory` wants them."""
+        shapes = self.shapes[server]
+        return area_of(shapes.shapes, [dtype.itemsize for dtype in shapes.dtypes])
+
+    def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
+        """What a server holds.
+
+        Args:
+            server: index of the server.
+            described: each whole variable.
+        """
+        return tuple(
+            msgspec.structs.replace(described[part.variable], begin=part.begin, end=part.end)
+            for part in self.dealing.shards[server]
+        )
+
+    def part_of(self, server: int, state: State) -> State:
+        """A server's part of a state.
+
+        Args:
+            server: index of the server.
+            state: of the whole model.
+        """
+        parts = self.dealing.shards[server]
+        slots = [
+            {name: _rows(array, part) for name, array in state.slots[part.variable].items()} if state.slots else {}
+            for part in parts
+        ]
+        return State([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
+
+    def whole(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """The variables' arrays, from those of their parts.
+
+        Args:
+            found: by server, an array for each part.
+        """
+        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in self._shapes]
+        for shard, arrays in zip(self.dealing.shards, found, strict=True):
+            for part, array in zip(shard, arrays, strict=True):
+                parts[part.variable].append((part.begin, array))
+        return [
+            own[0][1] if len(own) == 1 else np.concatenate([array for _, array in sorted(own, key=lambda one: one[0])])
+            for own in parts
+        ]
+
+
+def _unique(paths: Sequence[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    found = []
+    for path in map(unnumbered, paths):
+        found.append(f"{path}#{seen[path]}" if seen[path] else path)
+        seen[path] += 1
+    return found
+
+
+def _digest(described: list[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
+
+
+def _rows(array: np.ndarray, part: Part) -> np.ndarray:
+    return array[part.begin : part.end] if array.ndim else array

@@ -1,0 +1,500 @@
+"""A worker's part in training one model on parameter servers: what it pushes where, and what it gets back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.compression.policy import Policy
+from tfdist.errors import TfdistError
+from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.messages import (
+    Attach,
+    Create,
+    Decision,
+    Inspect,
+    Leave,
+    OpenedMemory,
+    OpenMemory,
+    Pull,
+    Push,
+    Put,
+    Suspend,
+    What,
+)
+from tfdist.parameter_server.protocol.packing import Packed
+from tfdist.parameter_server.protocol.report import ModelReport, together
+from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.worker.client import Connection, RefusedError, Request
+from tfdist.parameter_server.worker.model import Model
+from tfdist.parameter_server.worker.replica import Replica
+
+log = logging.getLogger("tfdist")
+
+_LEAVE_SECONDS = 2.0
+
+Vectors = list[list[np.ndarray]]
+"""By server, the vectors of its parts, and behind them rows and indices."""
+
+
+class Session:
+    """The connections to all servers, for one model. For one thread at a time.
+
+    A server that was started again, or took this worker for lost, is attached to again, and the message is repeated:
+    the server counts a push that it has had before once.
+
+    Args:
+        connections: to each server, in the order of the cluster.
+        worker: this task's number.
+        model: the variables.
+        begun: the names of the models that this worker has begun before.
+        prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
+            of this worker.
+        pull_compression: of the parameters, as the servers have it; None for none.
+        joins: whether this is the server of a host, which pushes for its workers.
+        program: as of `tfdist.parameter_server.protocol.messages.Attach`.
+
+    Attributes:
+        pushes: the number of steps that this worker has pushed.
+        refusals: how many of them were not applied, as their batches were dealt to others.
+        iterations: updates that the optimizer had made when this worker last read.
+        is_suspended: whether others do not wait for this worker.
+        counted: of a host's server, by worker and incarnation, the sequence of the last push that was counted.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        worker: int,
+        model: Model,
+        begun: Sequence[str] = (),
+        prefetch: int = 0,
+        pull_compression: Policy | None = None,
+        joins: bool = False,
+        program: int = 0,
+    ) -> None:
+        self._program = program
+        self._connections = connections
+        self._worker = worker
+        self._incarnation = secrets.randbits(63)
+        self._model = model
+        self._place = len(begun)
+        self._occurrence = list(begun).count(model.name)
+        self._prefetch = prefetch
+        self._under_way: list[Callable[[], None]] = []
+        self._unanswered: list[list[_Sent]] = [[] for _ in connections]
+        self._replicas = [Replica(shapes) for shapes in model.shapes]
+        self._copies = [] if pull_compression is None else model.copies(pull_compression)
+        self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
+        self._values: Callable[[], State] | None = None
+        self._versions = [0] * len(connections)
+        self.pushes = 0
+        self.refusals = 0
+        self._has_tickets = False
+        self._clocks = [0] * len(connections)
+        self.iterations = 0
+        self.is_suspended = True
+        self._joins = joins
+        self.counted: dict[tuple[int, int], int] = {}
+
+    @property
+    def version(self) -> int:
+        """The number of updates that the parameters contain; of the server that has least."""
+        return min(self._versions)
+
+    def begin(
+        self,
+        held: Sequence[Held],
+        optimizer: dict[str, Any],
+        values: Callable[[], State] | None,
+        follows: bool = True,
+    ) -> Vectors:
+        """Attaches to all servers, and waits for the model.
+
+        Args:
+            held: describes each whole variable.
+            optimizer: as `keras.saving.serialize_keras_object` describes it.
+            values: yields the model's state as this worker has it, for servers that do not have the model and find no
+                snapshot; of the chief, else None.
+            follows: whether to go on to the model that all others have gone on to.
+
+        Returns:
+            The variables' values.
+
+        Raises:
+            RefusedError: the chief trains another model, or all have finished training this one.
+            PeerLostError: a server cannot be reached.
+        """
+        self._described, self._values = (held, optimizer), values
+        while True:
+            try:
+                for server in range(len(self._connections)):
+                    self._attach(server)
+                return self.pull()
+            except RefusedError as error:
+                if error.refused.newest is None or not follows:
+                    raise
+                self._occurrence = error.refused.newest
+
+    def step(
+        self,
+        gradients: Sequence[Gradients | Packed],
+        samples: float = 1.0,
+        rate: float | None = None,
+        ticket: int | None = None,
+        read: int | None = None,
+        parts: tuple[tuple[int, int, int], ...] = (),
+    ) -> Vectors:
+        """Pushes the gradients of one step, and gets the variables for the next one.
+
+        With a ticket, the first server gets them first, as it has the dealer. If it refuses them, because the batch is
+        dealt to another worker by now, they are dropped. Else the other servers get them with its decision.
+
+        Args:
+            gradients: by server, of its parts.
+            samples: their weight where several workers' are averaged.
+            rate: the chief's learning rate; None on others.
+            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
+            read: the version of the parameters that the gradients are of; by default what was returned last.
+            parts: as of `tfdist.parameter_server.protocol.messages.Push`.
+
+        Returns:
+            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step. Where
+            a gradient is sparse, not the variable, but behind the vectors of the server the rows that have changed
+            since the last step, and their indices.
+
+        Raises:
+            RefusedError: a server does not take them.
+            PeerLostError: a server cannot be reached.
+        """
+
+        places = [[place for place, kind in enumerate(own.kinds) if kind == "sparse"] for own in gradients]
+        for replica, own in zip(self._replicas, places, strict=True):
+            replica.keep(own)
+        have = [(replica.edition, replica.kept) for replica in self._replicas]
+        sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
+
+        decided: list[Decision | None] = []
+
+        def push(server: int, id: int) -> Message:  # again after an attachment, with the clock that the server gave
+            kinds = gradients[server].kinds
+            sender = id, self._worker, self._incarnation
+            return Push(
+                *(*sender, sequence, self._clocks[server], versions[server], samples),
+                kinds=() if all(kind == "dense" for kind in kinds) else kinds,
+                pulls=True,
+                learning_rate=rate,
+                ticket=None if server else ticket,
+                decision=decided[0] if server and decided else None,
+                edition=have[server][0],
+                rows=have[server][1],
+                generation=self._copies[server].generation if self._copies else 0,
+                parts=parts,
+            )
+
+        self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
+        self.pushes += 1
+        self._has_tickets = self._has_tickets or ticket is not None
+        self.is_suspended = False
+        while len(self._under_way) > self._prefetch:
+            self._under_way.pop(0)()
+        return [replica.take(own) for replica, own in zip(self._replicas, places, strict=True)]
+
+    def _pushed(
+        self,
+        push: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]],
+        has_ticket: bool,
+        decided: list[Decision | None],
+    ) -> Callable[[], None]:
+        """Sends a push, to the first server alone if it decides.
+
+        Returns:
+            Waits for the values that the servers answer with.
+        """
+        if not has_ticket:
+            receive = self._sent(push, arrays)
+            return lambda: self._received(receive())
+        first = self._sent(push, arrays, range(1))
+        others = range(1, len(self._connections))
+
+        def wait() -> None:
+            answered = first()
+            ((answer, _),) = answered
+            decided.append(answer.decision)
+            self.refusals += answer.is_refused
+            rest = (
+                self._sent(self._pulling("values"), servers=others)
+                if answer.is_refused
+                else self._sent(push, arrays, others)
+            )
+            self._received([*answered, *rest()])
+
+        return wait
+
+    def pull(self) -> Vectors:
+        """The variables' values as they are now."""
+        self._received(self._answers(self._pulling("values")))
+        return [replica.take() for replica in self._replicas]
+
+    def values(self) -> list[np.ndarray]:
+        """The variables' arrays as they were returned last, in whole or row by row."""
+        return self._model.whole([replica.values() for replica in self._replicas])
+
+    def forget(self) -> None:
+        """The next step returns whole variables, as others were assigned to them."""
+        for replica in self._replicas:
+            replica.forget()
+
+    def put(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns to the variables on the servers.
+
+        Args:
+            arrays: one for each variable.
+        """
+        self._finish()
+        parts = [self._model.part_of(server, State(arrays)).values for server in range(len(self._connections))]
+        vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
+        self._sent(lambda server, id: Put(id, self._worker, self._incarnation), vectors)()
+
+    def averages(self) -> list[np.ndarray]:
+        """The moving averages of the variables, by the optimizer; the values if it keeps none."""
+        return self.whole(self._noted(self._answers(self._pulling("averages"))))
+
+    def final(self) -> list[np.ndarray]:
+        """What the variables are after `fit`: as `averages`, unless a program has assigned to them since."""
+        return self.whole(self._noted(self._answers(self._pulling("final"))))
+
+    def state(self) -> State:
+        """Values, slots and scalars of the whole model."""
+        answers = self._answers(self._pulling("state"))
+        counts = [len(shard) for shard in self._model.dealing.shards]
+        states = [
+            State.of_arrays(arrays, count, answer.slots, answer.scalars)
+            for (answer, arrays), count in zip(answers, counts, strict=True)
+        ]
+        for replica, shapes, (answer, _), state in zip(
+            self._replicas, self._model.shapes, answers, states, strict=True
+        ):
+            replica.receive(answer.edition, (), shapes.layout().vectors(state.values))
+            replica.take()
+        for copy in self._copies:
+            copy.forget()
+        values = self._model.whole([state.values for state in states])
+        slots: list[dict[str, np.ndarray]] = [{} for _ in values]
+        for name in dict.fromkeys(name for state in states for own in state.slots for name in own):
+            missing = np.empty(0)
+            found = self._model.whole([[own.get(name, missing) for own in state.slots] for state in states])
+            for own, array, value in zip(slots, found, values, strict=True):
+                if array.shape == value.shape:
+                    own[name] = array
+        return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
+
+    def memories(self) -> list[OpenedMemory]:
+        """Where each server has its values, with `Hogwild`.
+
+        Raises:
+            RefusedError: one has no room for this worker, or other options.
+            PeerLostError: one cannot be reached.
+        """
+        return [
+            answer for answer, _ in self._answers(lambda server, id: OpenMemory(id, self._worker, self._incarnation))
+        ]
+
+    def report(self) -> ModelReport:
+        """What the servers have done so far for the model."""
+        key = self._model.name, self._occurrence
+        reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
+        return together([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
+
+    def whole(self, vectors: Vectors) -> list[np.ndarray]:
+        """The variables' arrays, from vectors of their parts."""
+        layouts = [shapes.layout() for shapes in self._model.shapes]
+        return self._model.whole(
+            [list(layout.arrays(own).values()) for layout, own in zip(layouts, vectors, strict=True)]
+        )
+
+    def suspend(self, is_end: bool = False) -> None:
+        """Nobody is to wait for this worker until its next step.
+
+        Args:
+            is_end: whether a call of `fit` has ended.
+        """
+        if is_end or not self.is_suspended:
+            self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation, is_end))
+            self.is_suspended = True
+
+    def leave(self, is_over: bool = False) -> None:
+        """Leaves all servers, when they have what is under way. The next request enters again.
+
+        Args:
+            is_over: as of `close`.
+        """
+        with contextlib.suppress(TfdistError):
+            self._finish()
+        for connection in self._connections:
+            with contextlib.suppress(TfdistError):
+                connection.request(
+                    lambda id: Leave(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
+                )
+        self.is_suspended = True
+
+    def close(self, is_over: bool = False) -> None:
+        """Leaves all servers, when they have what is under way.
+
+        One that does not answer learns from the rendezvous that this worker has ended.
+
+        Args:
+            is_over: whether this worker goes on with another optimizer for the same variables.
+        """
+        self.leave(is_over)
+        for connection in self._connections:
+            connection.close()
+
+    def _suspend_on_others(self) -> None:
+        """Nobody is to wait on the other servers for a worker that the first one has forgotten.
+
+        Its clock there is another one now. Workers would wait for each other on different servers.
+        """
+        for connection in self._connections[1:]:
+            try:
+                connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
+            except RefusedError as error:
+                if not error.refused.is_unknown:  # else nobody waits for it there either
+                    raise
+
+    def _attach(self, server: int) -> None:
+        while True:
+            try:
+                return self._attached(server)
+            except RefusedError as error:
+                if not error.refused.is_unknown:
+                    raise  # otherwise it was started again in between
+
+    def _attached(self, server: int) -> None:
+        connection, model = self._connections[server], self._model
+        connection.answer_bytes = model.nbytes
+        of = model.name, self._occurrence, self._place, model.described, self._joins, self._program
+        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, *of))
+        self._clocks[server] = answer.clock
+        for worker, incarnation, sequence in answer.counted:
+            self.counted[worker, incarnation] = max(sequence, self.counted.get((worker, incarnation), -1))
+        connection.share(self._worker, model.area(server), 1 + self._prefetch)
+        if answer.is_created:
+            return
+        described, optimizer = self._described
+        held = self._model.held(server, described)
+        part = State([]) if self._values is None else self._model.part_of(server, self._values())
+        slots, scalars = part.names()
+        shapes = model.shapes[server]
+        of_held = tuple(shapes.shapes), tuple(dtype.name for dtype in shapes.dtypes)
+
+        def create(id: int) -> Message:
+            sender = id, self._worker, self._incarnation
+            return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
+
+        connection.request(create, part.arrays())
+        if self._values is None:  # wait for those of the chief, or a snapshot
+            connection.request(functools.partial(self._pulling("values"), server))
+
+    def _pulling(self, what: What) -> Callable[[int, int], Message]:
+        return lambda server, id: Pull(id, self._worker, self._incarnation, what)
+
+    def _finish(self) -> None:
+        """Waits for the answers to all that is under way."""
+        while self._under_way:
+            self._under_way.pop(0)()
+
+    def _received(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> None:
+        """Queues the values of all servers, and notes how new they are."""
+        vectors = self._noted(answers)
+        for server, (replica, (answer, _), own) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
+            kinds = answer.kinds
+            try:
+                if self._copies and answer.copy is None:
+                    self._copies[server].forget()
+                elif self._copies:
+                    whole = self._copies[server].received(kinds, own, answer.copy)
+                    kinds, own = whole.kinds, whole.arrays
+                replica.receive(answer.edition, kinds, own)
+            except ValueError as error:
+                raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
+
+    def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
+        """The vectors of the answers of all servers, when it is noted how new they are."""
+        versions = [answer.version for answer, _ in answers]
+        for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
+            if now < before:
+                log.warning("tfdist: ps %d was started again: at least %d updates are lost.", server, before - now)
+        self._versions = versions
+        self.iterations = max(answer.iterations for answer, _ in answers)
+        self._clocks = [answer.clock for answer, _ in answers]
+        return [vectors for _, vectors in answers]
+
+    def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
+        """The answers of all servers to a message, after what is under way."""
+        self._finish()
+        return self._sent(make)()
+
+    def _sent(
+        self,
+        make: Callable[[int, int], Message],
+        arrays: Sequence[Sequence[np.ndarray]] | None = None,
+        servers: range | None = None,
+    ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
+        """Sends a message to each server, or to some; what it returns waits for the answers."""
+        given = arrays or [()] * len(self._connections)
+        sent = [
+            (server, _Sent(self._connections[server], functools.partial(make, server), given[server]))
+            for server in (range(len(self._connections)) if servers is None else servers)
+        ]
+        for server, one in sent:
+            self._unanswered[server].append(one)
+
+        def receive(server: int, one: _Sent) -> tuple[Any, list[np.ndarray]]:
+            try:
+                while True:
+                    try:
+                        return self._connections[server].receive(one.request)
+                    except RefusedError as error:
+                        if not error.refused.is_unknown:
+                            raise
+                    self._attach(server)
+                    if not server and self._has_tickets:
+                        self._suspend_on_others()
+                    for other in self._unanswered[server]:  # in their order: a later push would make this one a copy
+                        other.send()
+            finally:
+                self._unanswered[server].remove(one)
+
+        return lambda: [receive(server, one) for server, one in sent]
+
+
+class _Sent:
+    """A message under way to a server.
+
+    Args:
+        connection: to the server.
+        make: the message with the given ``id``.
+        arrays: that follow.
+
+    Attributes:
+        request: as it was sent last.
+    """
+
+    def __init__(self, connection: Connection, make: Callable[[int], Message], arrays: Sequence[np.ndarray]) -> None:
+        self._connection = connection
+        self._make = make
+        self._arrays = arrays
+        self.send()
+
+    def send(self) -> None:
+        """Sends it, under a new number."""
+        self.request: Request = self._connection.send(self._make, self._arrays)
