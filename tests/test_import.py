@@ -85,6 +85,19 @@ def test_import_does_not_wait_for_tensorflow():
     assert python(program).stdout == "False\n"
 
 
+def test_a_job_without_servers_loads_nothing_of_theirs():
+    program = (
+        "import sys, keras, numpy as np, tfdist\n"
+        "with tfdist.AllReduceStrategy().scope():\n"
+        "    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)\n"
+        "theirs = 'tfdist.parameter_server', 'tfdist.strategies.servers'\n"
+        "print([name for name in sys.modules if name.startswith(theirs)])"
+    )
+    assert python(program).stdout == "[]\n"
+
+
 def test_without_tensorflow_one_clear_line():
     program = (
         "import importlib.util as u; find = u.find_spec;"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 from collections.abc import Sequence
@@ -20,17 +19,12 @@ from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
-from tfdist.parameter_server.options.staleness import AsItIs  # noqa: E402
-from tfdist.parameter_server.options.synchronization import Asynchronous  # noqa: E402
-from tfdist.runtime import job, serving  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.runtime.server_state import ServerOptions  # noqa: E402
 from tfdist.strategies.abilities import DelaysUpdates  # noqa: E402
 from tfdist.strategies.all_reduce import keras_delayed  # noqa: E402
 from tfdist.strategies.all_reduce.delayed_extended import DelayedExtended  # noqa: E402
 from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
-from tfdist.strategies.servers.server_tables import Servers, ServerTables  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -124,16 +118,17 @@ class AllReduceStrategy(Processes):
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
-            serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
+            from tfdist.strategies.servers import beside_all_reduce
+
+            beside_all_reduce.serve(cluster, timeouts)
             sys.exit()
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
-            number = own.number("tables")
-            servers = Servers(job.enter(cluster, timeouts), timeouts)
-            tables = ServerTables(servers, workers=own.size, prefix=f"strategy {number} " if number else "")
-            atexit.register(tables.close)
+            from tfdist.strategies.servers import beside_all_reduce  # in jobs without servers nothing loads theirs
+
+            tables = beside_all_reduce.tables(cluster, own, timeouts)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
         if delay and len(chosen) > 1:
             raise ValueError(f"AllReduceStrategy(delay=1) is for one device in each process; got {chosen}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,17 +14,19 @@ from tfdist.engine.counts import Counts
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
-from tfdist.parameter_server.tables.client import Form, TableClient
-from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.private import tensorflow as private
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.data import datasets
 from tfdist.strategies.data.shares import Shares, batch_size
 from tfdist.strategies.devices import requested_device
-from tfdist.strategies.servers.server_tables import ServerTables
 from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
+
+if TYPE_CHECKING:  # in jobs without servers nothing loads theirs
+    from tfdist.parameter_server.tables.client import Form, TableClient
+    from tfdist.parameter_server.tables.row_cache import CachePolicy
+    from tfdist.strategies.servers.server_tables import ServerTables
 
 
 class AllReduceExtended(private.MirroredExtended, DataParallel):

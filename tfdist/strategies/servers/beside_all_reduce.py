@@ -1,0 +1,42 @@
+"""Parameter servers beside all-reduce: they keep the rows of embeddings, and nothing else."""
+
+from __future__ import annotations
+
+import atexit
+
+from tfdist.cluster.settings import Timeouts
+from tfdist.cluster.spec import Cluster
+from tfdist.engine.group import Group
+from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.runtime import job, serving
+from tfdist.runtime.server_state import ServerOptions
+from tfdist.strategies.servers.server_tables import Servers, ServerTables
+
+
+def serve(cluster: Cluster, timeouts: Timeouts) -> None:
+    """Serves until the job is over.
+
+    Args:
+        cluster: with the task of this server.
+        timeouts: how long to wait for other tasks.
+
+    Raises:
+        TfdistError: the job has failed.
+    """
+    serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
+
+
+def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables:
+    """The tables of a strategy, until the process ends.
+
+    Args:
+        cluster: with the task of this worker.
+        workers: that train together.
+        timeouts: how long to wait for servers.
+    """
+    number = workers.number("tables")
+    servers = Servers(job.enter(cluster, timeouts), timeouts)
+    made = ServerTables(servers, workers=workers.size, prefix=f"strategy {number} " if number else "")
+    atexit.register(made.close)
+    return made
