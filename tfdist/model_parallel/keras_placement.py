@@ -40,6 +40,7 @@ from tfdist.private.keras import (
 )
 from tfdist.private.keras import sequential as sequentials
 from tfdist.seams import trainer
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.keras import sequential_build
@@ -67,7 +68,7 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams, once."""
     placed_gradients.install()

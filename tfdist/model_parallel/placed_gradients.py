@@ -7,7 +7,6 @@ of an operation is all that reaches the function that makes its gradient; so the
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
+from tfdist.seams.once import Once
 from tfdist.strategies.devices import requested_device
 
 _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Has TensorFlow make gradients as described, once. Other operations' gradients are made as before."""
     private.replace_gradient_function(_on_its_device)

@@ -5,7 +5,6 @@ Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own do w
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
 from tfdist.private.keras import tf_trainer, tree
 from tfdist.seams import optimizer, trainer
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import keras_unsynchronized
 from tfdist.strategies.keras.keras_optimizers import innermost
@@ -47,7 +47,7 @@ def attach(optimizer: Any, gradients: Gradients) -> None:
         setattr(one, _ATTRIBUTE, gradients)
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams, once."""
     optimizer.points.provide([Averaged], _optimizer_hooks_of)

@@ -8,7 +8,6 @@ knows which of them are its own. Reading one of another stage is an error.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
 
@@ -84,7 +84,7 @@ class _Elsewhere:
         )
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams, once."""
     replace(tf_core.Variable, "_initialize_with_initializer", _described)

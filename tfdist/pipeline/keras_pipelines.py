@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from tfdist.model_parallel.model_calls import graph_of
 from tfdist.pipeline import described_variables, model_steps, stage_callbacks, stage_optimizers
 from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
 from tfdist.strategies import at_work, keras_hooks
@@ -57,7 +57,7 @@ class _Elsewhere:
         self.shape = tuple(shape)
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams, once."""
     described_variables.install()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
 from tfdist.private import models
 from tfdist.private.keras import layer, tree
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.keras import keras_losses
@@ -41,7 +41,7 @@ class _Computing(threading.local):
 _computing = _Computing()
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams, once."""
     for name in ("_get_own_losses", "_get_regularization_losses"):

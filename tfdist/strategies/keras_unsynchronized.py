@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from tfdist.private.keras import tf_trainer
 from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
+from tfdist.seams.once import Once
 
 log = logging.getLogger("tfdist")
 
@@ -41,7 +41,7 @@ def warn_outside_of(strategy: Any) -> None:
     warn_in_fit()
 
 
-@functools.cache
+@Once
 def warn_in_fit() -> None:
     """Makes Keras's `fit` warn if neither a strategy nor a custom step can synchronize the processes."""
     trainer.points.provide([Unsynchronized], lambda model: [Unsynchronized()] if strategy_of(model) is None else [])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.private.optimizers import variables_of
+from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
@@ -17,7 +17,7 @@ from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
 from tfdist.strategies.keras import keras_optimizers
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the hooks."""
     keras_hooks.add_for_optimizers(OneStepLate)

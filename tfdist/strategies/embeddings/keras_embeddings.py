@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +11,14 @@ import tensorflow as tf
 
 from tfdist.private.optimizers import apply_count, variables_of
 from tfdist.seams import optimizer
+from tfdist.seams.once import Once
 from tfdist.strategies import at_work
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.strategies.keras import sequential_build
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams."""
     optimizer.points.provide([WithoutRows], lambda _: [WithoutRows()])

@@ -5,10 +5,10 @@ Accumulated gradients come here as means, and unscaled, once per update.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerHooks, Update, points
 
 _ATTRIBUTE = "_tfdist_noise"
@@ -39,7 +39,7 @@ def attach(optimizer: Any, added: Callable[[list[Any], Sequence[Any]], list[Any]
     setattr(optimizer, _ATTRIBUTE, Noisy(added))
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the hook, once."""
     points.provide([Noisy], _hooks_of)

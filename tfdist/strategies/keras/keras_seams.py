@@ -39,13 +39,13 @@ nothing.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.private.keras import seed_generator, tf_trainer, tree
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks, keras_unsynchronized
@@ -82,10 +82,10 @@ def install_for(strategy: tf.distribute.Strategy) -> None:
 
 def is_installed() -> bool:
     """Whether a strategy of tfdist has been made."""
-    return install.cache_info().currsize > 0
+    return install.is_done
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams that any strategy needs, once. Those of some strategies come with their `extended`."""
     tensorflow_iterators.install()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
 
 from tfdist.private.models import begin_at, initial_epoch
+from tfdist.seams.once import Once
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.data.shares import batch_size
@@ -17,7 +17,7 @@ _NEVER = 1 << 62
 """An epoch that no `fit` comes to."""
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the hook."""
     keras_hooks.add(Coming)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.private.keras import tree
+from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
@@ -18,7 +18,7 @@ from tfdist.strategies.keras import keras_steps, keras_variables
 from tfdist.strategies.round_abilities import TrainsInRounds
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the hooks."""
     keras_hooks.add_for_optimizers(FollowedByExchanges)

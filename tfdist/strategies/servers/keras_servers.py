@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import tensorflow as tf
 from tfdist.private import optimizers
 from tfdist.private.keras import base_optimizer
 from tfdist.seams import optimizer
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
@@ -103,7 +103,7 @@ class _Steps(threading.local):
 _steps = _Steps()
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams."""
     optimizer.points.provide([OnServers], _hooks_of)

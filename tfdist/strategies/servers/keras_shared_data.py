@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tfdist.parameter_server.protocol.dealing import Rule
 from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
@@ -52,7 +52,7 @@ _of_models: dict[int, Shared] = {}
 """By `id` of the model, while its `fit` is under way."""
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the seams."""
     keras_hooks.add(Dealt)

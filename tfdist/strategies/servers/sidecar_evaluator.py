@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
 
 from tfdist.errors import TfdistError
+from tfdist.seams.once import Once
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -83,7 +83,7 @@ class SidecarEvaluator:
             self._extended.over.wait(_LOOK_SECONDS)
 
 
-@functools.cache
+@Once
 def install() -> None:
     """Installs the hook. It has to be around the others of `fit`, which do not apply where nothing trains."""
     keras_hooks.add(InsteadOfFit)
