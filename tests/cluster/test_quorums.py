@@ -405,6 +405,28 @@ def test_who_has_ended_fit_gets_what_others_make_in_a_last_round():
     assert all(job.is_answered(*one) for one in others)
 
 
+def test_one_that_was_left_out_makes_no_round_when_others_have_ended_fit():
+    """It had been too slow in a meeting for a round that nobody makes any more, as a third one has ended `fit`."""
+    job = Job(quorum=1).begun(0, 1, 2)
+    for task in range(3):
+        job.quorums.heard(task, Epoch(0, 0))
+    requests = [job.ready(task, fit=0) for task in (1, 2)]
+    job.expire()
+    assert job.meets(1, requests[0]) == [1, 2]
+    job.have(1, job.answer(1, requests[0])["attempt"])
+    job.expire()
+    assert Aborted("a", 1) in job.told[2]
+    job.enlist(0, 0)  # it looks for a newer state, and is awaited then
+    others = [(task, job.ready(task, fit=0)) for task in (2, 1)]
+    assert not any(job.is_answered(*one) for one in others)
+    job.hear(0, Linger, 0, ("a",))
+    for task, request in others:
+        assert job.answer(task, request)["over"]
+    job.quorums.gone(0, lost=False)
+    job.quorums.gone(1, lost=False)
+    assert len([one for one in job.told[2] if isinstance(one, Reply)]) == 4, "nothing comes of it later"
+
+
 def test_two_that_are_behind_do_not_wait_for_each_other():
     job = Job(quorum=1).begun(0, 1, 2)
     request = job.ready(2)
@@ -412,6 +434,28 @@ def test_two_that_are_behind_do_not_wait_for_each_other():
     job.have(2, job.answer(2, request)["attempt"])
     requests = [job.hear(task, Linger, 0, ("a",)) for task in range(3)]
     assert [job.is_answered(task, request) for task, request in enumerate(requests)] == [True, True, False]
+
+
+def test_two_that_each_lack_what_the_other_has_do_not_wait_for_each_other():
+    """Of weights and of layers' state: one has made a round of each without the other."""
+    job = Job(quorum=1).begun(0, 1)
+    for task in range(2):
+        job.hear(task, Enlist, "b", f"host{task}:1", task - 1, 1, GRACE, "alike")
+    job.hear(1, Enlist, "b", "host1:1", 0, 1, GRACE, "alike")
+    for task in range(2):
+        job.quorums.heard(task, Epoch(0, 0))
+    for task, name in enumerate("ab"):
+        request = job.hear(task, Ready, name, 1, 10, True, 0, 1)
+        job.expire()
+        job.hear(task, Have, name, job.answer(task, request)["attempt"])
+    first, second = (job.hear(task, Linger, 0, ("a", "b")) for task in range(2))
+    assert job.is_answered(0, first), "it gets the state of b, and comes back"
+    assert job.is_answered(1, second), "likewise of a"
+    job.hear(0, Enlist, "b", "host0:1", 1, 1, GRACE, "alike")
+    again = job.hear(0, Linger, 0, ("a", "b"))
+    assert not job.is_answered(0, again), "the other one may still be about to fetch that of a"
+    job.hear(1, Enlist, "a", "host1:1", 1, 1, GRACE, "alike")
+    assert job.is_answered(0, again)
 
 
 def test_nobody_stays_where_all_have_the_newest_state():

@@ -160,8 +160,9 @@ class Epoch(OfRounds, frozen=True):
 class Linger(OfRounds, frozen=True):
     """The task has ended a call of `fit`, and may be about to end.
 
-    The reply, null, comes when no round of that call is under way, and all others that are in it, or end it, have the
-    newest state, or this task has not; at the latest after the time of grace, or 10 s.
+    The reply, null, comes when no round of that call is under way, and this task lacks the newest state of some, which
+    it gets before it comes back, or all others that are in that call, or end it, have them; at the latest after the
+    time of grace, or 10 s.
 
     Attributes:
         fit: how many calls of `fit` came before that one.

@@ -372,10 +372,11 @@ class Quorums:
         self._at[task] = where
         self._furthest = max(self._furthest, where)
         for rounds in self._rounds.values():
-            for one, ready in list(rounds.ready.items()):
-                if ready.fit is not None and ready.fit < self._furthest[0]:
-                    del rounds.ready[one]
-                    self._is_ready(one, rounds, ready)
+            for said in (rounds.ready, rounds.late):  # or one that is late would make a last round by itself
+                for one, ready in list(said.items()):
+                    if ready.fit is not None and ready.fit < self._furthest[0]:
+                        del said[one]
+                        self._is_ready(one, rounds, ready)
 
     def _linger(self, task: int, message: Linger) -> None:
         self._lingering[task] = message
@@ -388,19 +389,24 @@ class Quorums:
         self._later(max([_LINGER_SECONDS, *(self._of(name).first.grace for name in message.rounds)]), end)
 
     def _release(self) -> None:
-        """Lets those go that neither get a newer state of the call of `fit` that they have ended, nor give theirs."""
+        """Lets those go that neither wait for a newer state of the call of `fit` that they have ended, nor give theirs.
+
+        Who lacks one of those that there are goes at once, whatever it has to give: it gets that, and comes back. Two
+        of which each lacks what the other one has would wait for each other.
+        """
         for task, message in list(self._lingering.items()):
-            if not any(self._is_needed(task, self._of(name), message.fit) for name in message.rounds):
+            all_rounds = [self._of(name) for name in message.rounds]
+            if any(one.meeting is not None for one in all_rounds):
+                continue
+            lacking = [self._lacking(one, message.fit) for one in all_rounds]
+            if any(task in one for one in lacking) or not any(lacking):
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 
-    def _is_needed(self, task: int, rounds: _Rounds, fit: int) -> bool:
-        """Whether others meet, or lack the newest state, which a task has: within a call of `fit`, or at its end."""
-        if rounds.meeting is not None:
-            return True
+    def _lacking(self, rounds: _Rounds, fit: int) -> set[int]:
+        """Who lacks the newest state: within a call of `fit`, or at its end."""
         behind = {one for one in rounds.addresses if rounds.has.get(one, -1) < rounds.newest}
-        get = {one for one in behind if one in self._ending or self._at.get(one, (fit, 0))[0] <= fit}
-        return task not in behind and bool(get)
+        return {one for one in behind if one in self._ending or self._at.get(one, (fit, 0))[0] <= fit}
 
     def _epoch_of(self, fit: int | None) -> int:
         if fit is not None and fit < self._furthest[0]:

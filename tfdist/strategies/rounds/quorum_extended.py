@@ -216,9 +216,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `ComesAndGoes`."""
         members = self._quorums.members
         if members.fit is not None:
-            members.linger(members.fit, tuple(course.name for course in self._courses_of(model)))
-            if self._refresh(model):  # of a last round that was made without this process
-                self._refresh(model)  # tells that it has that
+            is_newer = True  # there may be a last round that was made without this process
+            while is_newer:
+                while self._refresh(model):
+                    pass  # the next look tells that this process has that
+                members.linger(members.fit, tuple(course.name for course in self._courses_of(model)))
+                is_newer = self._refresh(model)
         members.fit, members.epoch, members.others = None, 0, 0
         members.is_in_epoch = False
         for course in self._courses_of(model):
