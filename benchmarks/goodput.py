@@ -42,9 +42,9 @@ def train(name, folder, seed):
 
     folder = Path(folder)
     is_quorum = name.startswith("quorum")
-    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
     strategy = (
-        tfdist.QuorumStrategy(sync_every=EVERY, outer=outer, grace=2.0) if is_quorum else tfdist.AllReduceStrategy()
+        tfdist.QuorumStrategy(sync_every=EVERY, rule=outer, grace=2.0) if is_quorum else tfdist.AllReduceStrategy()
     )
     keras.utils.set_random_seed(int(seed))
     with strategy.scope():

@@ -31,7 +31,8 @@ def strategies():
     import tfdist
     from tfdist.parameter_server import Asynchronous
 
-    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+    streaming = tfdist.local_sgd.Streaming(fragments=4, delay=4)
     local, int8 = tfdist.LocalSGDStrategy, tfdist.compression.Int8()
     return {
         "all-reduce": tfdist.AllReduceStrategy,
@@ -40,10 +41,10 @@ def strategies():
         "local SGD, k = 4": lambda: local(4),
         "local SGD, k = 16": lambda: local(16),
         "local SGD, k = 64": lambda: local(64),
-        "DiLoCo, k = 64": lambda: local(64, outer=outer),
-        "DiLoCo, k = 64, Int8": lambda: local(64, outer=outer, compression=int8),
-        "Streaming DiLoCo": lambda: local(64, outer=outer, fragments=4, delay=4, compression=tfdist.compression.Int4()),
-        "elastic, k = 16": lambda: local(16, elastic=0.9),
+        "DiLoCo, k = 64": lambda: local(64, rule=outer),
+        "DiLoCo, k = 64, Int8": lambda: local(64, rule=outer, compression=int8),
+        "Streaming DiLoCo": lambda: local(64, rule=outer, streaming=streaming, compression=tfdist.compression.Int4()),
+        "elastic, k = 16": lambda: local(16, rule=tfdist.local_sgd.Elastic(0.9)),
         "gossip": lambda: tfdist.GossipStrategy(overlap=True),
         "gossip, k = 16": lambda: tfdist.GossipStrategy(sync_every=16, overlap=True),
         "gossip, TopK 1 %": lambda: tfdist.GossipStrategy(compression=tfdist.compression.TopK(0.01)),

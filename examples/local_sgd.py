@@ -13,7 +13,7 @@ import tfdist
 
 strategy = tfdist.LocalSGDStrategy(
     sync_every=25,
-    outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+    rule=tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)),
     compression=tfdist.compression.Int8(),
 )
 keras.utils.set_random_seed(0)

@@ -13,8 +13,8 @@ from sklearn.model_selection import train_test_split
 
 import tfdist
 
-outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-strategy = tfdist.QuorumStrategy(sync_every=16, outer=outer, grace=5.0)
+outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+strategy = tfdist.QuorumStrategy(sync_every=16, rule=outer, grace=5.0)
 print(f"worker {strategy.rank} is process {os.getpid()}")
 keras.utils.set_random_seed(0)
 digits = load_digits()

@@ -34,7 +34,7 @@ def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
 
 
 def test_springs():
-    rule = Elastic(0.5, processes=2)
+    rule = Elastic(0.5).begun(2, delay=0)
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_allclose(centre[0], BEFORE[0] + 0.5 * MEAN[0])
     own = rule.own(OWN, BEFORE, centre)
@@ -44,7 +44,7 @@ def test_springs():
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes_are_kept(dtype):
     before, mean, own = ([one.astype(dtype) for one in arrays] for arrays in (BEFORE, MEAN, OWN))
-    for rule in (Averaging(0.5), Elastic(0.9, 3), Outer(keras.optimizers.SGD(0.5))):
+    for rule in (Averaging(0.5), Elastic(0.9).begun(3, delay=0), Outer(keras.optimizers.SGD(0.5))):
         centre = rule.centre(before, mean)
         assert {one.dtype for one in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}
 
@@ -57,3 +57,40 @@ def test_states_of_fewer_rules_are_taken_by_none(caplog):
     restore([(rule, like) for rule in others], [trained.state()])
     assert [rule.state() for rule in others] == [[], []]
     assert "training goes on without them" in caplog.text
+
+
+def test_each_fragment_has_a_rule_of_its_own():
+    outer = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
+    one, other = outer.begun(2, delay=0), outer.begun(2, delay=0)
+    one.centre(BEFORE, MEAN)
+    assert one.state()
+    assert other.state() == outer.state() == []
+
+
+@pytest.mark.parametrize(("given", "delay", "mix"), [(None, 0, 0.0), (None, 1, 0.5), (0.25, 0, 0.25), (0, 2, 0.0)])
+def test_what_a_process_keeps_depends_on_the_delay(given, delay, mix):
+    for rule in (Averaging(given), Outer(keras.optimizers.SGD(0.5), given)):
+        assert rule.begun(2, delay).mix == mix
+
+
+def test_names_of_outer_optimizers_do_not_matter():
+    one, other = (repr(Outer(keras.optimizers.SGD(0.7, momentum=0.9, name=name))) for name in ("a", "b"))
+    assert one == other
+    assert "0.9" in one
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Averaging("0.5"), ValueError, r"Averaging\(mix=…\) is at least 0 and below 1; got '0.5'"),
+        (lambda: Outer(keras.optimizers.SGD(), mix=-0.5), ValueError, r"Outer\(mix=…\) .*; got -0.5"),
+        (lambda: Averaging(1.0), ValueError, "below 1; got 1.0"),
+        (lambda: Outer("sgd"), TypeError, "an optimizer of Keras 3, such as .*; got 'sgd'"),
+        (lambda: Elastic(1.5), ValueError, "above 0 and at most 1; got 1.5"),
+        (lambda: Elastic("0.5"), ValueError, "above 0 and at most 1; got '0.5'"),
+        (lambda: Elastic(0.0), ValueError, "got 0.0"),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

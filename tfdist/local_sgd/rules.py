@@ -22,7 +22,16 @@ States = list[list[np.ndarray]]
 
 
 class Rule(abc.ABC):
-    """For the variables of one fragment."""
+    """For the variables of one fragment. What a user makes is a pattern, of which each fragment gets one of its own."""
+
+    @abc.abstractmethod
+    def begun(self, processes: int, delay: int) -> Rule:
+        """A rule like this one, for one fragment.
+
+        Args:
+            processes: how many there are.
+            delay: for how many steps an exchange is under way.
+        """
 
     @abc.abstractmethod
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
@@ -65,12 +74,31 @@ class Averaging(Rule):
     """The centre is the mean, c + m.
 
     Args:
-        mix: α. A process goes on with α x + (1 − α) c. By 0 it begins each round with the centre; more than 0 keeps
-            some of what it has learned while the mean was under way.
+        mix: α, at least 0 and below 1. A process goes on with α x + (1 − α) c. By 0, the default without a delay, it
+            begins each round with the centre; more than 0, by default 0.5 with a delay, keeps some of what it has
+            learned while the mean was under way.
+
+    Attributes:
+        mix: as given.
+
+    Raises:
+        ValueError: α is out of its range.
     """
 
-    def __init__(self, mix: float = 0.0) -> None:
-        self._mix = mix
+    def __init__(self, mix: float | None = None) -> None:
+        if mix is not None and not (isinstance(mix, (int, float)) and 0 <= mix < 1):
+            raise ValueError(f"{type(self).__name__}(mix=…) is at least 0 and below 1; got {mix!r}")
+        self.mix = mix
+
+    def __repr__(self) -> str:
+        return f"Averaging(mix={self.mix})"
+
+    def begun(self, processes: int, delay: int) -> Averaging:
+        """See `Rule`."""
+        return Averaging(self._mixed(delay))
+
+    def _mixed(self, delay: int) -> float:
+        return (0.5 if delay else 0.0) if self.mix is None else float(self.mix)
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
@@ -78,28 +106,45 @@ class Averaging(Rule):
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
-        if not self._mix:
+        if not self.mix:
             return [one.copy() for one in centre]
-        return [_between(x, c, self._mix) for x, c in zip(own, centre, strict=True)]
+        return [_between(x, c, self.mix) for x, c in zip(own, centre, strict=True)]
 
 
 class Outer(Averaging):
     """An outer optimizer moves the centre, as if −m were a gradient: DiLoCo.
 
     Args:
-        optimizer: a Keras optimizer, of which this takes a copy.
+        optimizer: a Keras optimizer, of which this takes a copy. Its learning rate may be a schedule, over rounds.
         mix: as of `Averaging`.
+
+    Raises:
+        TypeError: the optimizer is none.
+        ValueError: as of `Averaging`.
 
     References:
         Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023; and *Streaming
         DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, mix: float = 0.0) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer, mix: float | None = None) -> None:
         super().__init__(mix)
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                f"Outer takes an optimizer of Keras 3, such as keras.optimizers.SGD(0.7); got {optimizer!r}"
+            )
         self._optimizer = optimizer
         self._copy: keras.optimizers.Optimizer | None = None
         self._variables: list[keras.Variable] = []
+
+    def __repr__(self) -> str:
+        """The same on all processes where the optimizer is the same, whatever its name."""
+        config = {name: value for name, value in self._optimizer.get_config().items() if name != "name"}
+        return f"Outer({type(self._optimizer).__name__}({config}), mix={self.mix})"
+
+    def begun(self, processes: int, delay: int) -> Outer:
+        """See `Rule`."""
+        return Outer(self._optimizer, self._mixed(delay))
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
@@ -150,15 +195,28 @@ class Elastic(Rule):
 
     Args:
         moving_rate: β, above 0 and at most 1; 0.9 in the paper.
-        processes: how many there are.
+
+    Raises:
+        ValueError: β is out of its range.
 
     References:
         Zhang, Choromanska and LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015, equations 5 and 6.
     """
 
-    def __init__(self, moving_rate: float, processes: int) -> None:
+    def __init__(self, moving_rate: float = 0.9) -> None:
+        if not (isinstance(moving_rate, (int, float)) and 0 < moving_rate <= 1):
+            raise ValueError(f"Elastic(moving_rate=…) is above 0 and at most 1; got {moving_rate!r}")
         self._moving_rate = moving_rate
-        self._pull = moving_rate / processes
+        self._pull = moving_rate
+
+    def __repr__(self) -> str:
+        return f"Elastic({self._moving_rate})"
+
+    def begun(self, processes: int, delay: int) -> Elastic:
+        """See `Rule`."""
+        made = Elastic(self._moving_rate)
+        made._pull = self._moving_rate / processes
+        return made
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
@@ -167,18 +225,6 @@ class Elastic(Rule):
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
         return [_between(x, c, 1 - self._pull) for x, c in zip(own, before, strict=True)]
-
-
-def described(optimizer: keras.optimizers.Optimizer | None) -> str:
-    """An optimizer in words that are the same where it is the same.
-
-    Args:
-        optimizer: of Keras.
-    """
-    if optimizer is None:
-        return "None"
-    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
-    return f"{type(optimizer).__name__}({config})"
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:

@@ -8,7 +8,8 @@ import tfdist
 from tests.strategies.ranked import RankedLocal
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Settings
-from tfdist.local_sgd.rules import Outer
+from tfdist.local_sgd.rules import Averaging, Outer
+from tfdist.local_sgd.streaming import Streaming
 from tfdist.strategies.keras import keras_outer
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -20,7 +21,7 @@ def outer():
 
 
 def momentum_strategy(**arguments):
-    return tfdist.LocalSGDStrategy(**{"sync_every": 2, "outer": outer(), **arguments})
+    return tfdist.LocalSGDStrategy(**{"sync_every": 2, "rule": Outer(outer()), **arguments})
 
 
 def model_in(strategy):
@@ -36,7 +37,7 @@ def fit(model, epochs=1):
     return model
 
 
-@pytest.mark.parametrize("arguments", [{}, {"sync_every": 4, "fragments": 2, "delay": 1, "mix": 0.5}])
+@pytest.mark.parametrize("arguments", [{}, {"sync_every": 4, "streaming": Streaming(2, delay=1)}])
 @pytest.mark.parametrize("name", ["a.weights.h5", "a.keras"])
 def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
     path = tmp_path / name
@@ -80,9 +81,9 @@ def test_without_outer_optimizers_there_is_no_file_and_an_old_one_goes(tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"outer": keras.optimizers.Adam(0.1)}, "variables of the shapes"),
-        ({"fragments": 2}, "training goes on without them"),
-        ({"outer": None}, "Averaging has no state"),
+        ({"rule": Outer(keras.optimizers.Adam(0.1))}, "variables of the shapes"),
+        ({"streaming": Streaming(2)}, "training goes on without them"),
+        ({"rule": Averaging()}, "Averaging has no state"),
     ],
 )
 def test_the_states_of_others_are_left(tmp_path, caplog, arguments, message):

@@ -8,6 +8,7 @@ import pytest
 import tfdist
 from tests.strategies import outer_weights
 from tfdist.compression import DeepGradientCompression
+from tfdist.local_sgd import Averaging, Elastic, Outer
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,9 @@ from tfdist.compression import DeepGradientCompression
         ({"quorum": True}, ValueError, "got True"),
         ({"grace": 0}, ValueError, r"QuorumStrategy\(grace=…\) is a number of seconds above 0; got 0"),
         ({"grace": "5"}, ValueError, "got '5'"),
-        ({"outer": "sgd"}, TypeError, "is an optimizer of Keras 3, such as .*; got 'sgd'"),
+        ({"rule": keras.optimizers.SGD(0.7)}, TypeError, r"is Averaging\(\) or Outer\(…\) of tfdist.local_sgd"),
+        ({"rule": Elastic(0.9)}, TypeError, r"got Elastic\(0.9\)"),
+        ({"rule": Averaging(mix=0.5)}, ValueError, "leave out mix=0.5"),
         ({"compression": 8}, TypeError, "8"),
         ({"compression": DeepGradientCompression(0.1)}, ValueError, "QuorumStrategy cannot compress with DeepGradient"),
     ],
@@ -57,7 +60,7 @@ def test_processes_of_an_mpi_launcher_are_refused(monkeypatch):
 
 
 def test_a_process_alone_moves_its_outer_weights():
-    half = tfdist.QuorumStrategy(sync_every=2, outer=keras.optimizers.SGD(0.5))
+    half = tfdist.QuorumStrategy(sync_every=2, rule=Outer(keras.optimizers.SGD(0.5)))
     assert (half.rank, half.size) == (0, 1)
     outer_weights.assert_moved(half)
     found = half.communication()

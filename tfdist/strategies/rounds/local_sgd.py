@@ -9,7 +9,6 @@ from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
-import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfdist.cluster import discovery  # noqa: E402
@@ -20,7 +19,8 @@ from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rounds import LocalSGD, Settings  # noqa: E402
-from tfdist.local_sgd.rules import Averaging, Elastic, Outer, Rule, described  # noqa: E402
+from tfdist.local_sgd.rules import Averaging, Rule  # noqa: E402
+from tfdist.local_sgd.streaming import Streaming  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies.rounds.processes_in_rounds import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds.rounds_extended import RoundsExtended  # noqa: E402
@@ -35,10 +35,11 @@ class LocalSGDStrategy(ProcessesInRounds):
     weights.
 
     - By default all go on with the average: local SGD. With ``sync_every=1`` and plain SGD that is synchronous SGD.
-    - ``outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`` moves the common weights by an optimizer of their
-      own, which takes the average difference for a gradient: DiLoCo. Rounds may then be of hundreds of steps.
-    - ``fragments=4, delay=2`` exchanges the weights in parts, each while the next steps are computed: Streaming DiLoCo.
-    - ``elastic=0.9`` ties the processes to common weights by springs: EASGD.
+    - ``rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))`` moves the common weights by an optimizer of
+      their own, which takes the average difference for a gradient: DiLoCo. Rounds may then be of hundreds of steps.
+    - ``streaming=Streaming(fragments=4, delay=2)`` exchanges the weights in parts, each while the next steps are
+      computed: Streaming DiLoCo.
+    - ``rule=Elastic(0.9)`` ties the processes to common weights by springs: EASGD.
 
     What a step costs is the model's alone, whatever the line: metrics too are merged at the end of an epoch, and the
     progress bar shows those of the first process. As in `tfdist.AllReduceStrategy`, a batch of ``fit`` is global, and
@@ -46,8 +47,8 @@ class LocalSGDStrategy(ProcessesInRounds):
     no more waits for the others, and takes part in their rounds without weight.
 
     Example:
-        >>> outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-        >>> strategy = tfdist.LocalSGDStrategy(sync_every=64, outer=outer)
+        >>> outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+        >>> strategy = tfdist.LocalSGDStrategy(sync_every=64, rule=outer)
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.layers.Dense(10)])
         ...     model.compile("adamw", "mse")
@@ -62,13 +63,9 @@ class LocalSGDStrategy(ProcessesInRounds):
             comes then is post-local SGD.
         slots: what becomes of the optimizer's slots in a round: each process goes on with its own (``"keep"``), or with
             the mean (``"average"``), which sends them too.
-        outer: a Keras optimizer for the common weights, of which a copy is used. Its state is not saved with a model.
-        elastic: the moving rate of the common weights, above 0 and at most 1: in a round a process moves towards them
-            by a fraction ``elastic`` / number of processes, and they move towards the average by ``elastic``.
-        fragments: in how many parts the weights are exchanged, at equal intervals.
-        delay: for how many steps the exchange of a fragment is under way, below ``sync_every`` / ``fragments``.
-        mix: with which part of its own weights a process goes on, the rest being the common ones: 0 forgets what it has
-            learned during the delay, which is the default without a delay; 0.5 is the default with one.
+        rule: what a round makes of the weights of all processes: `tfdist.local_sgd.Averaging`, `Outer` or `Elastic`, or
+            a `tfdist.local_sgd.Rule` of one's own.
+        streaming: a `tfdist.local_sgd.Streaming`, to exchange weights in parts, and while steps are computed.
         compression: how the differences are compressed; as of `tfdist.AllReduceStrategy`.
         devices: as of `tfdist.AllReduceStrategy`; this process's devices take each step together.
         timeouts: as of `tfdist.AllReduceStrategy`.
@@ -78,7 +75,7 @@ class LocalSGDStrategy(ProcessesInRounds):
 
     Raises:
         MismatchError: processes have different arguments.
-        TypeError: ``outer`` or ``compression`` is none.
+        TypeError: ``rule``, ``streaming`` or ``compression`` is none.
         ValueError: an argument is out of its range, or two of them exclude each other.
         ClusterSpecError: as of `tfdist.AllReduceStrategy`.
         RendezvousError: as of `tfdist.AllReduceStrategy`.
@@ -98,11 +95,8 @@ class LocalSGDStrategy(ProcessesInRounds):
         sync_every: int | Interval = 8,
         start_after: int = 0,
         slots: str = "keep",
-        outer: keras.optimizers.Optimizer | None = None,
-        elastic: float | None = None,
-        fragments: int = 1,
-        delay: int = 0,
-        mix: float | None = None,
+        rule: Rule = Averaging(),  # noqa: B008
+        streaming: Streaming = Streaming(),  # noqa: B008
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
@@ -111,73 +105,41 @@ class LocalSGDStrategy(ProcessesInRounds):
         group: Group | None = None,
     ) -> None:
         interval = sync_every if isinstance(sync_every, Interval) else Every(sync_every)
-        _check(interval, start_after, slots, outer, elastic, fragments, delay, mix)
+        _check(interval, start_after, slots, rule, streaming)
         policy.as_policy(compression)  # raises its errors before waiting for other processes
-        mix = (0.5 if delay else 0.0) if mix is None else float(mix)
         algorithms.check(algorithm)
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         settings = Settings(
             interval,
-            functools.partial(_rule, outer, elastic, mix, own.size),
-            fragments,
-            delay,
+            functools.partial(rule.begun, own.size, streaming.delay),
+            streaming.fragments,
+            streaming.delay,
             start_after,
             slots == "average",
         )
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         settled = (
-            f"sync_every={interval}, start_after={start_after}, slots={slots!r}, outer={described(outer)}, "
-            f"elastic={elastic}, fragments={fragments}, delay={delay}, mix={mix}, compression={compressor}"
+            f"sync_every={interval}, start_after={start_after}, slots={slots!r}, "
+            f"rule={rule.begun(own.size, streaming.delay)}, {streaming}, compression={compressor}"
         )
         courses = LocalSGD(own, settings, compressor, settled)
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
 
 
-def _rule(outer: keras.optimizers.Optimizer | None, elastic: float | None, mix: float, processes: int) -> Rule:
-    if elastic is not None:
-        return Elastic(elastic, processes)
-    return Averaging(mix) if outer is None else Outer(outer, mix)
-
-
-def _check(
-    interval: Interval,
-    start_after: int,
-    slots: str,
-    outer: object,
-    elastic: float | None,
-    fragments: int,
-    delay: int,
-    mix: float | None,
-) -> None:
+def _check(interval: Interval, start_after: int, slots: str, rule: object, streaming: object) -> None:
     where = "LocalSGDStrategy"
-    for name, value, least in (("start_after", start_after, 0), ("fragments", fragments, 1), ("delay", delay, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{where}({name}=…) is a number from {least}; got {value!r}")
+    if not isinstance(start_after, int) or isinstance(start_after, bool) or start_after < 0:
+        raise ValueError(f"{where}(start_after=…) is a number from 0; got {start_after!r}")
     if slots not in ("keep", "average"):
         raise ValueError(f"{where}(slots=…) is 'keep' or 'average'; got {slots!r}")
-    if outer is not None and not isinstance(outer, keras.optimizers.Optimizer):
+    if not isinstance(rule, Rule):
         raise TypeError(
-            f"{where}(outer=…) is an optimizer of Keras 3, such as keras.optimizers.SGD(0.7); got {outer!r}"
+            f"{where}(rule=…) is a rule of tfdist.local_sgd, such as Outer(keras.optimizers.SGD(0.7)); got {rule!r}"
         )
-    if elastic is not None and not (isinstance(elastic, (int, float)) and 0 < elastic <= 1):
-        raise ValueError(f"{where}(elastic=…) is above 0 and at most 1; got {elastic!r}")
-    if mix is not None and not (isinstance(mix, (int, float)) and 0 <= mix < 1):
-        raise ValueError(f"{where}(mix=…) is at least 0 and below 1; got {mix!r}")
-    if elastic is not None and (outer is not None or mix is not None):
-        raise ValueError(f"{where}: elastic= is a rule of its own: leave out outer= and mix=")
-    spacing = max(1, interval.least // fragments)
-    if delay and delay >= spacing:
-        raise ValueError(
-            f"{where}(delay={delay}): an exchange is to end before the next one begins, and rounds of {interval.least} "
-            f"steps in fragments={fragments} begin one every {spacing} steps: choose a delay below {spacing}"
-        )
-    if interval.least < fragments:
-        raise ValueError(
-            f"{where}(fragments={fragments}): a round has only {interval.least} steps, one for each at least"
-        )
-    if slots == "average" and (fragments > 1 or delay):
-        raise ValueError(
-            f"{where}(slots='average') needs weights that are exchanged at once: no fragments= and no delay="
-        )
+    if not isinstance(streaming, Streaming):
+        raise TypeError(f"{where}(streaming=…) is a tfdist.local_sgd.Streaming; got {streaming!r}")
+    streaming.check(interval)
+    if slots == "average" and streaming != Streaming():
+        raise ValueError(f"{where}(slots='average') needs weights that are exchanged at once: no streaming=")

@@ -19,8 +19,8 @@ from tfdist.cluster.spec import Cluster  # noqa: E402
 from tfdist.compression import Method, differences, policy  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.errors import ClusterSpecError  # noqa: E402
-from tfdist.local_sgd import rules  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
+from tfdist.local_sgd.rules import Averaging, Rule  # noqa: E402
 from tfdist.parameter_server.protocol.curve import Keys  # noqa: E402
 from tfdist.quorum.contributions import WHO  # noqa: E402
 from tfdist.quorum.course import Quorums  # noqa: E402
@@ -47,7 +47,8 @@ class QuorumStrategy(tf.distribute.Strategy):
     - A process that is started anew, or again, takes weights, the optimizer's state and the number of the epoch from
       another one, and goes on with it.
 
-    ``outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`` makes it DiLoCo, for rounds of hundreds of steps.
+    ``rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))`` makes it DiLoCo, for rounds of hundreds of
+    steps.
 
     Every process trains on all the data that `fit` is given, with a batch size of its own, as with
     `tfdist.ParameterServerStrategy`: nobody can deal out shares of a batch to processes that may be gone. Give each
@@ -57,8 +58,8 @@ class QuorumStrategy(tf.distribute.Strategy):
     Processes meet over TCP (ZeroMQ), without MPI. With a secret, all of it is encrypted.
 
     Example:
-        >>> outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-        >>> strategy = tfdist.QuorumStrategy(sync_every=64, outer=outer, quorum=2)
+        >>> outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+        >>> strategy = tfdist.QuorumStrategy(sync_every=64, rule=outer, quorum=2)
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.layers.Dense(10)])
         ...     model.compile("adamw", "mse")
@@ -69,14 +70,15 @@ class QuorumStrategy(tf.distribute.Strategy):
         sync_every: steps of a round; as of `tfdist.LocalSGDStrategy`.
         quorum: how many processes a round needs at least.
         grace: seconds for which a round waits for more than those; also for pieces of what a process sends.
-        outer: as of `tfdist.LocalSGDStrategy`. A process that joins takes its state from another one.
+        rule: `tfdist.local_sgd.Averaging` or `Outer`, without ``mix``. A process that joins takes the state of an outer
+            optimizer from another one.
         compression: as of `tfdist.AllReduceStrategy`, of the differences between weights; without methods for processes
             that add up.
         devices: as of `tfdist.LocalSGDStrategy`.
         timeouts: as of `tfdist.AllReduceStrategy`; ``start`` is also how long a process waits for a quorum.
 
     Raises:
-        TypeError: ``outer`` or ``compression`` is none.
+        TypeError: ``rule`` or ``compression`` is none.
         ValueError: an argument is out of its range.
         ClusterSpecError: as of `tfdist.AllReduceStrategy`; or processes were started by an MPI launcher.
         RendezvousError: as of `tfdist.AllReduceStrategy`.
@@ -97,13 +99,13 @@ class QuorumStrategy(tf.distribute.Strategy):
         sync_every: int | Interval = 64,
         quorum: int = 1,
         grace: float = 10.0,
-        outer: keras.optimizers.Optimizer | None = None,
+        rule: Rule = Averaging(),  # noqa: B008
         compression: Method | FewerWorkers | Schedule | Policy | None = None,
         devices: Sequence[str] | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         interval = sync_every if isinstance(sync_every, Interval) else Every(sync_every)
-        _check(quorum, grace, outer)
+        _check(quorum, grace, rule)
         chosen = None if compression is None else policy.as_policy(compression)
         if compression is not None:
             differences.check(compression, WHO)
@@ -116,8 +118,8 @@ class QuorumStrategy(tf.distribute.Strategy):
         self._members = _members(cluster, quorum, float(grace), timeouts)
         keras_seams.install_for(self)
         own = list(devices) if devices is not None else default_devices(*place_on_host(cluster))
-        described = f"sync_every={interval}, outer={rules.described(outer)}, compression={chosen}"
-        courses = Quorums(self._members, interval, functools.partial(_rule, outer), chosen, described)
+        described = f"sync_every={interval}, rule={rule.begun(self.size, 0)}, compression={chosen}"
+        courses = Quorums(self._members, interval, functools.partial(rule.begun, self.size, 0), chosen, described)
         super().__init__(QuorumExtended(self, world.alone().group, own, courses, self.rank, self.size))
 
     @property
@@ -189,14 +191,15 @@ def _members(cluster: Cluster | None, quorum: int, grace: float, timeouts: Timeo
     return Together(control, links, quorum, grace, timeouts)
 
 
-def _rule(outer: keras.optimizers.Optimizer | None) -> rules.Rule:
-    return rules.Averaging() if outer is None else rules.Outer(outer)
-
-
-def _check(quorum: object, grace: object, outer: object) -> None:
+def _check(quorum: object, grace: object, rule: object) -> None:
     if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
         raise ValueError(f"{WHO}(quorum=…) is a number of processes from 1; got {quorum!r}")
     if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not grace > 0:
         raise ValueError(f"{WHO}(grace=…) is a number of seconds above 0; got {grace!r}")
-    if outer is not None and not isinstance(outer, keras.optimizers.Optimizer):
-        raise TypeError(f"{WHO}(outer=…) is an optimizer of Keras 3, such as keras.optimizers.SGD(0.7); got {outer!r}")
+    if not isinstance(rule, Averaging):
+        raise TypeError(
+            f"{WHO}(rule=…) is Averaging() or Outer(…) of tfdist.local_sgd, such as "
+            f"Outer(keras.optimizers.SGD(0.7)); got {rule!r}"
+        )
+    if rule.mix is not None:
+        raise ValueError(f"{WHO}(rule=…): nothing is computed while weights are exchanged: leave out mix={rule.mix}")

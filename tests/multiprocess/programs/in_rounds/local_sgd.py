@@ -24,7 +24,7 @@ from common import (
 from local_sgd_reference import Momentum, Training
 
 import tfdist
-from tfdist.local_sgd import Growing, QuadraticRule
+from tfdist.local_sgd import Averaging, Elastic, Growing, Outer, QuadraticRule, Streaming
 
 FOLDER = sys.argv[1]
 ROWS, BATCH, EPOCHS = 64, 10, 3  # a last batch of 4 rows, of which some processes have fewer, or none
@@ -65,21 +65,28 @@ def golden():
         ({"sync_every": 5, "slots": "average"}, {"momentum": 0.875}),
         ({"sync_every": 100}, {}),
         ({"sync_every": 3, "start_after": 9}, {"momentum": 0.875}),
-        ({"sync_every": 3, "outer": keras.optimizers.SGD(0.75, **nesterov)}, {"outer": {"rate": 0.75, **nesterov}}),
-        ({"sync_every": 2, "elastic": 0.9}, {"elastic": 0.9}),
-        ({"sync_every": 4, "fragments": 2}, {}),
         (
-            {"sync_every": 6, "fragments": 2, "delay": 2, "outer": keras.optimizers.SGD(0.75, **nesterov)},
-            {"outer": {"rate": 0.75, **nesterov}, "mix": 0.5},
+            {"sync_every": 3, "rule": Outer(keras.optimizers.SGD(0.75, **nesterov))},
+            {"outer": {"rate": 0.75, **nesterov}},
         ),
-        ({"sync_every": 3, "delay": 1, "mix": 0.25}, {"mix": 0.25}),
+        ({"sync_every": 2, "rule": Elastic(0.9)}, {"elastic": 0.9}),
+        ({"sync_every": 4, "streaming": Streaming(2)}, {"fragments": 2}),
+        (
+            {
+                "sync_every": 6,
+                "streaming": Streaming(2, delay=2),
+                "rule": Outer(keras.optimizers.SGD(0.75, **nesterov)),
+            },
+            {"fragments": 2, "delay": 2, "outer": {"rate": 0.75, **nesterov}, "mix": 0.5},
+        ),
+        ({"sync_every": 3, "streaming": Streaming(delay=1), "rule": Averaging(mix=0.25)}, {"delay": 1, "mix": 0.25}),
         ({"sync_every": Growing(first=2, every=5, at_most=4)}, {"interval": lambda step: 2 if step < 5 else 4}),
         ({"sync_every": QuadraticRule(RATE * 2, at_least=1)}, {"interval": lambda step: 4}),
     )
     for arguments, more in dealt(cases, size, 3):
         count = arguments.get("sync_every")
         how = {"interval": lambda step, count=count: count, "averages_slots": arguments.get("slots") == "average"}
-        how.update({name: arguments[name] for name in ("fragments", "delay", "start_after") if name in arguments})
+        how.update({name: arguments[name] for name in ("start_after",) if name in arguments})
         how.update(more)
         if "outer" in how:
             how["outer"] = [Momentum(**more["outer"]) for _ in range(how.get("fragments", 1))]
@@ -148,7 +155,7 @@ def of_several():
 
 def features():
     """What Keras has goes together with rounds: all processes end with equal weights and logs, and have learned."""
-    ways = itertools.cycle([{"sync_every": 3}, {"sync_every": 4, "fragments": 2, "delay": 1}])
+    ways = itertools.cycle([{"sync_every": 3}, {"sync_every": 4, "streaming": Streaming(2, delay=1)}])
     optimizers = dealt(
         (
             keras.optimizers.Adam,
@@ -209,7 +216,7 @@ def stopped():
     """One process ends the steps of all: they learn it in their next exchange, in an epoch that has no end."""
 
     endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True).repeat()
-    for arguments, steps in (({"sync_every": 3}, 9), ({"sync_every": 4, "fragments": 2, "delay": 1}, 8)):
+    for arguments, steps in (({"sync_every": 3}, 9), ({"sync_every": 4, "streaming": Streaming(2, delay=1)}, 8)):
         model, stops = linear(tfdist.LocalSGDStrategy(**arguments)), Stops(7 if rank == size - 1 else None)
         history = model.fit(endless, epochs=3, verbose=0, callbacks=[stops]).history
         assert stops.seen == (steps if size > 1 else 7), (arguments, stops.seen)
@@ -312,7 +319,11 @@ def restarted():
     """`BackupAndRestore` goes on with the epoch that was under way, `ModelCheckpoint` writes what all have."""
     cases = (
         {"sync_every": 3, "start_after": 16},
-        {"sync_every": 3, "outer": keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True), "fragments": 2},
+        {
+            "sync_every": 3,
+            "rule": Outer(keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True)),
+            "streaming": Streaming(2),
+        },
     )
     for number, arguments in enumerate(dealt(cases, 1, 2)):
         restarted_with(arguments, number)
@@ -340,7 +351,6 @@ def restarted_with(arguments, number):
 
 
 def refused():
-    outer = keras.optimizers.SGD(0.7)
     with tfdist.LocalSGDStrategy(sync_every=2).scope():
         synchronized = keras.Sequential(
             [keras.layers.Input((5,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(3)]
@@ -353,13 +363,10 @@ def refused():
         ({"sync_every": 2.5}, ValueError, "got sync_every=2.5"),
         ({"start_after": -1}, ValueError, "a number from 0; got -1"),
         ({"slots": "reset"}, ValueError, "'keep' or 'average'; got 'reset'"),
-        ({"outer": "sgd"}, TypeError, "an optimizer of Keras"),
-        ({"elastic": 0.0}, ValueError, "above 0 and at most 1; got 0.0"),
-        ({"elastic": 0.5, "outer": outer}, ValueError, "leave out outer="),
-        ({"mix": 1.0}, ValueError, "below 1; got 1.0"),
-        ({"sync_every": 8, "fragments": 4, "delay": 2}, ValueError, "choose a delay below 2"),
-        ({"sync_every": 2, "fragments": 4}, ValueError, "a round has only 2 steps"),
-        ({"slots": "average", "fragments": 2}, ValueError, "exchanged at once"),
+        ({"rule": keras.optimizers.SGD(0.7)}, TypeError, "a rule of tfdist.local_sgd"),
+        ({"sync_every": 8, "streaming": Streaming(4, delay=2)}, ValueError, "choose a delay below 2"),
+        ({"sync_every": 2, "streaming": Streaming(4)}, ValueError, "a round has only 2 steps"),
+        ({"slots": "average", "streaming": Streaming(2)}, ValueError, "exchanged at once"),
         ({"compression": "int8"}, TypeError, "int8"),
         ({"algorithm": "star"}, ValueError, "star"),
     ):
@@ -369,7 +376,7 @@ def refused():
         Growing(2, 10, factor=1.0)
     with pytest.raises(ValueError, match="alpha above 0"):
         QuadraticRule(0.0)
-    model = linear(tfdist.LocalSGDStrategy(sync_every=9, fragments=3))
+    model = linear(tfdist.LocalSGDStrategy(sync_every=9, streaming=Streaming(3)))
     with pytest.raises(ValueError, match="fragments=3 of a model with 2 trainable variables"):
         fit(model)
 
@@ -387,7 +394,7 @@ def endless():
             if batch == 20:
                 print("READY", flush=True)
 
-    strategy = tfdist.LocalSGDStrategy(sync_every=5, fragments=2, delay=1)
+    strategy = tfdist.LocalSGDStrategy(sync_every=5, streaming=Streaming(2, delay=1))
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
     linear(strategy).fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[Saying()])
 

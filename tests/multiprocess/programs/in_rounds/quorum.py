@@ -19,6 +19,7 @@ from checking import run_checks
 from common import Gan, Interrupts, assert_close, dealt, gradient, stepping
 
 import tfdist
+from tfdist.local_sgd import Averaging, Outer
 
 keras.config.set_floatx("float64")
 FOLDER = sys.argv[1]
@@ -97,7 +98,7 @@ def golden():
     outers = None, keras.optimizers.SGD(0.75, momentum=0.875, nesterov=True)
     ways = {}, {"run_eagerly": True}, {"steps_per_execution": 2}
     for outer, way in dealt(itertools.product(outers, ways), size, 2):
-        model = linear(strategy(outer=outer), **way)
+        model = linear(strategy(rule=Averaging() if outer is None else Outer(outer)), **way)
         fit(model)
         assert_close(model, reference(outer))
         note("golden", model)
@@ -126,7 +127,7 @@ def features():
 
 def layers():
     """Statistics, random numbers, regularization, and saving by the chief."""
-    made = strategy(outer=keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
+    made = strategy(rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)))
     with made.scope():
         model = keras.Sequential(
             [
@@ -150,7 +151,7 @@ def layers():
 
 def compressed():
     for method in (tfdist.compression.Int8(), tfdist.compression.TopK(0.2)):
-        made = strategy(compression=method, outer=keras.optimizers.SGD(0.7, momentum=0.5))
+        made = strategy(compression=method, rule=Outer(keras.optimizers.SGD(0.7, momentum=0.5)))
         with made.scope():
             model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(600), keras.layers.Dense(3)])
             model.compile(keras.optimizers.SGD(0.001), "mse")
@@ -203,8 +204,8 @@ def restarted():
     place = os.path.join(FOLDER, f"backup-{size}")
     outer = keras.optimizers.SGD(0.75, momentum=0.875, nesterov=True)
     with pytest.raises(KeyError, match="interrupted"):
-        fit(linear(strategy(outer=outer)), callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)])
-    again = linear(strategy(outer=outer))
+        fit(linear(strategy(rule=Outer(outer))), callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)])
+    again = linear(strategy(rule=Outer(outer)))
     assert len(fit(again, callbacks=[keras.callbacks.BackupAndRestore(place)])["loss"]) == 1
     assert_close(again, reference(outer))
     note("restarted", again)
@@ -212,7 +213,7 @@ def restarted():
 
 def loading():
     """What the chief loads is for all."""
-    made = strategy(outer=keras.optimizers.SGD(0.75, momentum=0.5))
+    made = strategy(rule=Outer(keras.optimizers.SGD(0.75, momentum=0.5)))
     with made.scope():
         model = keras.Sequential([keras.layers.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)])
         model.compile(keras.optimizers.Adam(0.02), "mse")

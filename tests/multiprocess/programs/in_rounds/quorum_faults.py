@@ -13,7 +13,10 @@ import tfdist
 LAST = Path(sys.argv[1]) / "last"
 
 strategy = tfdist.QuorumStrategy(
-    sync_every=4, grace=1.0, outer=keras.optimizers.SGD(0.7, momentum=0.5), timeouts=tfdist.Timeouts(start=60)
+    sync_every=4,
+    grace=1.0,
+    rule=tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.5)),
+    timeouts=tfdist.Timeouts(start=60),
 )
 keras.utils.set_random_seed(strategy.rank)
 with strategy.scope():
