@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -108,6 +108,24 @@ class Members(Protocol):
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """Stays until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
         ...
+
+
+def end_together(members: Members, rounds: Sequence[str], refresh: Callable[[], bool]) -> None:
+    """Ends a call of `fit` with the newest states of all who are in it, once they have them, too.
+
+    Args:
+        members: the processes.
+        rounds: the names of those of the model.
+        refresh: looks for newer states once, tells of which rounds this process's own are, and takes over what it
+            finds; whether it has found some.
+    """
+    assert members.fit is not None
+    is_newer = True  # there may be a last round that was made without this process
+    while is_newer:
+        while refresh():
+            pass  # the next look tells that this process has that
+        members.linger(members.fit, tuple(rounds))
+        is_newer = refresh()
 
 
 class Together(Members):

@@ -20,6 +20,7 @@ from tfdist.local_sgd.rules import Averaging
 from tfdist.private import tensorflow as private
 from tfdist.private.models import initial_epoch
 from tfdist.quorum.course import Quorum, Quorums, Totals
+from tfdist.quorum.members import end_together
 from tfdist.strategies.keras import keras_variables
 from tfdist.strategies.keras.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import ComesAndGoes
@@ -216,12 +217,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """See `ComesAndGoes`."""
         members = self._quorums.members
         if members.fit is not None:
-            is_newer = True  # there may be a last round that was made without this process
-            while is_newer:
-                while self._refresh(model):
-                    pass  # the next look tells that this process has that
-                members.linger(members.fit, tuple(course.name for course in self._courses_of(model)))
-                is_newer = self._refresh(model)
+            end_together(members, [course.name for course in self._courses_of(model)], lambda: self._refresh(model))
         members.fit, members.epoch, members.others = None, 0, 0
         members.is_in_epoch = False
         for course in self._courses_of(model):
