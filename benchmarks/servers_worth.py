@@ -3,7 +3,7 @@
 Hosts are network namespaces, connected at `RATE`; the workers compute next to nothing. Options alternate.
 
 - *compression*: a server and two workers on hosts of their own; pushes, and parameters that come back, in 8 bits.
-- *hierarchy*: two hosts of two workers; two servers, one, and one with `PerHost` on the other host.
+- *hierarchy*: two hosts of two workers whose steps are synchronous; two servers, one, and `PerHost`.
 - *data*: two workers of which one sleeps `SLOWER` times as long in each step; the seconds until both have ended an
   epoch, each on its half, and of batches that are dealt out.
 
@@ -39,9 +39,9 @@ WAYS = {
         "pushes and parameters": ("steps", ON_TWO, {"compression": "Int8", "pull_compression": "Int8"}),
     },
     "hierarchy": {
-        "two servers": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0, 1]}, {}),
-        "one server": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0]}, {}),
-        "PerHost": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0, 1]}, {"hierarchy": "PerHost"}),
+        "two servers": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0, 1]}, {"synchronization": True}),
+        "one server": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0]}, {"synchronization": True}),
+        "PerHost": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0, 1]}, {"hierarchy": True}),
     },
     "data": {"own": ("epoch", ON_TWO, {}), "shared": ("epoch", ON_TWO, {"data": "shared"})},
 }
@@ -84,13 +84,16 @@ def measure(what, given):
 
     options = {name: getattr(tfdist.compression, value)() for name, value in given.items() if "compression" in name}
     options |= {"data": given["data"]} if "data" in given else {}
-    options |= {"hierarchy": tfdist.parameter_server.PerHost()} if "hierarchy" in given else {}
+    if "synchronization" in given or "hierarchy" in given:
+        options["synchronization"] = tfdist.parameter_server.Synchronous()
+    if "hierarchy" in given:
+        options["hierarchy"] = tfdist.parameter_server.PerHost(synchronization=options["synchronization"])
     strategy = tfdist.ParameterServerStrategy(**options)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         layers = [keras.layers.Input((UNITS,)), keras.layers.Dense(UNITS), keras.layers.Dense(1)]
         model = keras.Sequential(layers if what == "steps" else [keras.layers.Input((UNITS,)), layers[-1]])
-        model.compile("sgd", "mse")
+        model.compile(keras.optimizers.SGD(1e-6), "mse")  # what is not finite is never compressed
     data = tf.data.Dataset.from_tensors((np.ones((8, UNITS), np.float32), np.ones((8, 1), np.float32)))
     ends = []
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.monotonic()))

@@ -32,6 +32,7 @@ from tfdist.runtime import job, world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.world import World  # noqa: E402
 from tfdist.strategies import keras_unsynchronized  # noqa: E402
+from tfdist.strategies.devices import devices  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 _COMBINE = {
@@ -134,6 +135,8 @@ def init(
     algorithms.check(algorithm)
     if _initialized is None:
         entered = world.enter(discovery.discover(cluster_resolver), Timeouts.of(timeouts))
+        if entered.rank >= 0:
+            devices.share_memory(entered.local_size)
         _initialized = _Context(entered, algorithm)
         if entered.rank >= 0 and entered.size > 1:
             keras_unsynchronized.warn_in_fit()

@@ -30,6 +30,13 @@ def test_alone():
     assert "a script started like this runs alone" in ended.stdout
 
 
+def test_gpus_that_there_are_not():
+    ended = doctor("--gpu", CUDA_VISIBLE_DEVICES="-1")
+    assert ended.returncode == 1
+    assert "PROBLEM  GPU " in ended.stdout
+    assert "pip install 'tfdist[gpu]'" in ended.stdout
+
+
 def test_measures_between_tasks():
     command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", "-m", "tfdist.cli", "doctor"]
     ended = subprocess.run(command, env=harness.environment(), capture_output=True, text=True, timeout=90, check=False)

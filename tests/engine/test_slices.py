@@ -175,3 +175,20 @@ def test_a_dense_sum_sends_the_variable_twice(ranks, size, rows, is_dense):
     for values, _, _ in ranks(size)(work):
         assert len(values) == (rows * size if is_dense else 5 * size)
         assert values.sum() == 3 * 5 * size
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_beside_gpus_each_row_is_there_once_added_up_on_the_host(ranks, size, call, dtype, monkeypatch):
+    """A GPU would add a row's occurrences in another order on each rank. Those that there are not are pretended."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+
+    def work(group):
+        return summed(group, call, np.full((2, 3), group.rank + 1).astype(dtype), np.array([7, group.rank]), [9, 3])
+
+    for values, indices, shape in ranks(size)(work):
+        assert values.dtype == dtype
+        assert indices.tolist() == [7, *range(size)]
+        expected = [sum(range(1, size + 1)), *range(1, size + 1)]
+        np.testing.assert_array_equal(values, np.array([[one] * 3 for one in expected]).astype(dtype))
+        assert shape.tolist() == [9, 3]

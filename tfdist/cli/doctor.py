@@ -10,15 +10,14 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from tfdist._version import __version__
+from tfdist.cli import gpu_checks
+from tfdist.cli.findings import Finding, Level
 from tfdist.cluster import discovery, launcher
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
@@ -34,31 +33,6 @@ _TENSORFLOW_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nigh
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = (2, 18), (2, 21)
 
 
-class Level(Enum):
-    """How bad a finding is, as it is printed."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "PROBLEM"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        level: how bad it is.
-        subject: what it is about.
-        text: what was found.
-        advice: what to do about it, where there is something to do.
-    """
-
-    level: Level
-    subject: str
-    text: str
-    advice: str = ""
-
-
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to the parser of `tfdist`."""
     parser = commands.add_parser(
@@ -71,13 +45,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, default=30.0, help="seconds to wait for the other tasks (default: %(default)g)"
     )
+    parser.add_argument(
+        "--gpu", action="store_true", help="also copy, sum and train on each GPU, and compare with the CPU"
+    )
     parser.set_defaults(execute=execute)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if one of them is a problem."""
     problems = 0
-    for finding in examine(options.timeout):
+    for finding in examine(options.timeout, options.gpu):
         problems += finding.level is Level.PROBLEM
         print(f"{finding.level.value:>7}  {finding.subject:<12} {finding.text}", flush=True)
         if finding.advice:
@@ -86,11 +63,12 @@ def execute(options: argparse.Namespace) -> int:
     return int(problems > 0)
 
 
-def examine(timeout: float) -> Iterator[Finding]:
+def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
     """Looks at one thing after the other.
 
     Args:
         timeout: seconds to wait for the other tasks.
+        tries_gpus: whether each GPU is to compute.
 
     Yields:
         What was found.
@@ -98,6 +76,8 @@ def examine(timeout: float) -> Iterator[Finding]:
     yield from _versions()
     yield from _mpi()
     yield from _devices()
+    if tries_gpus:
+        yield from gpu_checks.try_all()
     try:
         cluster = discovery.discover(None)
     except TfdistError as error:
@@ -152,10 +132,7 @@ def _mpi() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(Level.OK, "CPU", f"{cores} core(s) for this process, {os.cpu_count()} in the machine")
-    if shutil.which("nvidia-smi"):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-        gpus = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
-        yield Finding(Level.OK, "GPU", f"{len(gpus)}: {'; '.join(gpus)}" if gpus else "nvidia-smi finds none")
+    yield from gpu_checks.listed()
     if os.path.isdir("/dev/shm"):
         free = shutil.disk_usage("/dev/shm").free
         if free < _SHARED_MEMORY:

@@ -10,6 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+HOST = "/device:CPU:0"
+"""The device whose tensors are in the memory that host functions read and write."""
+
 _DEFAULT_ENVIRONMENT = ctypes.c_void_p(-1)
 """``FE_DFL_ENV`` of the C libraries of Linux, on the machines below."""
 _MACHINES = ("x86_64", "aarch64")
@@ -20,10 +23,13 @@ _ENVIRONMENT_BYTES = 64
 def host_call(
     function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: tf.DType | Sequence[tf.DType], name: str
 ) -> Any:
-    """Like `tf.py_function`; the function computes with subnormal numbers, as in any thread that Python starts.
+    """Like `tf.py_function`, on the host; the function computes with subnormal numbers, as Python's threads do.
 
     TensorFlow's threads take subnormal numbers for zero. What ranks compute alike, each for itself, must not depend on
     which kind of thread happens to compute it, or they end with different bits.
+
+    `tf.py_function` has a kernel for GPUs, which TensorFlow chooses where the graph around the call is on one; its
+    function would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock.
 
     Args:
         function: called with eager tensors; returns what `tf.py_function` takes.
@@ -37,7 +43,8 @@ def host_call(
         with GradualUnderflow():
             return function(*tensors)
 
-    return tf.py_function(on_host, list(inputs), dtypes, name=name)
+    with tf.device(HOST):
+        return tf.py_function(on_host, list(inputs), dtypes, name=name)
 
 
 class GradualUnderflow:

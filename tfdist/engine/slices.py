@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.engine import operations
 from tfdist.engine.group import Group
-from tfdist.engine.host_calls import host_call
+from tfdist.engine.host_calls import HOST, host_call
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import call_site, to_array, to_tensor
 
@@ -45,7 +45,8 @@ class Slices:
                 has no rows. Replaces ``contributes``.
 
         Returns:
-            The rows of all processes, in the order of their ranks; or every row of the dense sum.
+            The rows of all processes, in the order of their ranks, as `with_distinct_rows` has them; or every row of
+            the dense sum.
         """
         slices, dense_shape = _as_tensors(slices)
         if weight is not None and contributes is not None:
@@ -73,7 +74,7 @@ class Slices:
             )
             values.set_shape([None, *slices.values.shape[1:]])
             indices.set_shape([None])
-        return tf.IndexedSlices(values, indices, dense_shape)
+        return with_distinct_rows(tf.IndexedSlices(values, indices, dense_shape))
 
     def _host_slices(
         self,
@@ -109,6 +110,20 @@ class Slices:
         total = operations.all_reduce(dense.reshape(-1), self._group.choose(dense.nbytes))
         self._group.run(f"{key}: dense", total)
         return to_tensor(dense), tf.range(shape[0], dtype=indices.dtype)
+
+
+def with_distinct_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up rows of the same index, on the host, where TensorFlow has GPUs; elsewhere leaves slices as they are.
+
+    A GPU adds rows of the same index in an order that differs from run to run, and so between ranks: their weights
+    would drift apart. Optimizers that square gradients then square the sum of a row's occurrences.
+    """
+    if not tf.config.get_visible_devices("GPU"):
+        return slices
+    with tf.device(HOST):
+        indices, places = tf.unique(slices.indices)
+        values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _as_tensors(slices: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor | None]:

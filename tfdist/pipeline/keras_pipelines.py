@@ -104,7 +104,6 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
     def make_function(self, call: ModelCall) -> None:
         """Has steps taken in stages."""
         steps = _steps(call.model, self.extended)
-        call.without_xla()
         trains = call.arguments["step_function"].__name__ == "train_step"
         if trains:
             steps.check_training()
@@ -113,7 +112,6 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
 
     def make_predict_function(self, call: ModelCall) -> None:
         """Has predictions made in stages."""
-        call.without_xla()
         call.arguments["self"] = WithPredictStep(call.model, _steps(call.model, self.extended).predict)
         call.replace(call.inner)
 

@@ -29,7 +29,7 @@ from tfdist.pipeline.table import Edge, Table  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies.devices import device_names  # noqa: E402
-from tfdist.strategies.devices.devices import default_devices  # noqa: E402
+from tfdist.strategies.devices.devices import own_devices  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -129,7 +129,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         own = entered.group if group is None else entered.group.subgroup(group.members())
         mesh = Mesh(own.using(algorithm, calibration.agreed(own, algorithm)), data)
-        chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
+        chosen = own_devices(devices, entered.local_rank, entered.local_size)
         if mesh.workers > 1 and len(chosen) > 1:
             if devices is not None:
                 raise ValueError(

@@ -10,6 +10,16 @@ def strategy_of(owner: Any, otherwise: Any = None) -> Any:
     return getattr(owner, "_distribute_strategy", otherwise)
 
 
+def xla_by_default(model: Any) -> bool:
+    """What ``jit_compile="auto"`` means for a model under no strategy; under one, it is always no."""
+    strategy = model._distribute_strategy
+    model._distribute_strategy = None
+    try:
+        return bool(model._resolve_auto_jit_compile())
+    finally:
+        model._distribute_strategy = strategy
+
+
 def layers_of(model: Any) -> list[Any]:
     """A model and all layers in it."""
     return list(model._flatten_layers())

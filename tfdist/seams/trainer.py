@@ -24,10 +24,6 @@ class ModelCall(Call):
         """Whether `fit` evaluates its validation data by this call."""
         return bool(self.arguments.get("kwargs", {}).get("_use_cached_eval_dataset"))
 
-    def without_xla(self) -> None:
-        """Has the model's functions compiled without XLA, which compiles no calls of the host."""
-        self.model.jit_compile = False
-
 
 class TrainerHooks(Hooks):
     """What a feature does at the hook points of one model's trainer: nothing, where it overrides nothing.

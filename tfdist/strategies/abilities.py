@@ -67,6 +67,11 @@ class Ability:
         return self._num_replicas_in_sync > 1
 
     @property
+    def calls_host_in_steps(self) -> bool:
+        """Whether a step of training calls functions on the host, which XLA cannot compile."""
+        return self.has_several_replicas
+
+    @property
     def failure(self) -> BaseException | None:
         """The error that ended this process's communication, or None."""
         return None
@@ -228,6 +233,8 @@ class DataParallel(Ability, abc.ABC):
 class DelaysUpdates(DataParallel):
     """Gradients are summed while the next step computes, and are used after it."""
 
+    calls_host_in_steps = True
+
     @abc.abstractmethod
     def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
         """The sums of an optimizer.
@@ -274,6 +281,7 @@ class UpdatesOnServers(Ability, abc.ABC):
     worker: int
     shares_data = False
     is_sharing = False
+    calls_host_in_steps = True
     workers_wait = False
     bound: int | None = None
     observes = False
@@ -355,6 +363,7 @@ class HasStages(DataParallel):
         over_stages: reduces tensors over the processes that have the stages of a model.
     """
 
+    calls_host_in_steps = True
     over_stages: Bridge
 
     @abc.abstractmethod

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class TrainsInRounds(DataParallel):
     """Processes take steps on their own, and exchange what they have learned after some of them."""
 
+    calls_host_in_steps = True
+
     @abc.abstractmethod
     def build(self, optimizer: Any, variables: list[Any]) -> None:
         """Builds an optimizer in its first step.

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
+from tfdist.engine.slices import with_distinct_rows
 from tfdist.engine.sums import Sums, divided
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.shares import Shares
@@ -69,7 +70,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         for place, indices in enumerate(common):
             if indices is not None:
                 shape = value_destination_pairs[place][0].values[0].dense_shape
-                totals[place] = tf.IndexedSlices(totals[place], indices, shape)
+                totals[place] = with_distinct_rows(tf.IndexedSlices(totals[place], indices, shape))
         return [
             private.simple_broadcast(total, destinations, always_mirrored=True)
             for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)

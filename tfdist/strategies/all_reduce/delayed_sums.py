@@ -64,8 +64,7 @@ class DelayedSums:
             return [np.bool_(sums is not None), *found]
 
         dtypes = [tf.bool, *(gradient.dtype for gradient in gradients)]
-        with tf.device("/cpu:0"):
-            ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")
+        ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")
         ready.set_shape([])
         return ready, [tf.ensure_shape(one, own.shape) for one, own in zip(totals, gradients, strict=True)]
 

@@ -81,7 +81,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self._local_only = 0
         self._reads_for_keras = self._reads_in_order = False
         own: Any = self._cross_device_ops  # type: ignore[has-type]
-        local = private.ReductionToOneDevice() if _on_cpu(devices) else own
+        local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else own
         self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
 
     @contextlib.contextmanager
@@ -217,6 +217,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
                 "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA is not supported, as one dataset is "
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
+        if self._reads_for_keras and not self.calls_host_in_steps:
+            return dataset  # as without a strategy: TensorFlow's iterators over devices cost more than a small step
         if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)

@@ -14,7 +14,7 @@ from tfdist.engine.group import Group as EngineGroup
 from tfdist.runtime import world
 from tfdist.runtime.groups import Group
 from tfdist.strategies.devices import device_names
-from tfdist.strategies.devices.devices import default_devices
+from tfdist.strategies.devices.devices import own_devices
 from tfdist.strategies.keras import keras_saving, keras_seams
 
 
@@ -57,7 +57,7 @@ class Processes(tf.distribute.Strategy):
             if len(set(devices)) < len(devices):
                 raise ValueError(f"{where} names each device once; got {devices}")
         entered = world.train(cluster, timeouts)
-        chosen = list(devices) if devices is not None else default_devices(entered.local_rank, entered.local_size)
+        chosen = own_devices(devices, entered.local_rank, entered.local_size)
         keras_seams.install_for(self)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._local_rank = entered.local_rank

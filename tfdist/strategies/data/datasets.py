@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine.host_calls import HOST
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.row_checks import equal_rows
 from tfdist.strategies.data.shares import Share, as_share, batch_size
@@ -142,8 +143,11 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         def shares() -> list[Any]:
             shared = []
             for device, begin, end in zip(extended.worker_devices, parts, parts[1:], strict=False):
+                with tf.device(HOST), tf.name_scope("tfdist_share"):  # only the share crosses to the device
+                    share = _share(batch, rows, begin, end, spec.stand_in)
                 with tf.device(device):
-                    shared.append(_share(batch, rows, begin, end, spec.stand_in))
+                    part = tf.nest.map_structure(tf.identity, share.data, expand_composites=True)
+                shared.append(Share(part, share.rows) if spec.stand_in else part)
             return shared
 
         return shares, another > 0
@@ -199,15 +203,15 @@ class _SharedIteratorSpec(tf.TypeSpec):
         return SharedIterator(components, self)
 
 
-def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Any:
-    """A part of a batch, which holds some rows; with ``stand_in``, as a `Share`."""
+def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Share:
+    """A part of a batch, which holds some rows; with ``stand_in``, at least one."""
     rows = end - begin
     if stand_in:
         is_filled = rows > 0
         begin, end = tf.where(is_filled, begin, 0), tf.where(is_filled, end, tf.minimum(held, 1))
     chosen = tf.range(begin, end)
     part = tf.nest.map_structure(lambda component: _rows(component, chosen, begin, end), batch)
-    return Share(part, rows) if stand_in else part
+    return Share(part, rows)
 
 
 def _parts(samples: tf.Tensor, first: int, devices: int, replicas: int) -> list[tf.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -17,12 +16,25 @@ def resolved(device: str) -> str:
     Raises:
         ValueError: there is no such device.
     """
-    here = [one.name for one in tf.config.list_logical_devices() if one.device_type in ("CPU", "GPU", "TPU")]
+    here = [name for kind in ("CPU", "GPU", "TPU") for name in logical(kind)]
     found = _described(device) if isinstance(device, str) else None
-    if found is None or found not in here:
-        names = ", ".join(name.removeprefix("/device:") for name in here)
-        raise ValueError(f"expected a device of this process; got {device!r}. There are {names}.")
+    if found is None or found.removeprefix("/device:") not in here:
+        raise ValueError(f"expected a device of this process; got {device!r}. There are {', '.join(here)}.")
     return found
+
+
+def logical(kind: str) -> list[str]:
+    """The devices of one kind that TensorFlow has, or will have: none is initialized, as listing them would.
+
+    Args:
+        kind: "CPU", "GPU" or "TPU".
+
+    Returns:
+        Their names, such as ``"GPU:1"``.
+    """
+    physical = tf.config.get_visible_devices(kind)
+    count = sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in physical)
+    return [f"{kind}:{number}" for number in range(count)]
 
 
 def all_resolved(caller: str, devices: Sequence[str]) -> list[str]:
@@ -36,8 +48,7 @@ def all_resolved(caller: str, devices: Sequence[str]) -> list[str]:
         ValueError: one of them does not exist, or they are no sequence of names, or none.
     """
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence) or not devices:
-        here: list[Any] = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        example = [f"{one.device_type}:{number}" for number, one in enumerate(here)]
+        example = logical("GPU") or logical("CPU")
         raise ValueError(f"{caller} expects a list of devices, such as {example}; got {devices!r}")
     return [resolved(one) for one in devices]
 

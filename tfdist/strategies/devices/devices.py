@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.cluster.spec import Cluster
+from tfdist.strategies.devices import device_names
+
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+"""TensorFlow's variable, by which users decide for all GPUs."""
 
 
-def default_devices(local_rank: int, local_size: int) -> list[str]:
-    """This process's share of the machine's GPUs, or its CPU. All other GPUs are hidden from TensorFlow.
+def own_devices(asked: Sequence[str] | None, local_rank: int, local_size: int) -> list[str]:
+    """The devices that this process computes on.
+
+    Of a machine's GPUs each process gets its share, and all others are hidden from TensorFlow; unless the user has
+    chosen the visible ones. Where processes may share a GPU, TensorFlow takes its memory as it is needed, instead of
+    all of it; unless the user has decided on that. Nothing here initializes a GPU.
 
     Args:
+        asked: names of devices that the user wants; None for GPUs, or the CPU if there are none.
         local_rank: this process's rank on its machine.
         local_size: the number of processes on the machine.
+
+    Raises:
+        RuntimeError: TensorFlow already uses GPUs of which this process should see a share only; or the machine has
+            TPUs, and no device was asked for.
     """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return ["CPU:0"]
-    if local_size > 1 and len(gpus) > 1:
+    if asked is not None and not any("gpu" in name.lower() for name in asked):
+        return list(asked)
+    gpus = tf.config.get_visible_devices("GPU")
+    share_memory(local_size, 1 if asked is not None else None)
+    if asked is not None:
+        return list(asked)
+    if local_size > 1 and len(gpus) > 1 and gpus == tf.config.list_physical_devices("GPU"):
         share = max(1, len(gpus) // local_size)
         first = (local_rank * share) % len(gpus)
         try:
@@ -29,7 +47,33 @@ def default_devices(local_rank: int, local_size: int) -> list[str]:
                 "the strategy must be made before TensorFlow uses a GPU, to pin one to each process: make it the "
                 f"first thing after the imports ({error})"
             ) from None
-    return [f"GPU:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))]
+    if not gpus and tf.config.list_physical_devices("TPU"):
+        raise RuntimeError(
+            "this machine has TPUs, on which tfdist does not train: its sums pass through functions on the host, which "
+            "programs compiled for TPUs cannot call. Use tf.distribute.TPUStrategy for the TPUs of one machine; or ask "
+            'for the CPU, by devices=["CPU:0"] (device="CPU:0" with parameter servers).'
+        )
+    return device_names.logical("GPU") or ["CPU:0"]
+
+
+def share_memory(local_size: int, count: int | None = None) -> None:
+    """Has TensorFlow take the memory of GPUs as it is needed, where several processes may share one.
+
+    Not where the user has decided on it for any of them, or has divided one: TensorFlow wants all to be alike.
+
+    Args:
+        local_size: the number of processes on the machine.
+        count: over how many GPUs they are spread; by default the visible ones.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if local_size <= (len(gpus) if count is None else count) or _GROWTH in os.environ:
+        return
+    decided = [tf.config.experimental.get_memory_growth(gpu) is not None for gpu in gpus]
+    divided = [bool(tf.config.get_logical_device_configuration(gpu)) for gpu in gpus]
+    if not any(decided + divided):
+        for gpu in gpus:
+            with contextlib.suppress(RuntimeError):  # TensorFlow uses it already
+                tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def place_on_host(cluster: Cluster | None) -> tuple[int, int]:

@@ -39,12 +39,14 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.private.keras import seed_generator, tf_trainer, tree
+from tfdist.private.models import xla_by_default
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
@@ -68,6 +70,8 @@ from tfdist.strategies.keras import (
     keras_steps,
     keras_variables,
 )
+
+log = logging.getLogger("tfdist")
 
 
 def install_for(strategy: tf.distribute.Strategy) -> None:
@@ -112,7 +116,14 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
     """What holds for the models of all strategies."""
 
     def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
-        """Compiles in the scope that the model was made in."""
+        """Compiles in the scope that the model was made in; by XLA where Keras does, if nothing calls the host."""
+        given = call.arguments
+        if self.extended.calls_host_in_steps:
+            if given["jit_compile"] is True and self.extended.is_writer:
+                _say_that_xla_is_off()
+            given["jit_compile"] = False
+        elif given["jit_compile"] == "auto" and not given["run_eagerly"]:
+            given["jit_compile"] = xla_by_default(call.model)
         scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
         return scope
 
@@ -120,6 +131,14 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""
         failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
         return failure.with_traceback(None) if isinstance(failure, Exception) else None
+
+
+@Once
+def _say_that_xla_is_off() -> None:
+    log.warning(
+        "tfdist: jit_compile=True has no effect under this strategy: XLA compiles no functions on the host, which "
+        "steps call to communicate."
+    )
 
 
 class SaidOnce(keras_hooks.ModelHooks[Ability]):
@@ -159,6 +178,8 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
         extended = at_work.current(DataParallel)
         if extended is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
+        if not extended.has_several_replicas and not extended.reader:
+            return seed  # as without a strategy
         own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
         own += extended.reader * extended._num_replicas_in_sync
         folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))

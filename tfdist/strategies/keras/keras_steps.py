@@ -199,7 +199,6 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         check_scope(model)
         if not extended.has_several_replicas:
             return
-        call.without_xla()
         call.arguments["step_function"] = step = Step(model, extended, step_function)
         trains = step_function == model.train_step
         _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
@@ -209,7 +208,6 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         """Has predictions made for shares."""
         if not self.extended.has_several_replicas:
             return
-        call.without_xla()
         model = call.arguments["self"]  # may stand in for the model, with another step
         _made.setdefault(call.model, set()).add(_MAKING["predict"])
 

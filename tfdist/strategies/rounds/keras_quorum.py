@@ -43,7 +43,6 @@ class Coming(keras_hooks.ModelHooks[ComesAndGoes]):
                 return step_function(data)
 
         call.arguments["step_function"] = step
-        call.without_xla()
 
 
 class Beginning(keras.callbacks.Callback):

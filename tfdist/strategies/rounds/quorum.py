@@ -28,7 +28,7 @@ from tfdist.quorum.links import Links  # noqa: E402
 from tfdist.quorum.members import Alone, Members, Together  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
 from tfdist.strategies.devices import device_names  # noqa: E402
-from tfdist.strategies.devices.devices import default_devices, place_on_host  # noqa: E402
+from tfdist.strategies.devices.devices import own_devices, place_on_host  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
 from tfdist.strategies.rounds.quorum_extended import QuorumExtended  # noqa: E402
 
@@ -117,7 +117,7 @@ class QuorumStrategy(tf.distribute.Strategy):
         timeouts = Timeouts.of(timeouts)
         self._members = _members(cluster, quorum, float(grace), timeouts)
         keras_seams.install_for(self)
-        own = list(devices) if devices is not None else default_devices(*place_on_host(cluster))
+        own = own_devices(devices, *place_on_host(cluster))
         described = f"sync_every={interval}, rule={rule.begun(self.size, 0)}, compression={chosen}"
         courses = Quorums(self._members, interval, functools.partial(rule.begun, self.size, 0), chosen, described)
         super().__init__(QuorumExtended(self, world.alone().group, own, courses, self.rank, self.size))

@@ -95,8 +95,7 @@ class HogwildLink(LocalLink):
         dtypes = [one.dtype for one in values]
         for place in by_rows:
             dtypes += [self._variables[place].value.dtype, tf.int64]
-        with tf.device("CPU:0"):
-            found = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
+        found = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
         for place in whole:
             value = next(found)
             value.set_shape(self._variables[place].shape)

@@ -197,7 +197,6 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
                 return outputs
 
         call.arguments["step_function"] = step
-        call.without_xla()
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Nobody waits for a worker between epochs; one that does not write backs up the number of its epoch alone."""

@@ -105,8 +105,7 @@ class LocalLink(Link):
 
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
         answered = Answered(kinds_of(values, self._model), self._model)
-        with tf.device("CPU:0"):
-            vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
+        vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
         self._samples.assign(0.0)

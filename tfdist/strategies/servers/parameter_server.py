@@ -110,7 +110,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 serving.serve(member, arguments.for_servers(), timeouts)
                 sys.exit()
         keras_seams.install_for(self)
-        chosen = device or devices.default_devices(*devices.place_on_host(cluster))[0]
+        chosen = devices.own_devices([device] if device else None, *devices.place_on_host(cluster))[0]
         if member is None:
             super().__init__(OneDevice(self, chosen))
         else:

@@ -158,10 +158,9 @@ class Link:
         ]
         answered = Answered(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]
-        with tf.device("CPU:0"):
-            iterations, *tensors = host_call(
-                on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
-            )
+        iterations, *tensors = host_call(
+            on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
+        )
         answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
         count = optimizers.apply_count(self._optimizer)

@@ -1,0 +1,95 @@
+"""Of GPUs that there are not: the CPU stands in for what computes, and functions for what lists."""
+
+import subprocess
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cli import gpu_checks
+from tfdist.cli.findings import Level
+
+CUDA = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+
+
+def driver(monkeypatch, stdout, stderr=""):
+    monkeypatch.setattr(gpu_checks.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    ended = subprocess.CompletedProcess([], 0, stdout, stderr)
+    monkeypatch.setattr(gpu_checks.subprocess, "run", lambda *arguments, **options: ended)
+
+
+def test_the_driver_lists_gpus(monkeypatch):
+    driver(monkeypatch, "0, A card, 81559 MiB, 580.1\n1, Another, 40960 MiB, 580.1\n")
+    found = list(gpu_checks.listed())
+    assert [one.subject for one in found] == ["GPU 0", "GPU 1"]
+    assert found[1].text == "Another, 40960 MiB, driver 580.1"
+
+
+def test_a_driver_without_gpus(monkeypatch):
+    driver(monkeypatch, "", "No devices were found\n")
+    (found,) = gpu_checks.listed()
+    assert (found.level, found.text) == (Level.NOTE, "nvidia-smi finds none: No devices were found")
+
+
+def test_no_driver(monkeypatch):
+    monkeypatch.setattr(gpu_checks.shutil, "which", lambda name: None)
+    assert not list(gpu_checks.listed())
+
+
+@pytest.mark.parametrize(
+    ("build", "text", "advice"),
+    [
+        ({"is_cuda_build": False}, "built without GPUs", "tfdist[gpu]"),
+        (CUDA, "built for cuda 12.5.1, cudnn 9, finds none", "which library it lacks"),
+    ],
+)
+def test_tensorflow_that_cannot_use_them(monkeypatch, build, text, advice):
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+    (found,) = gpu_checks.try_all()
+    assert found.level is Level.PROBLEM
+    assert text in found.text
+    assert advice in found.advice
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU in whose place the CPU computes."""
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: CUDA)
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: [types.SimpleNamespace(device_type="GPU")]
+    )
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, growth: None)
+    trained, copied = gpu_checks.trained, gpu_checks.copied
+    monkeypatch.setattr(gpu_checks, "trained", lambda device: trained("CPU:0"))
+    monkeypatch.setattr(gpu_checks, "copied", lambda device: copied("CPU:0"))
+    monkeypatch.setattr(gpu_checks, "_MEBIBYTES", 1)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_right():
+    found = list(gpu_checks.try_all())
+    assert [one.level for one in found] == [Level.OK] * 3
+    assert "finds 1" in found[0].text
+    assert "sums are right" in found[1].text
+    assert found[2].text == "after 5 steps, weights differ from the CPU's by 0"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_weights_that_are_wrong(monkeypatch):
+    monkeypatch.setattr(gpu_checks, "trained", lambda device: np.full(3, 1.0 if "GPU" in device else 1.1))
+    *_, found = gpu_checks.try_all()
+    assert (found.level, found.subject) == (Level.PROBLEM, "GPU:0")
+    assert "differ from the CPU's by 0.1" in found.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_cannot_compute(monkeypatch):
+    def full(device):
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory\nand more")
+
+    monkeypatch.setattr(gpu_checks, "copied", full)
+    *_, found = gpu_checks.try_all()
+    assert (found.level, found.text) == (Level.PROBLEM, "cannot compute: out of memory")

@@ -1,0 +1,19 @@
+"""Where host calls and shares of batches are, if replicas are on other devices, as GPUs are."""
+
+import pytest
+
+from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "host_device.py")
+CHECKS = [
+    *("all_reduce", "scaled_losses", "two_replicas_in_each_process", "compressed", "delayed"),
+    *("local_sgd", "gossip"),
+]
+
+
+@checks({2: CHECKS})
+def test_the_host_does_what_only_it_can(size, check, passes):
+    passes(size, check)

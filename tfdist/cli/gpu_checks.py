@@ -1,0 +1,131 @@
+"""What `tfdist doctor` looks at where there are GPUs: the driver, TensorFlow's build, and what each GPU computes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfdist.cli.findings import Finding, Level
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MEBIBYTES = 64
+_TOLERANCE = 1e-4
+"""Of weights after a few steps, between a GPU and a CPU, in float32."""
+_STEPS = 5
+
+
+def listed() -> Iterator[Finding]:
+    """The GPUs that the driver has; nothing where there is no driver."""
+    if not shutil.which("nvidia-smi"):
+        return
+    query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    gpus = [line.strip() for line in found.stdout.splitlines() if line[:1].isdigit()]
+    for gpu in gpus:
+        index, name, memory, driver = (part.strip() for part in gpu.split(","))
+        yield Finding(Level.OK, f"GPU {index}", f"{name}, {memory}, driver {driver}")
+    if not gpus:
+        yield Finding(Level.NOTE, "GPU", f"nvidia-smi finds none: {(found.stdout + found.stderr).strip()}")
+
+
+def try_all() -> Iterator[Finding]:
+    """Copies, sums and trains on each GPU that TensorFlow finds, and compares with the CPU."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not build["is_cuda_build"] and not build.get("is_rocm_build"):
+        advice = "install TensorFlow for GPUs: `pip install 'tfdist[gpu]'` in a new environment"
+        yield Finding(Level.PROBLEM, "GPU", "this TensorFlow was built without GPUs", advice)
+        return
+    names = [name for name in ("cuda", "cudnn") if f"{name}_version" in build]
+    versions = ", ".join(f"{name} {build[f'{name}_version']}" for name in names)
+    if not gpus:
+        advice = "TensorFlow says on stderr which library it lacks; `pip install 'tfdist[gpu]'` brings them all"
+        yield Finding(Level.PROBLEM, "GPU", f"TensorFlow, built for {versions}, finds none", advice)
+        return
+    yield Finding(Level.OK, "GPU", f"TensorFlow is built for {versions}, and finds {len(gpus)}")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    expected = trained("CPU:0")
+    for number in range(len(gpus)):
+        yield from _tried(f"GPU:{number}", expected)
+
+
+def _tried(device: str, expected: np.ndarray) -> Iterator[Finding]:
+    import numpy as np
+    import tensorflow as tf
+
+    try:
+        yield Finding(Level.OK, device, copied(device))
+        difference = float(np.abs(trained(device) - expected).max())
+    except tf.errors.OpError as error:
+        advice = "see that no other process has taken its memory (nvidia-smi), and that the driver is new enough"
+        yield Finding(Level.PROBLEM, device, f"cannot compute: {error.message.splitlines()[0]}", advice)
+        return
+    text = f"after {_STEPS} steps, weights differ from the CPU's by {difference:.1g}"
+    level = Level.OK if difference < _TOLERANCE else Level.PROBLEM
+    advice = "" if level is Level.OK else f"they should by less than {_TOLERANCE}: do not trust this card"
+    yield Finding(level, device, text, advice)
+
+
+def copied(device: str) -> str:
+    """Copies a vector to a device and back, and sums it there.
+
+    Args:
+        device: such as "GPU:0".
+
+    Returns:
+        How fast.
+
+    Raises:
+        tf.errors.DataLossError: what came back differs, or its sum does.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    vector = np.random.default_rng(0).integers(-9, 9, _MEBIBYTES << 18).astype(np.float32)  # sums are exact
+    rates = []
+    for _ in range(3):  # the first one starts the device
+        begun = time.perf_counter()
+        with tf.device(device):
+            there = tf.identity(tf.constant(vector))
+            total = float(tf.reduce_sum(there))
+        rates.append(vector.nbytes / (time.perf_counter() - begun) / 1e9)
+        begun = time.perf_counter()
+        back = there.numpy()
+        rates.append(vector.nbytes / (time.perf_counter() - begun) / 1e9)
+        if not np.array_equal(back, vector) or total != vector.sum(dtype=np.float64):
+            raise tf.errors.DataLossError(None, None, "what was copied to it came back otherwise, or its sum is wrong")
+    return f"{_MEBIBYTES} MiB go there at {rates[-2]:.1f} GB/s and come back at {rates[-1]:.1f} GB/s; sums are right"
+
+
+def trained(device: str) -> np.ndarray:
+    """The weights after a few steps of a small model on a device, as one vector."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(16, 12, 12, 3)).astype(np.float32)
+    labels = generator.integers(0, 10, 16)
+    layers: Any = keras.layers
+    keras.utils.set_random_seed(0)
+    with tf.device(device):
+        model = keras.Sequential(
+            [
+                layers.Input(images.shape[1:]),
+                *(layers.Conv2D(8, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(), layers.Dense(10)),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
+        for _ in range(_STEPS):
+            model.train_on_batch(images, labels)
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
