@@ -25,6 +25,7 @@ IN_SWEEPS = [
     *"infinite_dataset steps_per_epoch initial_epoch class_weight learning_rate_schedule clipping_by_value".split(),
     *"clipping_that_does_nothing prediction_in_larger_executions small_table_with_rmsprop".split(),
     *"arrays_shuffled_with_a_seed sum_over_valid_steps".split(),
+    *"generator several_inputs_and_outputs own_train_step mixed_bfloat16 weight_decay_and_ema".split(),
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]

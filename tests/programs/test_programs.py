@@ -31,8 +31,14 @@ PROGRAMS = sorted(
     for path in HERE.glob("*.py")
     if path.stem not in ("__init__", "common", "runner") and not path.stem.startswith("test_")
 )
-IN_SWEEPS = ["image_classifier", "siamese", "timeseries", "vision_transformer", "wasserstein_gan"]
-"""Whose parts other programs have: augmentation, losses of layers, recurrence, attention, steps of two optimizers."""
+IN_SWEEPS = [
+    # Parts that other programs have: augmentation, losses of layers, recurrence, attention, steps of two optimizers.
+    *"image_classifier siamese timeseries translation vision_transformer wasserstein_gan gan".split(),
+    # And own steps, own losses; what is of a share only.
+    *"diffusion distillation metric_learning".split(),
+    # What cases of the equal mathematics have: losses of one number, and replicas without samples.
+    *"ctc scalar_mean_losses segmentation".split(),
+]
 CLOSE = 0.2
 SMALL = 1e-3
 """The largest value of a leaf counts as at least this: some weights are nothing but rounding."""
