@@ -22,26 +22,25 @@ class BufferPool:
 
     def __init__(self) -> None:
         # No lock: memory may be returned by the garbage collector in the middle of `take`.
-        self._free: dict[int, deque[np.ndarray]] = {}
+        self._free: dict[int, deque[memoryview]] = {}
 
     def take(self, nbytes: int) -> np.ndarray:
         """An aligned, uninitialized array of ``nbytes`` bytes; it is not reused while views of it exist."""
         # Eight size classes per power of two, so that vectors of slightly different sizes share memory.
         step = max(_SMALLEST, 1 << max(0, nbytes.bit_length() - 4))
         room = max(step, -(-nbytes // step) * step)
+        free = self._free.get(room) or self._free.setdefault(room, deque())
         try:
-            raw = self._free.setdefault(room, deque()).pop()
+            memory = free.pop()
         except IndexError:
             raw = self._allocate(room + ALIGNMENT)
-        start = -raw.ctypes.data % ALIGNMENT
+            start = -raw.ctypes.data % ALIGNMENT
+            memory = raw.data[start : start + room]
         # The base of every slice is the array made here, because its own base is not an array. So it lives as long
         # as the last view.
-        lease = np.frombuffer(memoryview(raw.data)[start : start + nbytes], np.uint8)
-        weakref.finalize(lease, self._give_back, room, raw).atexit = False
+        lease = np.frombuffer(memory, np.uint8, nbytes)
+        weakref.finalize(lease, free.append, memory).atexit = False
         return lease
 
     def _allocate(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
-
-    def _give_back(self, room: int, raw: np.ndarray) -> None:
-        self._free[room].append(raw)

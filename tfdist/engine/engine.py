@@ -12,6 +12,7 @@ that leave the core to the peer that it waits for. While no thread waits, a prog
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import Counter
@@ -545,4 +546,9 @@ class Engine:
 
 def describe(arrays: Sequence[np.ndarray]) -> str:
     """Shapes and dtypes, for signatures and messages."""
-    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+    return ", ".join(_described(array.dtype, array.shape) for array in arrays)
+
+
+@functools.lru_cache(1024)
+def _described(dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {shape}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,13 @@ def all_reduce(
         combine: of two arguments.
         source: this rank's values, if they are not in the buffer.
     """
-    stand_in = StandIn("sum", buffer.dtype.name, (buffer.size,), algorithm) if combine is np.add else None
+    stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm) if combine is np.add else None
     return Operation(algorithms.ALGORITHMS[algorithm](buffer, combine, source=source), stand_in)
+
+
+@functools.lru_cache(1024)
+def _sum_without_data(dtype: np.dtype, size: int, algorithm: str) -> StandIn:
+    return StandIn("sum", dtype.name, (size,), algorithm)
 
 
 def all_gather_rows(array: np.ndarray) -> Operation:
