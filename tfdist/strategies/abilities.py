@@ -206,8 +206,13 @@ class DataParallel(Ability, abc.ABC):
         """
 
     @abc.abstractmethod
-    def reading_for_keras(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples."""
+    def reading_for_keras(self, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples.
+
+        Args:
+            counts: whether processes count in each step who has another batch, and of how many samples. If not, all
+                have the same number of batches, of the same numbers of samples, and nobody ends the steps early.
+        """
 
     @abc.abstractmethod
     def reading_in_order(self) -> contextlib.AbstractContextManager[None]:

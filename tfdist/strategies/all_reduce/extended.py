@@ -80,6 +80,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self._counts = Counts(group, "who has another batch", self.stopping.own, self.stopping.learn)
         self._local_only = 0
         self._reads_for_keras = self._reads_in_order = False
+        self._counts_batches = True
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else own
         self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
@@ -194,13 +195,13 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return self._input_context()
 
     @contextlib.contextmanager
-    def reading_for_keras(self) -> Iterator[None]:
-        """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples."""
-        self._reads_for_keras = True
+    def reading_for_keras(self, counts: bool = True) -> Iterator[None]:
+        """See `DataParallel`."""
+        self._reads_for_keras, self._counts_batches = True, counts
         try:
             yield
         finally:
-            self._reads_for_keras = False
+            self._reads_for_keras, self._counts_batches = False, True
 
     @contextlib.contextmanager
     def reading_in_order(self) -> Iterator[None]:
@@ -223,7 +224,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
         if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
-            return datasets.SharedDataset(dataset, self, stand_in=self._reads_for_keras)
+            counts = self._counts_batches or not self.meets_in_steps
+            return datasets.SharedDataset(dataset, self, self._reads_for_keras, counts)
         workers = self._input_workers_with_options(options)
         return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
 

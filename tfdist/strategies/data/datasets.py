@@ -45,6 +45,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         dataset: a dataset of global batches.
         extended: the strategy's `extended`.
         stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples if there are none.
+        counts: as of `DataParallel.reading_for_keras`.
 
     Attributes:
         dataset: as given.
@@ -53,7 +54,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         ValueError: the dataset's elements are not batches.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool) -> None:
+    def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool, counts: bool = True) -> None:
         if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
             raise ValueError(
                 "the elements of the dataset must be batches, to be cut into shares for "
@@ -63,7 +64,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         self.dataset = dataset
         self._dataset = private.not_tuned(dataset).prefetch(1)
         _strategies[id(extended)] = extended
-        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in)
+        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in, counts)
 
     def __iter__(self) -> SharedIterator:
         return self._spec._from_components(iter(self._dataset))
@@ -108,6 +109,8 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
     def get_next(self) -> Any:
         """The next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
+        if not self._spec.counts:
+            return self._of_equal_batches(self._iterator.get_next())
         shares, another = self._shares()
 
         def end() -> Any:
@@ -118,18 +121,34 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
     def get_next_as_optional(self) -> Any:
         """The next step's shares, as a `tf.experimental.Optional`."""
+        some, none = tf.experimental.Optional.from_value, tf.experimental.Optional.empty
+        if not self._spec.counts:
+            optional = self._iterator.get_next_as_optional()
+            return tf.cond(
+                optional.has_value(),
+                lambda: some(self._of_equal_batches(optional.get_value())),
+                lambda: none(self.element_spec),
+            )
         shares, another = self._shares()
         return tf.cond(
             another,
-            lambda: tf.experimental.Optional.from_value(private.per_replica(shares(), self._spec.extended())),
-            lambda: tf.experimental.Optional.empty(self.element_spec),
+            lambda: some(private.per_replica(shares(), self._spec.extended())),
+            lambda: none(self.element_spec),
         )
+
+    def _of_equal_batches(self, batch: Any) -> Any:
+        """The shares of a batch that all processes have."""
+        extended = self._spec.extended()
+        samples = batch_size(batch)
+        checks = equal_rows(batch, tf.constant(True))
+        with tf.control_dependencies([*checks, extended.shares.set_total(samples)]):
+            samples = tf.identity(samples)
+        return private.per_replica(self._cut(batch, samples, self._parts(samples)), extended)
 
     def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
         """A function that makes the local replicas' shares, and whether any process has another batch."""
         extended, spec = self._spec.extended(), self._spec
-        devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
-        first = extended._get_replica_id_in_sync_group(0)
+        devices = len(extended.worker_devices)
         optional = self._iterator.get_next_as_optional()
         is_there = optional.has_value()
         # If this process has no batch but another one has, a row of zeros stands in.
@@ -137,20 +156,27 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         rows = batch_size(batch)
         with tf.control_dependencies(equal_rows(batch, is_there)):
             samples = tf.where(is_there, rows, 0)
-        parts = _parts(samples, first, devices, replicas)
+        parts = self._parts(samples)
         another = extended.count_step(tf.cast(is_there, tf.int64) * devices, parts[-1] - parts[0])
 
-        def shares() -> list[Any]:
-            shared = []
-            for device, begin, end in zip(extended.worker_devices, parts, parts[1:], strict=False):
-                with tf.device(HOST), tf.name_scope("tfdist_share"):  # only the share crosses to the device
-                    share = _share(batch, rows, begin, end, spec.stand_in)
-                with tf.device(device):
-                    part = tf.nest.map_structure(tf.identity, share.data, expand_composites=True)
-                shared.append(Share(part, share.rows) if spec.stand_in else part)
-            return shared
+        return lambda: self._cut(batch, rows, parts), another > 0
 
-        return shares, another > 0
+    def _parts(self, samples: tf.Tensor) -> list[tf.Tensor]:
+        """The first row of each local replica's share of so many samples, and the row after the last one's."""
+        extended = self._spec.extended()
+        devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
+        return _parts(samples, extended._get_replica_id_in_sync_group(0), devices, replicas)
+
+    def _cut(self, batch: Any, rows: tf.Tensor, parts: list[tf.Tensor]) -> list[Any]:
+        """The local replicas' shares of a batch that holds some rows."""
+        spec, shared = self._spec, []
+        for device, begin, end in zip(spec.extended().worker_devices, parts, parts[1:], strict=False):
+            with tf.device(HOST), tf.name_scope("tfdist_share"):  # only the share crosses to the device
+                share = _share(batch, rows, begin, end, spec.stand_in)
+            with tf.device(device):
+                part = tf.nest.map_structure(tf.identity, share.data, expand_composites=True)
+            shared.append(Share(part, share.rows) if spec.stand_in else part)
+        return shared
 
 
 class _SharedIteratorSpec(tf.TypeSpec):
@@ -160,13 +186,15 @@ class _SharedIteratorSpec(tf.TypeSpec):
         batch: the type of the dataset's elements.
         strategy: the id of the strategy's `extended`.
         stand_in: as in `SharedDataset`.
+        counts: as in `SharedDataset`.
     """
 
-    __slots__ = ("_strategy", "batch", "stand_in")
+    __slots__ = ("_strategy", "batch", "counts", "stand_in")
 
-    def __init__(self, batch: Any, strategy: int, stand_in: bool) -> None:
+    def __init__(self, batch: Any, strategy: int, stand_in: bool, counts: bool) -> None:
         self.batch = batch
         self.stand_in = stand_in
+        self.counts = counts
         self._strategy = strategy
 
     def extended(self) -> Any:
@@ -190,7 +218,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
         return SharedIterator
 
     def _serialize(self) -> Any:
-        return self.batch, self._strategy, self.stand_in
+        return self.batch, self._strategy, self.stand_in, self.counts
 
     @property
     def _component_specs(self) -> Any:

@@ -35,9 +35,10 @@ class Agreement(keras_hooks.ModelHooks[DataParallel]):
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> None:
-        """Compares the arguments."""
+        """Compares the arguments. Nobody ends the steps of other methods; which callbacks may, `fit` finds later."""
         if not self.extended.acts_alike or call.is_within_fit:
             return
+        self.extended.stopping.may_be_wished = call.name == "fit"
         if self.extended.has_several_replicas:
             keras_steps.check_functions(call.model, call.name)
         agree(call.model, self.extended, call.name, call.arguments)
@@ -109,6 +110,15 @@ def _first_array(data: Any) -> Any:
     """The first of the arrays that data consist of; None if they are of another kind."""
     first = next((part for part in tree.flatten(data) if part is not None), None)
     return first if array_slicing.can_slice_array(first) else None
+
+
+def compares_rows(data: Any) -> bool:
+    """Whether all processes have the same numbers of batches, and of rows in each, once they have agreed on data.
+
+    Args:
+        data: as of the argument ``x`` of `fit`.
+    """
+    return _first_array(data) is not None
 
 
 def _described(data: Any, in_order: bool = False) -> str:
