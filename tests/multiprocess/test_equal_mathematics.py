@@ -26,6 +26,10 @@ IN_SWEEPS = [
     *"clipping_that_does_nothing prediction_in_larger_executions small_table_with_rmsprop".split(),
     *"arrays_shuffled_with_a_seed sum_over_valid_steps".split(),
     *"generator several_inputs_and_outputs own_train_step mixed_bfloat16 weight_decay_and_ema".split(),
+    # One more layer, loss or kind of clipping, where others show what is the same for all.
+    *"depthwise_convolution_without_samples recurrence_without_samples ctc_without_samples".split(),
+    *"synchronized_normalization_without_samples words_and_positions gradient_noise_of_parts".split(),
+    *"batch_not_divisible clipping_by_norm mean_by_sample_weights added_mean compute_average_loss_in_fit".split(),
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]
@@ -83,8 +87,9 @@ def cases():
         yield (sweep if in_sweeps else pytest.param)(2, 1, name, id=f"two-processes-{name}")
     for place, name in enumerate(SPREAD):
         odd = place % 2
-        yield (sweep if odd else pytest.param)(3, 1, name, id=f"three-processes-{name}")
-        yield (pytest.param if odd else sweep)(2, 2, name, id=f"two-devices-each-{name}")
+        in_sweeps = name in IN_SWEEPS
+        yield (sweep if odd or in_sweeps else pytest.param)(3, 1, name, id=f"three-processes-{name}")
+        yield (pytest.param if odd and not in_sweeps else sweep)(2, 2, name, id=f"two-devices-each-{name}")
 
 
 @pytest.fixture(scope="session")

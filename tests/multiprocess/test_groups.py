@@ -25,7 +25,7 @@ CHECKS = [
     "edges",
     "broadcast",
 ]
-IN_SWEEPS = ["scaled_loss", "compressed"]
+IN_SWEEPS = ["scaled_loss", "compressed", "lossy"]
 """Which other tests have without groups; those of shares and of residuals are always run."""
 
 

@@ -17,8 +17,9 @@ STEPS = 176
 
 
 EQUAL = [
-    *("momentum", "adamw", "clipnorm", "averages", "steps", "sparse adagrad", "sparse rmsprop", "constraints", "mean"),
+    *("momentum", "adamw", "clipnorm", "averages", "sparse adagrad", "mean"),
     *map(sweep, ("sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
+    *map(sweep, ("steps", "sparse rmsprop", "constraints")),
 ]
 
 PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}

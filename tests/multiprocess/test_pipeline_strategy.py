@@ -88,7 +88,8 @@ def trained(request, tmp_path_factory):
 
 IN_SWEEPS = (
     *("bfloat16", "on_batches", "frozen_layers", "dataset_with_steps"),
-    *("weights_are_swapped_for_their_averages", "clipped_by_all_and_decayed"),
+    *("weights_are_swapped_for_their_averages", "clipped_by_all_and_decayed", "pipelines_with_weights_of_samples"),
+    *("several_outputs", "one_f_one_b_recomputing", "a_frozen_base"),
 )
 
 

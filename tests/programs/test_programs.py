@@ -37,7 +37,9 @@ IN_SWEEPS = [
     # And own steps, own losses; what is of a share only.
     *"diffusion distillation metric_learning".split(),
     # What cases of the equal mathematics have: losses of one number, and replicas without samples.
-    *"ctc scalar_mean_losses segmentation".split(),
+    *"ctc scalar_mean_losses scalar_losses segmentation loss_reductions optimizer_options learning_rates".split(),
+    # A model of parts that others have, on other data.
+    *"structured_data text_generation".split(),
 ]
 CLOSE = 0.2
 SMALL = 1e-3

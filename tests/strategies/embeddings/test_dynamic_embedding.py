@@ -93,7 +93,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, 4))
 def test_it_trains_as_one_hot_rows_do(name):
     expected = fixed(OPTIMIZERS[name])
     history = fit(expected, X)
@@ -158,7 +158,7 @@ def test_data_of_unknown_length_make_no_update_more(steps):
             assert [served.table.iterations for served in server._shards.tables] == [9]
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, first=1))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, 4, first=1))
 def test_one_worker_on_servers_trains_as_keras_does(name):
     expected = fixed(OPTIMIZERS[name])
     fit(expected, X)

@@ -12,7 +12,7 @@ from keras.src.utils import file_utils
 
 from tests.strategies.ranked import model_of
 from tests.strategies.served import served
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness, LocalSteps
 from tfdist.parameter_server.worker.client import RefusedError
@@ -61,7 +61,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", some(OPTIONS))
+@pytest.mark.parametrize("name", some(OPTIONS, 3))
 def test_one_worker_trains_as_keras_does(name):
     alone = model_in(**OPTIONS[name])
     expected = fit(alone, validation_data=(X, Y))
@@ -100,7 +100,7 @@ def test_compressed_gradients_train_nearly_as_well(method, pushes):
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": compression.BFloat16()}], ids=["pulls", "pushes and pulls"])
-@pytest.mark.parametrize("method", [compression.BFloat16(), compression.TopK(0.3)], ids=str)
+@pytest.mark.parametrize("method", [sweep(compression.BFloat16()), compression.TopK(0.3)], ids=str)
 def test_compressed_parameters_train_nearly_as_well(method, options):
     expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1)), epochs=5)
     with served(pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
@@ -178,7 +178,7 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
     assert_close(again, alone)
 
 
-@pytest.mark.parametrize("saves", ["ModelCheckpoint", "save", "evaluate"])
+@pytest.mark.parametrize("saves", [sweep("ModelCheckpoint"), "save", "evaluate"])
 def test_a_rate_that_a_callback_sets_stays_whatever_is_saved_after_it(saves, tmp_path):
     """At the same epoch's end; the servers learn it with the next step."""
     rates = []

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE
 from tests.strategies.served import served
+from tests.sweeps import sweep
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -150,7 +151,7 @@ def test_a_fast_worker_takes_what_a_slow_one_leaves():
 
 
 @pytest.mark.parametrize("mode", [Synchronous(), Synchronous(backup_workers=1), SoftSync()], ids=str)
-@pytest.mark.parametrize("batch_size", [BATCH, SAMPLES])
+@pytest.mark.parametrize("batch_size", [BATCH, sweep(SAMPLES)])
 def test_rounds_end_where_batches_do_not_divide(mode, batch_size):
     """In the last round of an epoch some workers have no batch. With backup workers, some pushes are dropped."""
     found, own = on_two(mode, epochs=3, batch_size=batch_size)

@@ -76,7 +76,7 @@ def golden():
         (0.875, 0.5, {}),
         (0.0, None, {"steps_per_execution": 3}),
     )
-    for momentum, clip, way in dealt(cases, size, 3):
+    for momentum, clip, way in dealt(cases, size, 5):
         reference = Late(momentum, clip)
         made = strategy()
         how = {"momentum": momentum, "global_clipnorm": clip}

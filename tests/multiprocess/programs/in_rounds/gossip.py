@@ -81,7 +81,7 @@ def golden():
         ({"topology": ring(size), "sync_every": 2}, {"every": 2}),
         ({**coarse, "consensus_rate": 0.5, "topology": path}, {"matrix": line, "kept": 3, "consensus": 0.5}),
     )
-    for place, (arguments, expected) in enumerate(dealt(cases, size, 3)):
+    for place, (arguments, expected) in enumerate(dealt(cases, size, 5)):
         reference = Training(START, size, **expected)
         strategy = tfdist.GossipStrategy(**arguments)
         model = linear(strategy)

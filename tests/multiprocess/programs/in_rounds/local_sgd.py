@@ -83,7 +83,7 @@ def golden():
         ({"sync_every": Growing(first=2, every=5, at_most=4)}, {"interval": lambda step: 2 if step < 5 else 4}),
         ({"sync_every": QuadraticRule(RATE * 2, at_least=1)}, {"interval": lambda step: 4}),
     )
-    for arguments, more in dealt(cases, size, 3):
+    for arguments, more in dealt(cases, size, 5):
         count = arguments.get("sync_every")
         how = {"interval": lambda step, count=count: count, "averages_slots": arguments.get("slots") == "average"}
         how.update({name: arguments[name] for name in ("start_after",) if name in arguments})
