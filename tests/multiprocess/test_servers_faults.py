@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -29,7 +30,7 @@ def await_snapshot(folder, server, version):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", ["dense", "embedding"])
+@pytest.mark.parametrize("kind", ["dense", sweep("embedding")])
 def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path, kind):
     given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), kind], 4, per_rank=given) as processes:

@@ -9,6 +9,7 @@ try:
     from keras.src import backend, tree
     from keras.src.backend.common import symbolic_scope
     from keras.src.backend.tensorflow import core as tf_core
+    from keras.src.backend.tensorflow import nn as tf_nn
     from keras.src.backend.tensorflow import optimizer as tf_optimizer
     from keras.src.backend.tensorflow import trainer as tf_trainer
     from keras.src.layers import layer
@@ -46,6 +47,7 @@ __all__ = [
     "serialization_lib",
     "symbolic_scope",
     "tf_core",
+    "tf_nn",
     "tf_optimizer",
     "tf_trainer",
     "tree",

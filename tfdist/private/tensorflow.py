@@ -121,11 +121,12 @@ class WeighedOptions(OwnOptions):
     """Options of a reduction with weighted contributions, in which those of an empty share are zero.
 
     Args:
-        variables: ids of the variables whose gradients are reduced, in their order; empty if there are none.
+        variables: ids of the variables whose gradients are reduced, in their order, None for what is no gradient; empty
+            if there are none.
         weight: float64 scalar that this process's contributions must still be multiplied by; None if they have been.
     """
 
-    def __init__(self, variables: Sequence[str] = (), weight: Any = None) -> None:
+    def __init__(self, variables: Sequence[str | None] = (), weight: Any = None) -> None:
         super().__init__()
         self.variables = tuple(variables)
         self.weight = weight

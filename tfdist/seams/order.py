@@ -13,6 +13,7 @@ _INNER_TO_OUTER = (
     "strategies.keras.keras_backup",
     "strategies.keras.keras_comparison",  # of what others make equal around it
     "strategies.keras.collective_gradients",
+    "strategies.keras.synchronized_moments",
     "strategies.keras.keras_steps",
     "strategies.keras.keras_losses",
     "strategies.keras.keras_metrics",
@@ -29,6 +30,7 @@ _INNER_TO_OUTER = (
     "strategies.rounds.keras_quorum",
     "strategies.all_reduce.keras_delayed",
     "strategies.keras.keras_scope",
+    "strategies.keras.keras_step_calls",
     "strategies.keras.keras_agreement",  # before all that calls collectives
     "strategies.servers.sidecar_evaluator",  # in place of all of it
     "optimizers.keras_optimizers",

@@ -24,6 +24,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfdist.strategies.step_calls import StepCalls
+
 if TYPE_CHECKING:
     from collections import Counter
 
@@ -145,6 +147,7 @@ class DataParallel(Ability, abc.ABC):
         bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors in the group.
         stopping: whether a process wishes to end the steps of an epoch.
+        step_calls: what processes tell each other in the steps of the method of Keras that is under way.
         shares: the number of samples of each replica in the current step.
         compressor: compresses gradients; None for no compression.
         norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
@@ -161,6 +164,7 @@ class DataParallel(Ability, abc.ABC):
     bridge: Bridge
     exchange: Exchange
     stopping: Stopping
+    step_calls = StepCalls()
     shares: Shares
     compressor: Compressor | None = None
     norms: GradientNorms | None = None
@@ -206,12 +210,11 @@ class DataParallel(Ability, abc.ABC):
         """
 
     @abc.abstractmethod
-    def reading_for_keras(self, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+    def reading_for_keras(self, calls: StepCalls) -> contextlib.AbstractContextManager[None]:
         """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples.
 
         Args:
-            counts: whether processes count in each step who has another batch, and of how many samples. If not, all
-                have the same number of batches, of the same numbers of samples, and nobody ends the steps early.
+            calls: what processes tell each other in the steps that read them.
         """
 
     @abc.abstractmethod

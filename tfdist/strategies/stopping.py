@@ -16,7 +16,6 @@ class Stopping:
     exchange, after which nobody takes another step.
 
     Attributes:
-        may_be_wished: whether a process may wish to end steps in the middle of an epoch, as all have agreed for `fit`.
         is_wished: whether this process wishes to end the steps of the `fit` that is under way.
         is_agreed: whether an exchange has told that a process wishes so.
         is_passed_on: whether the count of a step has told so some of the processes, which tell the others in that step.
@@ -24,7 +23,6 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self.may_be_wished = True
         self.is_wished = self.is_agreed = self.is_passed_on = self.is_found = False
         self._counts = False
 

@@ -97,7 +97,7 @@ def test_what_does_not_need_to_be_the_same(ranks):
 
 def test_long_values_are_shown_from_where_they_differ():
     same = ", ".join(f"dense_{number}/kernel" for number in range(100))
-    said = keras_agreement._by_value([f"{same}, a/bias, c", f"{same}, b/bias, c", f"{same}, a/bias, c"], [0, 3, 5])
+    said = keras_agreement.by_value([f"{same}, a/bias, c", f"{same}, b/bias, c", f"{same}, a/bias, c"], [0, 3, 5])
     assert said == "… a/bias, c on rank(s) [0, 5], … b/bias, c on rank(s) [3]"
-    shorter = keras_agreement._by_value([same, same + ", more"], [0, 1])
+    shorter = keras_agreement.by_value([same, same + ", more"], [0, 1])
     assert shorter == "… dense_99/kernel on rank(s) [0], … dense_99/kernel, more on rank(s) [1]"

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.strategies.ranked import Ranked, on_ranks
 from tfdist.private import tensorflow as private
 from tfdist.strategies.keras import keras_data
+from tfdist.strategies.step_calls import StepCalls
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def strategy(ranks):
 def test_one_replica_reads_what_plain_keras_reads(strategy):
     """TensorFlow's iterators over devices cost more than a small step."""
     data = tf.data.Dataset.from_tensors(tf.ones([2, 3]))
-    with strategy.extended.reading_for_keras():
+    with strategy.extended.reading_for_keras(StepCalls()):
         assert strategy.experimental_distribute_dataset(data) is data
     assert isinstance(strategy.experimental_distribute_dataset(data), tf.distribute.DistributedDataset)
 

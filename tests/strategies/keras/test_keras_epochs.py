@@ -1,7 +1,5 @@
 """All ranks stop after the same epoch, with equal weights."""
 
-import types
-
 import keras
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import tensorflow as tf
 from tests.strategies.ranked import on_ranks
 from tfdist.errors import MismatchError
 from tfdist.private import tensorflow as private
-from tfdist.strategies.keras.keras_epochs import may_end_steps
 
 X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 
@@ -103,81 +100,6 @@ def test_gradients_that_are_accumulated_are_each_ranks_own(ranks):
     first, second = on_ranks(ranks(2), work)
     assert first[0] == second[0]
     assert first[1] != second[1], "this test supposes that they differ"
-
-
-class OnBatches(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        pass
-
-
-class OnEpochs(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        pass
-
-
-class Saves(keras.callbacks.ModelCheckpoint):
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, logs)
-
-
-@pytest.mark.parametrize(
-    ("callback", "may"),
-    [
-        (keras.callbacks.History(), False),
-        (keras.callbacks.EarlyStopping(), False),
-        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=2), False),
-        (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), False),
-        (keras.callbacks.LambdaCallback(on_epoch_end=print), False),
-        (OnEpochs(), False),
-        (keras.callbacks.TerminateOnNaN(), True),
-        (keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
-        (keras.callbacks.LambdaCallback(on_epoch_begin=print), True),
-        (OnBatches(), True),
-        (Saves("a.keras"), True),
-        (types.SimpleNamespace(), True),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_callbacks_that_may_end_steps_are_those_that_do_something_there(callback, may):
-    assert may_end_steps(callback) is may
-
-
-def test_batches_of_arrays_are_counted_only_where_a_callback_may_end_the_steps(ranks):
-    """On whichever rank it is. Where none is, all ranks know the batches of all."""
-
-    def work(strategy):
-        statistics, found = strategy.extended.group.engine.statistics, []
-        model = model_in(strategy)
-        for callbacks in ([], [OnBatches()] if strategy.rank else []):
-            model.fit(X, Y, batch_size=2, verbose=0)  # has functions traced, and variables broadcast
-            before = statistics.collectives
-            model.fit(X, Y, batch_size=2, epochs=3, verbose=0, callbacks=callbacks)
-            found.append(statistics.collectives - before)
-        return found
-
-    first, second = on_ranks(ranks(2), work)
-    assert first == second
-    without, counted = first
-    steps = 3 * 4
-    assert steps <= counted - without <= steps + 3, "and where each epoch ends"
-
-
-def test_a_function_that_was_traced_without_counts_is_not_taken_for_one_with_them(ranks):
-    def work(strategy):
-        class Stops(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                seen.append(batch)
-                self.model.stop_training = batch == 1
-
-        model, seen = model_in(strategy), []
-        for callbacks in ([], [Stops()] if strategy.rank else [OnEpochs()], []):
-            model.fit(X, Y, batch_size=2, verbose=0, callbacks=callbacks)
-        return seen, int(model.optimizer.iterations), model.get_weights()[0].tolist()
-
-    first, second = on_ranks(ranks(2), work)
-    assert second[0] == [0, 1]
-    assert first[1:] == second[1:]
-    assert first[1] == 4 + 2 + 4
 
 
 def test_what_ends_steps_without_a_callback_ends_the_epoch(ranks):

@@ -80,11 +80,11 @@ def kept_after_a_step(ranks, chosen):
         assigned = Assigned()
 
         def step():
-            state = StateOfStep(model, strategy.extended)
+            state = StateOfStep(model, strategy.extended, assigned)
             with assigned.noted():
                 for variable in kept.values():
                     variable.assign([4 + 4 * strategy.rank if variable.dtype != "bool" else strategy.rank == 0])
-            state.merge(assigned)
+            state.merge()
 
         in_step(strategy, (3, 1)[strategy.rank], 4, step)
         return {kind: float(copy_of(variable).numpy()[0]) for kind, variable in kept.items()}
@@ -99,11 +99,11 @@ def test_an_empty_share_changes_nothing(ranks):
         assigned = Assigned()
 
         def step():
-            state = StateOfStep(model, strategy.extended)
+            state = StateOfStep(model, strategy.extended, assigned)
             with assigned.noted():
                 for variable in chosen:
                     variable.assign([np.nan if strategy.rank else 3.0])
-            state.merge(assigned)
+            state.merge()
 
         in_step(strategy, 1 - strategy.rank, 1, step)
         return [float(copy_of(variable).numpy()[0]) for variable in chosen]
@@ -115,7 +115,7 @@ def test_what_a_step_does_not_assign_to_is_not_communicated(ranks):
     def work(strategy):
         model, _ = model_with_state(strategy)
         before = strategy.extended.group.engine.statistics.collectives
-        in_step(strategy, 1, 2, lambda: StateOfStep(model, strategy.extended).merge(Assigned()))
+        in_step(strategy, 1, 2, lambda: StateOfStep(model, strategy.extended, Assigned()).merge())
         return strategy.extended.group.engine.statistics.collectives - before
 
     assert on_ranks(ranks(2), work) == [0, 0]

@@ -124,7 +124,9 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._compressor is None or options is None or not options.variables:
             return [None] * len(values)
         return [
-            None if isinstance(value, tf.IndexedSlices) else self._compressor.tensor(variable, value)
+            None
+            if variable is None or isinstance(value, tf.IndexedSlices)
+            else self._compressor.tensor(variable, value)
             for value, variable in zip(values, options.variables, strict=True)
         ]
 

@@ -20,6 +20,7 @@ from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.data import datasets
 from tfdist.strategies.data.shares import Shares, batch_size
 from tfdist.strategies.devices import requested_device
+from tfdist.strategies.step_calls import StepCalls
 from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
@@ -79,8 +80,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self.stopping = Stopping()
         self._counts = Counts(group, "who has another batch", self.stopping.own, self.stopping.learn)
         self._local_only = 0
-        self._reads_for_keras = self._reads_in_order = False
-        self._counts_batches = True
+        self._reads_for_keras: StepCalls | None = None
+        self._reads_in_order = False
         own: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else own
         self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
@@ -195,13 +196,13 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return self._input_context()
 
     @contextlib.contextmanager
-    def reading_for_keras(self, counts: bool = True) -> Iterator[None]:
+    def reading_for_keras(self, calls: StepCalls) -> Iterator[None]:
         """See `DataParallel`."""
-        self._reads_for_keras, self._counts_batches = True, counts
+        self._reads_for_keras = calls
         try:
             yield
         finally:
-            self._reads_for_keras, self._counts_batches = False, True
+            self._reads_for_keras = None
 
     @contextlib.contextmanager
     def reading_in_order(self) -> Iterator[None]:
@@ -224,8 +225,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
         if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
-            counts = self._counts_batches or not self.meets_in_steps
-            return datasets.SharedDataset(dataset, self, self._reads_for_keras, counts)
+            return datasets.SharedDataset(dataset, self, self._reads_for_keras)
         workers = self._input_workers_with_options(options)
         return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
 

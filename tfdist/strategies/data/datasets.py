@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdist.engine.host_calls import HOST
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.row_checks import equal_rows
-from tfdist.strategies.data.shares import Share, as_share, batch_size
+from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size
+from tfdist.strategies.step_calls import StepCalls
 
 log = logging.getLogger("tfdist")
 
@@ -44,8 +45,8 @@ class SharedDataset(tf.distribute.DistributedDataset):
     Args:
         dataset: a dataset of global batches.
         extended: the strategy's `extended`.
-        stand_in: whether to yield a `Share`, in which the batch's first row stands in for samples if there are none.
-        counts: as of `DataParallel.reading_for_keras`.
+        calls: what processes tell each other in the steps of Keras that read it. They get a `Share`, in which the
+            batch's first row stands in for samples if there are none. None if others read it.
 
     Attributes:
         dataset: as given.
@@ -54,7 +55,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         ValueError: the dataset's elements are not batches.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, extended: Any, stand_in: bool, counts: bool = True) -> None:
+    def __init__(self, dataset: tf.data.Dataset, extended: Any, calls: StepCalls | None) -> None:
         if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
             raise ValueError(
                 "the elements of the dataset must be batches, to be cut into shares for "
@@ -64,7 +65,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         self.dataset = dataset
         self._dataset = private.not_tuned(dataset).prefetch(1)
         _strategies[id(extended)] = extended
-        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), stand_in, counts)
+        self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), calls)
 
     def __iter__(self) -> SharedIterator:
         return self._spec._from_components(iter(self._dataset))
@@ -98,6 +99,11 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         """The type of each step's value for all local replicas."""
         return self._spec.of_shares()
 
+    @property
+    def merges_logs(self) -> bool:
+        """Whether the logs of each step that reads it are those of all processes."""
+        return self._spec.calls.merges_logs
+
     def __iter__(self) -> SharedIterator:
         return self
 
@@ -109,7 +115,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
     def get_next(self) -> Any:
         """The next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
-        if not self._spec.counts:
+        if not self._spec.calls.counts_batches:
             return self._of_equal_batches(self._iterator.get_next())
         shares, another = self._shares()
 
@@ -122,7 +128,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
     def get_next_as_optional(self) -> Any:
         """The next step's shares, as a `tf.experimental.Optional`."""
         some, none = tf.experimental.Optional.from_value, tf.experimental.Optional.empty
-        if not self._spec.counts:
+        if not self._spec.calls.counts_batches:
             optional = self._iterator.get_next_as_optional()
             return tf.cond(
                 optional.has_value(),
@@ -140,8 +146,10 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         """The shares of a batch that all processes have."""
         extended = self._spec.extended()
         samples = batch_size(batch)
-        checks = equal_rows(batch, tf.constant(True))
-        with tf.control_dependencies([*checks, extended.shares.set_total(samples)]):
+        before = [*equal_rows(batch, tf.constant(True)), extended.shares.set_total(samples)]
+        if self._spec.calls.compares_samples:
+            before.append(extended.shares.audit(samples))
+        with tf.control_dependencies(before):
             samples = tf.identity(samples)
         return private.per_replica(self._cut(batch, samples, self._parts(samples)), extended)
 
@@ -175,7 +183,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
                 share = _share(batch, rows, begin, end, spec.stand_in)
             with tf.device(device):
                 part = tf.nest.map_structure(tf.identity, share.data, expand_composites=True)
-            shared.append(Share(part, share.rows) if spec.stand_in else part)
+            shared.append(spec.kind(part, share.rows) if spec.stand_in else part)
         return shared
 
 
@@ -185,32 +193,36 @@ class _SharedIteratorSpec(tf.TypeSpec):
     Args:
         batch: the type of the dataset's elements.
         strategy: the id of the strategy's `extended`.
-        stand_in: as in `SharedDataset`.
-        counts: as in `SharedDataset`.
+        calls: as in `SharedDataset`.
     """
 
-    __slots__ = ("_strategy", "batch", "counts", "stand_in")
+    __slots__ = ("_strategy", "batch", "calls", "stand_in")
 
-    def __init__(self, batch: Any, strategy: int, stand_in: bool, counts: bool) -> None:
+    def __init__(self, batch: Any, strategy: int, calls: StepCalls | None) -> None:
         self.batch = batch
-        self.stand_in = stand_in
-        self.counts = counts
+        self.stand_in = calls is not None
+        self.calls = StepCalls(*calls or ())
         self._strategy = strategy
 
     def extended(self) -> Any:
         """The strategy's `extended`."""
         return _strategies[self._strategy]
 
+    @property
+    def kind(self) -> type[Share]:
+        """The type of shares that steps of Keras get."""
+        return Share if self.calls.merges_logs else ShareWithOwnLogs
+
     def share_without_rows(self) -> Any:
         """What stands for a share where none is needed, as in the branch of a conditional that raises an error."""
         empty = private.without_rows(self.batch)
-        return Share(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
+        return self.kind(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
 
     def of_shares(self) -> Any:
         """The type of each step's value for all local replicas."""
         share = tf.nest.map_structure(_of_any_rows, self.batch)
         if self.stand_in:
-            share = Share(share, tf.TensorSpec([], tf.int64))
+            share = self.kind(share, tf.TensorSpec([], tf.int64))
         return private.spec_of_replicas(share, self.extended())
 
     @property
@@ -218,7 +230,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
         return SharedIterator
 
     def _serialize(self) -> Any:
-        return self.batch, self._strategy, self.stand_in, self.counts
+        return self.batch, self._strategy, tuple(self.calls) if self.stand_in else None
 
     @property
     def _component_specs(self) -> Any:

@@ -31,6 +31,10 @@ class Share(NamedTuple):
     rows: tf.Tensor
 
 
+class ShareWithOwnLogs(Share):
+    """A share in a step whose logs are its process's own until the epoch ends: other functions are traced for it."""
+
+
 def batch_size(batch: Any) -> tf.Tensor:
     """The number of samples of a batch, an int64 scalar: the first dimension of its first component that has one."""
     if isinstance(batch, Share):
@@ -121,6 +125,7 @@ class Shares:
     def __init__(self, devices: int) -> None:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._total = tf.Variable(0, dtype=tf.int64, trainable=False, name="tfdist_samples_in_step")
+            self._audited = tf.Variable(0, dtype=tf.int64, trainable=False, name="tfdist_samples_to_compare")
             self._rows = [
                 tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_samples_of_replica_{device}")
                 for device in range(devices)
@@ -130,6 +135,16 @@ class Shares:
     def set_total(self, total: tf.Tensor) -> tf.Operation | tf.Tensor:
         """Sets the number of samples of all replicas of all processes; returns the assigning operation."""
         return self._total.assign(total, read_value=False) or tf.no_op()
+
+    def audit(self, samples: tf.Tensor | int) -> tf.Operation | tf.Tensor:
+        """Adds to the samples that processes compare when an epoch ends; returns the assigning operation."""
+        return self._audited.assign_add(samples, read_value=False) or tf.no_op()
+
+    def take_audited(self) -> int:
+        """The samples that were added since the last call; eagerly."""
+        samples = int(self._audited)
+        self._audited.assign(0)
+        return samples
 
     @contextlib.contextmanager
     def replica(self, rows: tf.Tensor) -> Iterator[None]:

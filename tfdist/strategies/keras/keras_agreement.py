@@ -21,6 +21,12 @@ from tfdist.strategies.data import datasets
 from tfdist.strategies.keras import keras_steps
 from tfdist.tensors import unnumbered
 
+DATA_OF_THEIR_OWN = (
+    "If each process has data of its own, pass what strategy.distribute_datasets_from_function returns, or train with "
+    "tfdist.DistributedOptimizer."
+)
+"""The end of errors about data that differ."""
+
 _SHOWN_CHARACTERS = 200
 
 
@@ -35,10 +41,9 @@ class Agreement(keras_hooks.ModelHooks[DataParallel]):
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> None:
-        """Compares the arguments. Nobody ends the steps of other methods; which callbacks may, `fit` finds later."""
+        """Compares the arguments."""
         if not self.extended.acts_alike or call.is_within_fit:
             return
-        self.extended.stopping.may_be_wished = call.name == "fit"
         if self.extended.has_several_replicas:
             keras_steps.check_functions(call.model, call.name)
         agree(call.model, self.extended, call.name, call.arguments)
@@ -65,12 +70,10 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
     differing = exchange.compare(f"what {method} is given", facts)
     if not differing:
         return
-    said = "; ".join(f"{name}: {_by_value(values, exchange.members)}" for name, values in differing.items())
+    said = "; ".join(f"{name}: {by_value(values, exchange.members)}" for name, values in differing.items())
     raise MismatchError(
         f"rank {exchange.rank}: {method} was called with different arguments on different ranks: {said}. Every process "
-        f"calls `{method}` with the same data and arguments, and takes its share of each batch. If each process has "
-        "data of its own, pass what strategy.distribute_datasets_from_function returns, or train with "
-        "tfdist.DistributedOptimizer."
+        f"calls `{method}` with the same data and arguments, and takes its share of each batch. {DATA_OF_THEIR_OWN}"
     )
 
 
@@ -78,14 +81,14 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
     """What must be the same on all processes, as text."""
     x, batch_size = given["x"], given["batch_size"]
     facts = {"x": _described(x, in_order=method == "predict")}
-    if _first_array(x) is not None:
+    if first_array(x) is not None:
         batch_size = batch_size or 32  # Keras's default
     facts["batch_size"] = str(batch_size)
     for name in ("y", "sample_weight"):
         if name in given:
             facts[name] = "None" if given[name] is None else "given"
     if method == "fit":
-        has_backup = any(isinstance(one, keras.callbacks.BackupAndRestore) for one in _listed(given["callbacks"]))
+        has_backup = any(isinstance(one, keras.callbacks.BackupAndRestore) for one in listed(given["callbacks"]))
         names = ["epochs", "steps_per_epoch", "validation_freq", "validation_steps", "validation_batch_size"]
         names += ["validation_split", "shuffle"]
         facts.update({name: str(given[name]) for name in names})
@@ -100,25 +103,17 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Any) -> list[Any]:
+    """Callbacks, as `fit` takes them, in a list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
+        return list(callbacks.callbacks)
     return tree.flatten(callbacks or [])
 
 
-def _first_array(data: Any) -> Any:
+def first_array(data: Any) -> Any:
     """The first of the arrays that data consist of; None if they are of another kind."""
     first = next((part for part in tree.flatten(data) if part is not None), None)
     return first if array_slicing.can_slice_array(first) else None
-
-
-def compares_rows(data: Any) -> bool:
-    """Whether all processes have the same numbers of batches, and of rows in each, once they have agreed on data.
-
-    Args:
-        data: as of the argument ``x`` of `fit`.
-    """
-    return _first_array(data) is not None
 
 
 def _described(data: Any, in_order: bool = False) -> str:
@@ -140,7 +135,7 @@ def _described(data: Any, in_order: bool = False) -> str:
         return "a distributed dataset"
     if isinstance(data, keras.utils.PyDataset):
         return f"a PyDataset of {data.num_batches} batches"
-    if (first := _first_array(data)) is not None:
+    if (first := first_array(data)) is not None:
         return f"arrays of {first.shape[0] if first.shape else 1} rows"
     return f"a {type(data).__name__}" + (f" of length {len(data)}" if hasattr(data, "__len__") else "")
 
@@ -151,8 +146,13 @@ def _number(cardinality: int) -> str:
     )
 
 
-def _by_value(values: Sequence[str], ranks: Sequence[int]) -> str:
-    """Which ranks have which value; long ones from where they differ."""
+def by_value(values: Sequence[str], ranks: Sequence[int]) -> str:
+    """Which ranks have which value; long ones from where they differ.
+
+    Args:
+        values: of each rank, as text.
+        ranks: in the same order.
+    """
     same = 0
     if max(map(len, values)) > _SHOWN_CHARACTERS:
         shortest = min(map(len, values))

@@ -22,7 +22,7 @@ from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.datasets import SharedDataset
 from tfdist.strategies.data.row_checks import rows_of_model
 from tfdist.strategies.data.shares import Share, as_share
-from tfdist.strategies.keras import keras_agreement
+from tfdist.strategies.keras import keras_step_calls
 from tfdist.strategies.keras.keras_variables import check_scope
 
 
@@ -97,8 +97,8 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         if isinstance(kwargs.get("x"), SharedDataset):  # Keras knows TensorFlow's own kinds only, and asks for shares
             kwargs["x"] = kwargs["x"].dataset
-        counts = extended.stopping.may_be_wished or not keras_agreement.compares_rows(kwargs.get("x"))
-        with _shuffling_alike(extended) as seed, extended.reading_for_keras(counts):
+        calls = keras_step_calls.calls_of(extended, kwargs.get("x"))
+        with _shuffling_alike(extended) as seed, extended.reading_for_keras(calls):
             original(self, distribute_strategy, *args, **kwargs)
         if isinstance(self.data_adapter, py_dataset_adapter.PyDatasetAdapter):
             order = random.Random(seed)

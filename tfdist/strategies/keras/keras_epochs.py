@@ -9,9 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.abilities import DataParallel
-from tfdist.strategies.keras import keras_callbacks, keras_comparison
-
-_WITHIN_EPOCHS = ("on_epoch_begin", "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+from tfdist.strategies.keras import keras_comparison
 
 
 def install() -> None:
@@ -25,30 +23,8 @@ class Ending(keras_hooks.ModelHooks[DataParallel]):
     ability = DataParallel
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Adds it, and agrees on whether callbacks of any process may end the steps of an epoch."""
-        if not self.extended.acts_alike:
-            return given
-        may_end = any(map(may_end_steps, given))
-        everyone = self.extended.everyone
-        if len(everyone.members) > 1 and not self.extended.is_local_only:
-            may_end = bool(everyone.all_gather(tf.constant([may_end])).numpy().any())
-        self.extended.stopping.may_be_wished = may_end
-        return [*given, Together(self.extended)]
-
-
-def may_end_steps(callback: Any) -> bool:
-    """Whether a callback may set ``stop_training`` in the middle of an epoch: whether it does something there.
-
-    Of Keras's own, only `keras.callbacks.TerminateOnNaN` and what a `keras.callbacks.LambdaCallback` calls do.
-    """
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        return True
-    for name in _WITHIN_EPOCHS:
-        owner = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
-        is_known = owner is not None and owner.__module__.partition(".")[0] in ("keras", "tfdist")
-        if not is_known or (name in vars(callback) and not isinstance(callback, keras_callbacks.WRITING)):
-            return True
-    return False
+        """Adds it."""
+        return [*given, Together(self.extended)] if self.extended.acts_alike else given
 
 
 class Together(keras.callbacks.Callback):

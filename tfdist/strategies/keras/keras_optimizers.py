@@ -19,11 +19,12 @@ import tensorflow as tf
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import accumulated_by, key_of
-from tfdist.seams.optimizer import Update, update_of, within_update
+from tfdist.seams.optimizer import OptimizerCall, Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
+from tfdist.strategies.keras.keras_variables import state_of_step
 
 
 def install() -> None:
@@ -85,6 +86,45 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
 
     ability = DataParallel
 
+    def apply(self, call: OptimizerCall) -> None:
+        """Sums gradients with a scaled loss before it is checked whether they are finite, if it changes nothing else.
+
+        Then the sum is checked, as in one process, and is the same on all replicas. In the branch of the check, the sum
+        would need a collective of its own, and the check another.
+        """
+        if not isinstance(call.optimizer, keras.optimizers.LossScaleOptimizer) or not call.is_outermost:
+            return
+        given = call.arguments["grads"], call.arguments["trainable_variables"]
+        if self._is_summed_before_the_check(call.optimizer, *given):
+            call.replace(lambda: self._apply_sums(call, *given))
+
+    def _is_summed_before_the_check(self, optimizer: Any, gradients: Sequence[Any], variables: Any) -> bool:
+        inner, extended = optimizer.inner_optimizer, self.extended
+        return (
+            at_work.sharing() is not None
+            and not _summed.before
+            and extended.meets_in_steps
+            and len(extended.worker_devices) == 1
+            and variables is not None
+            and type(inner).apply is base_optimizer.BaseOptimizer.apply
+            and not inner.gradient_accumulation_steps
+            and extended.compressor is None  # what overflows must not become a residual
+            and extended.norms is None
+            and all(_is_dense_number(one) for one in gradients)
+            and not any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
+        )
+
+    def _apply_sums(self, call: OptimizerCall, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        update = Update(call.optimizer.inner_optimizer, [variables[place] for place in places])
+        given = self.begin(update, [gradients[place] for place in places])
+        sums = list(gradients)
+        for place, total in zip(places, self.gradients(update, given), strict=True):
+            sums[place] = total
+        call.arguments["grads"] = sums
+        with summed_before():
+            call.inner()
+
     def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
         """Weighs gradients, or has them weighed on the way."""
         extended = self.extended
@@ -122,17 +162,25 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         """Sums gradients."""
         if update.is_summed:
             return gradients
-        own, keys = gradients, _keys(update)
-        sharing, norms = at_work.sharing(), self.extended.norms
+        own, beside = list(gradients), []
+        for gradient, variable in zip(own, update.variables, strict=True):
+            if tf.is_symbolic_tensor(gradient):
+                gradient.set_shape(variable.shape)  # what is of unknown size gets a collective of its own
+        sharing, norms, state = at_work.sharing(), self.extended.norms, state_of_step()
+        if state is not None:
+            beside += state.means(weighs=update.weight is None)
         if norms is not None and sharing is not None:
-            own = [*own, norms.own(own, sharing.shares.weight(), update.weight is None)]
-            keys = (*keys, "norms of gradients")
-        options = private.WeighedOptions(keys, update.weight)
-        sums = list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own, options))
+            beside.append(norms.own(own, sharing.shares.weight(), update.weight is None))
+        options = private.WeighedOptions((*_keys(update), *[None] * len(beside)), update.weight)
+        replica = tf.distribute.get_replica_context()
+        sums = list(replica.all_reduce(tf.distribute.ReduceOp.SUM, own + beside, options))
+        sums, of_beside = sums[: len(own)], sums[len(own) :]
         if norms is not None and sharing is not None:
-            of_all = sums.pop()
+            of_all = of_beside.pop()
             if not private.local_replica_id():
                 norms.add(sums, of_all, sharing.shares.total())
+        if state is not None:
+            state.take(of_beside)
         update.is_summed = True
         return sums
 
@@ -154,12 +202,18 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
 
     def finite(self, is_finite: Any) -> Any:
         """Whether they are on all replicas that have samples."""
+        if _summed.before:
+            return is_finite
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
         sharing = at_work.sharing()
         if sharing is not None:
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
         replica = tf.distribute.get_replica_context()
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+
+
+def _is_dense_number(gradient: Any) -> bool:
+    return gradient is None or (isinstance(gradient, tf.Tensor) and gradient.dtype.is_floating)
 
 
 def _keys(update: Update) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ nothing.
 | losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
 | noise is added between the two | where `tfdist.optimizers.GradientNoise` is used; installed with it, too |
+| `_compute_moments_sync` | Keras reduces three sums one by one |
 | gradients through collectives of a step | come from losses that are weighted by their own shares |
 | steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
 | logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
@@ -67,8 +68,10 @@ from tfdist.strategies.keras import (
     keras_optimizers,
     keras_saving,
     keras_scope,
+    keras_step_calls,
     keras_steps,
     keras_variables,
+    synchronized_moments,
 )
 
 log = logging.getLogger("tfdist")
@@ -100,6 +103,7 @@ def install() -> None:
     keras_comparison.install()
     replace(seed_generator.SeedGenerator, "next", _folded)
     collective_gradients.install()
+    synchronized_moments.install()
     keras_steps.install()
     keras_losses.install()
     keras_metrics.install()
@@ -109,6 +113,7 @@ def install() -> None:
     keras_optimizers.install()
     keras_saving.install()
     keras_scope.install()
+    keras_step_calls.install()
     keras_agreement.install()
 
 

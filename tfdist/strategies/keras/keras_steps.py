@@ -17,8 +17,9 @@ from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
 from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import DataParallel
+from tfdist.strategies.data.datasets import SharedIterator
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
-from tfdist.strategies.data.shares import Share, as_share, batch_size, weighed
+from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, weighed
 from tfdist.strategies.keras import keras_metrics
 from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
 
@@ -33,8 +34,8 @@ def install() -> None:
 _last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 """By strategy, the last step that was traced or run eagerly and whose logs are not yet merged."""
 
-_names_of_results: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-"""By strategy, which logs of the last step are results of metrics."""
+_taken: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
+"""By strategy, the step that was taken last."""
 
 
 _MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
@@ -70,14 +71,15 @@ def check_functions(model: Any, method: str) -> None:
 
 def names_of_results(extended: Any) -> set[str]:
     """Names of the logs of the last step that are results of metrics, and not numbers of the step alone."""
-    return _names_of_results.get(extended, set())
+    step = _taken.get(extended)
+    return set() if step is None else step.names_of_results
 
 
 class Step:
     """A Keras step function, called by every replica.
 
-    The replica works on its share. If that is empty, it holds a stand-in row with weight zero. The step returns logs;
-    if the strategy merges metrics, `logs_of_all` turns them into those of all replicas.
+    The replica works on its share. If that is empty, it holds a stand-in row with weight zero. The step returns logs,
+    which `logs_of_all` turns into those of all replicas. Results of metrics alone may wait until the epoch ends.
 
     Args:
         model: a Keras model.
@@ -86,6 +88,7 @@ class Step:
 
     Attributes:
         names_of_results: as the function above.
+        has_own_logs: whether the logs of the step that was taken last are its process's own.
     """
 
     def __init__(self, model: Any, extended: DataParallel, function: Callable[..., Any]) -> None:
@@ -97,19 +100,22 @@ class Step:
         self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
         self.names_of_results: set[str] = set()
+        self._merges = True
+        self.has_own_logs = False
 
     def __call__(self, data: Any) -> Any:
         """Called by each replica with its part of the batch."""
         extended, model = self._extended, self._model
+        self._merges = not isinstance(data, ShareWithOwnLogs)
         share = fixed_rows(as_share(data), rows_of_state(model))
         metrics = keras_metrics.all_metrics(model)
         with extended.shares.replica(share.rows), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
             of_metrics = StateOfMetrics(kept, extended.shares)
-            of_layers = StateOfStep(model, extended)
-            with self._results.of(metrics):
+            of_layers = StateOfStep(model, extended, self._assigned)
+            with self._results.of(metrics), of_layers.under_way():
                 outputs = self._contributions(self._function(share.data))
-            of_layers.merge(self._assigned)
+            of_layers.merge()
             of_metrics.forget_stand_in(self._assigned)
         for variable in self._assigned.among(kept):
             keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
@@ -160,24 +166,58 @@ class Step:
         """
         flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
         numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
-        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
+        merges = extended.meets_in_steps and (self._merges or not self._has_results_only)
         state, sums = keras_metrics.merged_beside(
-            [variable for metric in asked.values() for variable in metric.variables],
+            self._variables_of_results(),
             [tf.add_n(flat[place]) for place in numbers],
             extended,
-            locally=not extended.meets_in_steps,
+            locally=not merges,
         )
         logs: list[Any] = [parts[0] for parts in flat]
         for place, total in zip(numbers, sums, strict=True):
             kind = self._kinds[place]
             logs[place] = tf.cast(total if kind.is_floating else tf.round(total), kind)
+        return tree.pack_sequence_as(outputs, self._with_results(logs, state))
+
+    @property
+    def _has_results_only(self) -> bool:
+        """Whether no log is a number of the step alone, which cannot be merged later."""
+        return not any(isinstance(kind, tf.DType) for kind in self._kinds)
+
+    def note(self, iterator: Any) -> None:
+        """Learns what the step that was taken last has read.
+
+        Args:
+            iterator: of shares, for example.
+        """
+        merges = not isinstance(iterator, SharedIterator) or iterator.merges_logs
+        self.has_own_logs = not merges and self._has_results_only
+
+    def merged(self, logs: Any) -> Any:
+        """The logs of the last step of an epoch over all replicas, if they are to be merged; eagerly, in all processes.
+
+        Args:
+            logs: the process's own.
+        """
+        state = keras_metrics.merged(self._variables_of_results(), self._extended)
+        return tree.pack_sequence_as(logs, self._with_results(tree.flatten(logs), state))
+
+    def _variables_of_results(self) -> list[Any]:
+        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
+        return [variable for metric in asked.values() for variable in metric.variables]
+
+    def _with_results(self, logs: list[Any], state: Any) -> list[Any]:
+        """Logs with the results of metrics that have some state."""
+        found: dict[int, dict[Any, Any]] = {}
         with backend.StatelessScope(state_mapping=state):
-            results = {key: tree.map_structure(tf.convert_to_tensor, metric.result()) for key, metric in asked.items()}
-        for place, kind in enumerate(self._kinds):
-            if isinstance(kind, tuple):
-                metric, path = kind
-                logs[place] = dict(tree.flatten_with_path(results[id(metric)]))[path]
-        return tree.pack_sequence_as(outputs, logs)
+            for metric, _ in (kind for kind in self._kinds if isinstance(kind, tuple)):
+                if id(metric) not in found:
+                    result = tree.map_structure(tf.convert_to_tensor, metric.result())
+                    found[id(metric)] = dict(tree.flatten_with_path(result))
+        return [
+            found[id(kind[0])][kind[1]] if isinstance(kind, tuple) else log
+            for log, kind in zip(logs, self._kinds, strict=True)
+        ]
 
 
 def _unique(variables: Any) -> list[Any]:
@@ -204,6 +244,18 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
         call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
 
+    def epoch_logs(self, call: ModelCall) -> None:
+        """Merges the logs of the last step, if they have not been, and Keras does not use metrics in their place."""
+        step, logs = _taken.get(self.extended), call.arguments["logs"]
+        if step is None or not step.has_own_logs or not logs:
+            return
+
+        def of_all() -> Any:
+            found = call.inner()
+            return step.merged(logs) if found is logs else found
+
+        call.replace(of_all)
+
     def make_predict_function(self, call: ModelCall) -> None:
         """Has predictions made for shares."""
         if not self.extended.has_several_replicas:
@@ -227,7 +279,8 @@ def _on_shares(function: Callable[..., Any], step: Step, extended: DataParallel,
             extended.stopping.check()
         with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
             logs = function(iterator)
-        _names_of_results[extended] = step.names_of_results
+        step.note(iterator)
+        _taken[extended] = step
         return logs
 
     return on_shares

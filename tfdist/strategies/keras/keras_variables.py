@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -225,13 +225,22 @@ def state_of_layers(model: Any) -> list[Any]:
 class StateOfStep:
     """The changes of a replica's step to the state of a model's layers, to be merged over replicas.
 
+    What is a mean, such as moving statistics, is merged with the gradients where they are summed in the step's own
+    graph, and not in a branch of it: the forward pass has assigned it by then. All else is merged when the step ends.
+
     Args:
         model: a Keras model.
         extended: the `extended` of its strategy.
+        assigned: what the step assigns to.
     """
 
-    def __init__(self, model: Any, extended: Any) -> None:
+    def __init__(self, model: Any, extended: Any, assigned: Assigned) -> None:
         self._shares = extended.shares
+        self._assigned = assigned
+        self._merged: dict[int, int] = {}
+        self._riding: list[Any] = []
+        eager = tf.executing_eagerly()
+        self._graph = None if eager or len(extended.worker_devices) > 1 else tf.compat.v1.get_default_graph()
         self._variables = state_of_layers(model)
         self._is_local = not extended.meets_in_steps  # and may be without samples
         self._before = {
@@ -240,9 +249,54 @@ class StateOfStep:
             if variable.aggregation == "sum" or self._is_local
         }
 
-    def merge(self, assigned: Assigned) -> None:
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Context of the step, in the calling thread."""
+        before = getattr(_calling, "state", None)
+        _calling.state = self
+        try:
+            yield
+        finally:
+            _calling.state = before
+
+    def means(self, weighs: bool) -> list[tf.Tensor]:
+        """This replica's terms of what is merged with gradients; `take` has to be called with their sums.
+
+        Args:
+            weighs: whether terms are weighted by samples; if not, they will be.
+        """
+        if self._is_local or self._graph is None or tf.compat.v1.get_default_graph() is not self._graph:
+            return []
+        counts = self._assignments()
+        self._riding = [
+            one for one in self._variables if _is_mean(one) and counts.get(id(one)) != self._merged.get(id(one))
+        ]
+        self._merged.update({id(one): counts[id(one)] for one in self._riding})
+        return [_term(one, self._shares.weight() if weighs else None) for one in self._riding]
+
+    def take(self, sums: Sequence[tf.Tensor]) -> None:
+        """Gives state its means.
+
+        Args:
+            sums: of the terms, over all replicas.
+        """
+        for variable, total in zip(self._riding, sums, strict=True):
+            copy = copy_of(variable)
+            copy.assign(tf.cast(total, copy.dtype), read_value=False)
+
+    def _assignments(self) -> dict[int, int]:
+        """How often the function that is being traced has assigned to each variable, by id."""
+        return {key: len(values) for key, values in self._assigned.values.items()}
+
+    def merge(self) -> None:
         """Makes the state that was assigned to equal on all replicas. Called by every replica."""
-        changed = [variable for variable in assigned.among(self._variables) if _is_numeric(variable)]
+        counts = self._assignments()
+        merged = {key for key, count in self._merged.items() if count == counts[key]}
+        changed = [
+            variable
+            for variable in self._assigned.among(self._variables)
+            if _is_numeric(variable) and id(variable) not in merged
+        ]
         if not changed:
             return
         replica = tf.distribute.get_replica_context()
@@ -260,18 +314,34 @@ class StateOfStep:
 
     def _contribution(self, variable: Any) -> tf.Tensor:
         shares = self._shares
+        if _is_mean(variable):
+            return _term(variable, shares.weight())
         value = _as_number(copy_of(variable).read_value())
         if variable.aggregation == "sum":
             change = value - _as_number(self._before[id(variable)])
             return tf.where(shares.is_empty(), tf.zeros_like(change), change)
-        if variable.aggregation == "only_first_replica" or not value.dtype.is_floating:
-            replica = tf.distribute.get_replica_context()
-            place = private.local_replica_id() if self._is_local else replica.replica_id_in_sync_group
-            is_first = tf.equal(place, 0)
-            return tf.where(is_first, value, tf.zeros_like(value))
-        if value.dtype.size < 4:
-            value = tf.cast(value, tf.float32)
-        return weighed(value, shares.weight())
+        replica = tf.distribute.get_replica_context()
+        place = private.local_replica_id() if self._is_local else replica.replica_id_in_sync_group
+        return tf.where(tf.equal(place, 0), value, tf.zeros_like(value))
+
+
+def state_of_step() -> StateOfStep | None:
+    """The state of the step that the calling thread takes, if it takes one."""
+    return getattr(_calling, "state", None)
+
+
+def _is_mean(variable: Any) -> bool:
+    """Whether state is merged as the mean weighted by samples."""
+    is_floating = variable.dtype.startswith(("float", "bfloat"))
+    return is_floating and variable.aggregation not in ("sum", "only_first_replica")
+
+
+def _term(variable: Any, weight: tf.Tensor | None) -> tf.Tensor:
+    """This replica's term of the mean of some state; without its weight if none is given."""
+    value = copy_of(variable).read_value()
+    if value.dtype.size < 4:
+        value = tf.cast(value, tf.float32)
+    return value if weight is None else weighed(value, weight)
 
 
 class StateOfMetrics:

@@ -1,0 +1,379 @@
+"""Steps have the collectives that the callbacks of any rank need, and no others."""
+
+import itertools
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import on_ranks
+from tfdist.errors import MismatchError
+from tfdist.strategies.keras.keras_step_calls import may_end_steps, reads_logs_of_steps
+
+ROWS = np.random.default_rng(0).normal(size=(18, 2)).astype(np.float32)
+X, Y = ROWS[:8], ROWS[:8, :1]
+
+
+def model_in(strategy, metrics=("mae",), kind=keras.Model):
+    """A model, in which a stand-in row or an uneven share would be noticed."""
+    with strategy.scope():
+        inputs = keras.Input((2,))
+        model = kind(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+        model.compile("sgd", "mse", metrics=list(metrics))
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """The rows, without the last batch on some ranks.
+
+    Args:
+        x: inputs.
+        y: labels.
+        missing: rows of the last batch.
+    """
+
+    def __init__(self, x, y, missing=0):
+        super().__init__()
+        self.x, self.y, self.missing = x, y, missing
+
+    def __len__(self):
+        return -(-len(self.x) // 4)
+
+    def __getitem__(self, index):
+        rows = slice(4 * index, min(4 * index + 4, len(self.x) - self.missing))
+        return self.x[rows], self.y[rows]
+
+
+class OnTestBatches(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+
+class OnBatches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class OnEpochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+class Saves(keras.callbacks.ModelCheckpoint):
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+
+
+@pytest.mark.parametrize(
+    ("callback", "may"),
+    [
+        (keras.callbacks.History(), False),
+        (keras.callbacks.EarlyStopping(), False),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=2), False),
+        (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), False),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), False),
+        (OnEpochs(), False),
+        (keras.callbacks.TerminateOnNaN(), True),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
+        (keras.callbacks.LambdaCallback(on_epoch_begin=print), True),
+        (OnBatches(), True),
+        (Saves("a.keras"), True),
+        (types.SimpleNamespace(), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_that_may_end_steps_are_those_that_do_something_there(callback, may):
+    assert may_end_steps(callback) is may
+
+
+@pytest.mark.parametrize(
+    ("callback", "reads"),
+    [
+        (keras.callbacks.History(), False),
+        (keras.callbacks.ProgbarLogger(), False),
+        (keras.callbacks.ModelCheckpoint("a.keras"), False),
+        (keras.callbacks.TensorBoard("a"), False),
+        (keras.callbacks.CSVLogger("a"), False),
+        (keras.callbacks.BackupAndRestore("a", save_freq=2), False),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print, on_train_batch_begin=print), False),
+        (OnEpochs(), False),
+        (keras.callbacks.ModelCheckpoint("a.keras", save_freq=2), True),
+        (keras.callbacks.TensorBoard("a", update_freq="batch"), True),
+        (keras.callbacks.TensorBoard("a", update_freq=10), True),
+        (keras.callbacks.TerminateOnNaN(), True),
+        (keras.callbacks.LambdaCallback(on_test_batch_end=print), True),
+        (OnBatches(), True),
+        (OnTestBatches(), True),
+        (Saves("a.keras"), True),
+        (types.SimpleNamespace(), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_that_may_read_the_logs_of_steps_are_those_that_do_something_with_them(callback, reads):
+    assert reads_logs_of_steps(callback) is reads
+
+
+def as_dataset(x, y):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+
+DATA = {
+    "arrays": lambda: {"x": ROWS, "y": ROWS[:, :1], "batch_size": 4},
+    "a dataset": lambda: {"x": as_dataset(ROWS, ROWS[:, :1])},
+    "a dataset without an end": lambda: {"x": as_dataset(ROWS, ROWS[:, :1]).repeat(), "steps_per_epoch": 5},
+    "a PyDataset": lambda: {"x": Batches(ROWS, ROWS[:, :1])},
+    "a generator": lambda: {"x": (batch for batch in itertools.repeat((X, Y))), "steps_per_epoch": 5},
+    "a filtered dataset": lambda: {"x": as_dataset(ROWS, ROWS[:, :1]).filter(lambda x, y: True)},
+}
+KNOWN = [name for name in DATA if name not in ("a generator", "a filtered dataset")]
+
+
+def collectives_of_steps(strategy, given, callbacks=(), model=None):
+    """How many collectives each step has, as the difference between two epochs and one."""
+    model, statistics, found = model or model_in(strategy), strategy.extended.group.engine.statistics, []
+    for epochs in (1, 1, 2):
+        before = statistics.collectives
+        model.fit(**given(), epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+        found.append(statistics.collectives - before)
+    an_epoch = found[2] - found[1]
+    return an_epoch // 5, an_epoch % 5
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_steps_sum_gradients_and_nothing_else_where_batches_are_known(ranks, name):
+    for calls, at_the_end in on_ranks(ranks(2), lambda strategy: collectives_of_steps(strategy, DATA[name])):
+        assert calls == (1 if name in KNOWN else 2)
+        assert at_the_end <= 3
+
+
+def batch_normalization(**options):
+    return [keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.BatchNormalization(**options)]
+
+
+def masks():
+    """Of sequences whose first step is masked in the last rows; those of unequal shares have other numbers of steps."""
+    reshaped = [keras.layers.Reshape((2, 1)), keras.layers.Masking(mask_value=ROWS[-1, 0])]
+    return [*reshaped, keras.layers.Dense(1, kernel_initializer="ones")]
+
+
+class Scaled(keras.optimizers.LossScaleOptimizer):
+    def __init__(self, **options):
+        super().__init__(keras.optimizers.SGD(0.01, **options), initial_scale=8.0, dynamic_growth_steps=3)
+
+
+MODELS = {
+    "BatchNormalization": (batch_normalization, {}, 1),
+    "BatchNormalization with gradients that are clipped": (
+        batch_normalization,
+        {"optimizer": lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.1)},
+        1,
+    ),
+    "loss scaling": (list, {"optimizer": Scaled}, 1),
+    "loss scaling, BatchNormalization and gradients that are clipped": (
+        batch_normalization,
+        {"optimizer": lambda: Scaled(global_clipnorm=0.1)},
+        1,
+    ),
+    "metrics": (list, {"metrics": ["mae", "mse", keras.metrics.RootMeanSquaredError]}, 1),
+    "masks": (masks, {"weighted_metrics": ["mae"]}, 2),
+    "synchronized BatchNormalization": (lambda: batch_normalization(synchronized=True), {}, 3),
+    "two that are synchronized": (
+        lambda: [*batch_normalization(synchronized=True), *batch_normalization(synchronized=True)],
+        {},
+        5,
+    ),
+    "accumulation and loss scaling": (list, {"optimizer": lambda: Scaled(gradient_accumulation_steps=5)}, 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_layers_and_optimizers_have_to_tell_travels_with_the_gradients(ranks, name):
+    make, compiled, expected = MODELS[name]
+
+    def work(strategy):
+        with strategy.scope():
+            last = [] if make is masks else [keras.layers.Dense(1, kernel_initializer="ones")]
+            model = keras.Sequential([keras.layers.Input((2,)), *make(), *last])
+            given = {key: value() if callable(value) else value for key, value in compiled.items()}
+            given = {"optimizer": "sgd", **given}
+            given["metrics"] = [one() if isinstance(one, type) else one for one in given.get("metrics", [])]
+            model.compile(loss="mse", **given)
+        y = ROWS[:, :, None] if make is masks else ROWS[:, :1]
+        calls = collectives_of_steps(strategy, lambda: {"x": ROWS, "y": y, "batch_size": 4}, model=model)
+        return calls, model.get_weights(), model.optimizer.variables[-1].numpy()
+
+    (alone,) = on_ranks(ranks(1), work)
+    for (calls, at_the_end), *state in on_ranks(ranks(2), work):
+        assert (calls, at_the_end <= 3) == (expected, True), (calls, at_the_end)
+        for want, got in zip(keras.tree.flatten(alone[1:]), keras.tree.flatten(state), strict=True):
+            if "BatchNormalization" not in name or "synchronized" in name:
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("callback", "calls"), [(OnBatches, 3), (OnTestBatches, 2), (OnEpochs, 1)], ids=lambda value: str(value)[-16:-2]
+)
+def test_the_callback_of_one_rank_has_all_ranks_merge_logs_and_count(ranks, callback, calls):
+    def work(strategy):
+        return collectives_of_steps(strategy, DATA["arrays"], [callback()] if strategy.rank else [])[0]
+
+    assert on_ranks(ranks(2), work) == [calls] * 2
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_logs_of_epochs_and_of_evaluations_are_those_of_one_process(ranks, name):
+    """Of 18 rows: the last batch has two, and its shares one each, or none on the third rank."""
+
+    def work(strategy):
+        model = model_in(strategy)
+        given = DATA[name]()
+        history = model.fit(**given, epochs=2, shuffle=False, verbose=0, validation_data=as_dataset(X, Y)).history
+        given.pop("y", None)
+        given = {"x": ROWS, "y": ROWS[:, :1], "batch_size": 5} if name == "arrays" else {"x": DATA["a dataset"]()["x"]}
+        return history, model.evaluate(**given, return_dict=True, verbose=0), model.get_weights()
+
+    (alone,) = on_ranks(ranks(1), work)
+    for found in on_ranks(ranks(3), work):
+        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(found), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+class OfItsOwn(keras.Model):
+    """Its steps return one metric of two, so that Keras takes the logs of the last step for those of the epoch."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {"mae": logs["mae"]}
+
+    def test_step(self, data):
+        return {"error": super().test_step(data)["mae"]}
+
+
+def test_logs_of_steps_that_are_not_the_metrics_of_the_model(ranks):
+    def work(strategy):
+        model = model_in(strategy, kind=OfItsOwn)
+        found = []
+        for callbacks in ([], [OnBatches()], []):  # other functions, and the first ones again
+            history = model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=callbacks).history
+            found += [history, model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True, callbacks=callbacks)]
+        return found
+
+    (alone,) = on_ranks(ranks(1), work)
+    assert [list(one) for one in alone] == [["mae"], ["error"]] * 3
+    for found in on_ranks(ranks(3), work):
+        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(found), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+class Returns(keras.Model):
+    """Its steps return a number that is not a metric's result."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"rows": tf.reduce_mean(data[0])}
+
+
+def test_numbers_of_a_step_are_merged_in_it(ranks):
+    def work(strategy):
+        return model_in(strategy, kind=Returns).fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0).history
+
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(found["rows"], [ROWS[16:].mean()], rtol=1e-5)
+
+
+def test_callbacks_that_read_the_logs_of_steps_get_those_of_all(ranks):
+    """Also where functions have been traced without, and in an evaluation within `fit`."""
+
+    def work(strategy):
+        model, seen = model_in(strategy), []
+        model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0)
+        reads = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(logs["mae"]),
+            on_test_batch_end=lambda batch, logs: seen.append(logs["mae"]),
+        )
+        for _ in range(2):
+            model.evaluate(X, Y, batch_size=3, verbose=0)
+            model.fit(
+                ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[reads], validation_data=(X, Y)
+            )
+        return [float(one) for one in seen]
+
+    (alone,) = on_ranks(ranks(1), work)
+    assert len(alone) == 2 * (5 + 2)
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(found, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_batches_with_other_rows_on_one_rank_are_an_error(ranks, method):
+    """Nobody has counted them; the epoch ends as if they were equal, and then they are compared."""
+
+    def work(strategy):
+        model = model_in(strategy)
+        data = Batches(ROWS, ROWS[:, :1], missing=strategy.rank)
+        with pytest.raises(MismatchError) as caught:
+            getattr(model, method)(data, verbose=0)
+        model.fit(Batches(ROWS, ROWS[:, :1]), verbose=0)
+        return str(caught.value)
+
+    for rank, said in enumerate(on_ranks(ranks(2), work)):
+        assert said.startswith(
+            f"rank {rank}: the batches of an epoch have different numbers of samples on different ranks: "
+            "18 on rank(s) [0], 17 on rank(s) [1]. Every process reads the same data"
+        )
+
+
+def test_data_that_end_early_on_one_rank_are_an_error(ranks):
+    """As they have fewer batches than they say."""
+
+    def work(strategy):
+        data = as_dataset(ROWS[: 18 - 8 * strategy.rank], ROWS[: 18 - 8 * strategy.rank, :1])
+        model_in(strategy).fit(data.apply(tf.data.experimental.assert_cardinality(5)), verbose=0)
+
+    with pytest.raises((MismatchError, tf.errors.OpError)) as caught:
+        on_ranks(ranks(2), work)
+    assert "rank" in str(caught.value)
+
+
+def test_an_evaluation_in_a_callback_leaves_what_fit_has_agreed_on(ranks):
+    """Also where it comes before `fit` makes the function for its validation, whose steps a callback reads."""
+
+    def work(strategy):
+        model, seen = model_in(strategy), []
+
+        class Evaluates(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                self.model.evaluate(as_dataset(X, Y), verbose=0)
+
+            def on_test_batch_end(self, batch, logs=None):
+                seen.append(float(logs["mae"]))
+
+        model.fit(
+            ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y), callbacks=[Evaluates()]
+        )
+        return seen
+
+    (alone,) = on_ranks(ranks(1), work)
+    assert len(alone) == 2
+    for found in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(found, alone, rtol=1e-4)
+
+
+def test_a_function_that_was_traced_without_counts_is_not_taken_for_one_with_them(ranks):
+    def work(strategy):
+        class Stops(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                seen.append(batch)
+                self.model.stop_training = batch == 1
+
+        model, seen = model_in(strategy), []
+        for callbacks in ([], [Stops()] if strategy.rank else [OnEpochs()], []):
+            model.fit(X, Y, batch_size=2, verbose=0, callbacks=callbacks)
+        return seen, int(model.optimizer.iterations), model.get_weights()[0].tolist()
+
+    first, second = on_ranks(ranks(2), work)
+    assert second[0] == [0, 1]
+    assert first[1:] == second[1:]
+    assert first[1] == 4 + 2 + 4

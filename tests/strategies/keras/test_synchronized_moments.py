@@ -1,0 +1,53 @@
+"""Moments over all ranks, and their gradients, in one collective each way."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import in_step, on_ranks
+from tfdist.private.keras import tf_nn
+
+ROWS = np.random.default_rng(0).normal(2, 3, size=(9, 4, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_they_are_those_of_all_rows(ranks, keepdims):
+    def work(strategy):
+        begin, end = ((0, 6), (6, 9))[strategy.rank]
+        statistics = strategy.extended.group.engine.statistics
+
+        @tf.function
+        def moments():
+            rows = tf.constant(ROWS[begin:end])
+            with tf.GradientTape() as tape:
+                tape.watch(rows)
+                mean, variance = tf_nn._compute_moments_sync(rows, [0, 1], keepdims)
+                loss = tf.reduce_sum(mean * [1.0, 2.0]) + tf.reduce_sum(variance * [3.0, 4.0])
+            return mean, variance, tape.gradient(loss, rows)
+
+        in_step(strategy, end - begin, 9, moments)
+        before = statistics.collectives
+        mean, variance, gradient = (part.numpy() for part in in_step(strategy, end - begin, 9, moments))
+        return statistics.collectives - before, mean, variance, gradient
+
+    found = on_ranks(ranks(2), work)
+    axes = (0, 1)
+    expected = ROWS.mean(axes, keepdims=keepdims), ROWS.var(axes, keepdims=keepdims)
+    for calls, mean, variance, _ in found:
+        assert calls == 2
+        np.testing.assert_allclose(mean, expected[0], rtol=1e-4)
+        np.testing.assert_allclose(variance, expected[1], rtol=1e-4)
+    # Each rank's loss counts by its rows: the sum of losses that are weighted by 6/9 and 3/9 is one loss.
+    count = ROWS.shape[0] * ROWS.shape[1]
+    of_one = (np.array([1.0, 2.0]) + 2 * np.array([3.0, 4.0]) * (ROWS - ROWS.mean(axes))) / count
+    for (begin, end), (_, _, _, gradient) in zip(((0, 6), (6, 9)), found, strict=True):
+        np.testing.assert_allclose(gradient * (end - begin) / 9, of_one[begin:end], rtol=1e-3, atol=1e-5)
+
+
+def test_outside_of_replicas_they_are_kerass(ranks):
+    def work(strategy):
+        return [part.numpy() for part in tf_nn._compute_moments_sync(tf.constant(ROWS), [0, 1], False)]
+
+    for mean, variance in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(mean, ROWS.mean((0, 1)), rtol=1e-4)
+        np.testing.assert_allclose(variance, ROWS.var((0, 1)), rtol=1e-4)

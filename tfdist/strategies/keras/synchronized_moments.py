@@ -1,0 +1,35 @@
+"""Moments over all replicas, as of `keras.layers.BatchNormalization(synchronized=True)`: one collective, and one back.
+
+Keras sums the samples, their squares and their number one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.private.keras import tf_nn
+from tfdist.seams.registry import replace
+from tfdist.strategies import at_work
+from tfdist.strategies.abilities import DataParallel
+
+
+def install() -> None:
+    """Installs the seam."""
+    replace(tf_nn, "_compute_moments_sync", _in_one_sum)
+
+
+def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
+        replica = tf.distribute.get_replica_context()
+        if replica is None or at_work.current(DataParallel) is None:
+            return original(x, axes, keepdims)
+        parts = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
+        total, squares, count = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        mean = tf.math.divide_no_nan(total, count)
+        variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+        return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+    return _compute_moments_sync
