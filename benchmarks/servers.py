@@ -108,7 +108,7 @@ def line(popen):
     return read.strip()
 
 
-def strategy(mode, policy="AsItIs()"):
+def strategy(mode, policy="Unscaled()"):
     """A strategy, on workers; a parameter server serves here, and ends.
 
     Args:
@@ -124,14 +124,13 @@ def strategy(mode, policy="AsItIs()"):
         return tfdist.AllReduceStrategy()
     if mode == "Hogwild()":
         return ParameterServerStrategy(pushes=Hogwild())
-    return ParameterServerStrategy(
-        synchronization=_made(synchronization, mode), staleness_policy=_made(staleness, policy)
-    )
+    return ParameterServerStrategy(synchronization=_made(synchronization, mode, late=_made(staleness, policy)))
 
 
-def _made(module, text):
+def _made(module, text, **more):
     name, _, argument = text.rstrip(")").partition("(")
-    return getattr(module, name)(*([json.loads(argument)] if argument else []))
+    more = {} if name == "Synchronous" else more
+    return getattr(module, name)(*([json.loads(argument)] if argument else []), **more)
 
 
 def spread(values):

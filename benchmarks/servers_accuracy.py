@@ -26,20 +26,27 @@ FIRST = 5
 ENDLESS = 10**6
 """Epochs; the training ends after a number of updates."""
 ALONE = "one process"
-POLICIES = ("AsItIs()", "Inverse()", "Exponential(0.1)", "DropBeyond(4)")
+POLICIES = ("Unscaled()", "Inverse()", "Exponential(0.1)", "DropBeyond(4)")
 WITH_POLICIES = ("Asynchronous()", "BoundedStaleness(4)", "SoftSync(1)")
 RUNS = {
     ALONE: (ALONE, None),
-    servers.ALL_REDUCE: (servers.ALL_REDUCE, "AsItIs()"),
-    "Synchronous()": ("Synchronous()", "AsItIs()"),
+    servers.ALL_REDUCE: (servers.ALL_REDUCE, "Unscaled()"),
+    "Synchronous()": ("Synchronous()", "Unscaled()"),
     **{f"{mode}, {policy}": (mode, policy) for mode in WITH_POLICIES for policy in POLICIES},
-    "Hogwild()": ("Hogwild()", "AsItIs()"),
+    "Hogwild()": ("Hogwild()", "Unscaled()"),
 }
 AVERAGING = (servers.ALL_REDUCE, "Synchronous()", "SoftSync(1)")
 """Modes whose updates contain a gradient of each of two workers."""
 OWN = ("Hogwild()",)
 """Modes in which each worker counts its own updates: it makes half of them."""
-QUICK = (ALONE, servers.ALL_REDUCE, "Synchronous()", "BoundedStaleness(4), AsItIs()", "Asynchronous(), AsItIs()", *OWN)
+QUICK = (
+    ALONE,
+    servers.ALL_REDUCE,
+    "Synchronous()",
+    "BoundedStaleness(4), Unscaled()",
+    "Asynchronous(), Unscaled()",
+    *OWN,
+)
 
 
 def train(name, delay, gradients, seed):

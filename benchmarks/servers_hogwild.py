@@ -49,7 +49,7 @@ def train(case, mode, steps, readings):
         from tfdist.parameter_server.options import pushes
 
         chosen = MODES[mode]
-        scope = tfdist.ParameterServerStrategy(pushes=chosen and getattr(pushes, chosen)()).scope()
+        scope = tfdist.ParameterServerStrategy(pushes=getattr(pushes, chosen or "Gradients")()).scope()
     keras.utils.set_random_seed(0)
     with scope:
         model, dataset = make(case)

@@ -66,10 +66,11 @@ def measure_keras(name, steps, readings):
     scope, steps_per_call = contextlib.nullcontext(), 1
     if name != PLAIN:
         import tfdist
-        from tfdist.parameter_server import Hogwild
+        from tfdist.parameter_server import Gradients, Hogwild
 
         prefetch, steps_per_call, pushes = TFDIST[name]
-        strategy = tfdist.ParameterServerStrategy(prefetch=prefetch, pushes=Hogwild() if pushes == "Hogwild" else None)
+        pushed = Hogwild() if pushes == "Hogwild" else Gradients(prefetch=prefetch)
+        strategy = tfdist.ParameterServerStrategy(pushes=pushed)
         scope = strategy.scope()
     keras.utils.set_random_seed(0)
     with scope:

@@ -36,7 +36,7 @@ WAYS = {
     "compression": {
         "nothing": ("steps", ON_TWO, {}),
         "pushes": ("steps", ON_TWO, {"compression": "Int8"}),
-        "pushes and parameters": ("steps", ON_TWO, {"compression": "Int8", "pull_compression": "Int8"}),
+        "pushes and parameters": ("steps", ON_TWO, {"compression": "Int8", "parameters": "Int8"}),
     },
     "hierarchy": {
         "two servers": ("steps", {"chief": [0], "worker": [0, 1, 1], "ps": [0, 1]}, {"synchronization": True}),
@@ -82,12 +82,15 @@ def measure(what, given):
 
     import tfdist
 
-    options = {name: getattr(tfdist.compression, value)() for name, value in given.items() if "compression" in name}
-    options |= {"data": given["data"]} if "data" in given else {}
+    servers = tfdist.parameter_server
+    methods = {
+        name: getattr(tfdist.compression, given[name])() for name in ("compression", "parameters") if name in given
+    }
+    options = {"pushes": servers.Gradients(**methods), **({"data": given["data"]} if "data" in given else {})}
     if "synchronization" in given or "hierarchy" in given:
-        options["synchronization"] = tfdist.parameter_server.Synchronous()
+        options["synchronization"] = servers.Synchronous()
     if "hierarchy" in given:
-        options["hierarchy"] = tfdist.parameter_server.PerHost(synchronization=options["synchronization"])
+        options["servers"] = servers.PerHost(synchronization=options["synchronization"])
     strategy = tfdist.ParameterServerStrategy(**options)
     keras.utils.set_random_seed(0)
     with strategy.scope():

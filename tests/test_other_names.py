@@ -45,3 +45,30 @@ def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
     others = {"stages": 2, "micro_batches": 2} if name == "PipelineStrategy" else {}
     with pytest.raises(TypeError, match=r"cluster_resolver must be .* got 'ring'. All other arguments are given by na"):
         getattr(tfdist, name)("ring", **others)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "here"),
+    [
+        ("LocalSGDStrategy", "outer", r"rule=tfdist\.local_sgd\.Outer"),
+        ("LocalSGDStrategy", "fragments", r"streaming=tfdist\.local_sgd\.Streaming"),
+        ("ParameterServerStrategy", "replicas", r"servers=tfdist\.parameter_server\.Servers\(copies=1\)"),
+    ],
+)
+def test_errors_about_arguments_say_what_they_are_here(strategy, name, here):
+    with pytest.raises(TypeError, match=rf"{strategy}\(\) has no argument {name}=; here it is {here}"):
+        getattr(tfdist, strategy)(**{name: 1})
+
+
+def test_other_arguments_have_no_hint():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        tfdist.ParameterServerStrategy(nothing=1)
+
+
+@pytest.mark.parametrize("module", ["strategies.servers.parameter_server", "strategies.rounds.local_sgd"])
+def test_what_arguments_are_named_exists(module):
+    for here in importlib.import_module(f"tfdist.{module}")._ARGUMENTS.values():
+        for path in re.findall(r"tfdist((?:\.\w+)+)", here):
+            found = tfdist
+            for part in path[1:].split("."):
+                found = getattr(found, part)

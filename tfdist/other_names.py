@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _HERE = {
     "Average": 'op="mean"',
     "BroadcastGlobalVariablesCallback": "tfdist.callbacks.BroadcastVariables",
@@ -41,3 +48,24 @@ def missing(module: str, name: str) -> AttributeError:
     here = _HERE.get(name)
     hint = "" if here is None else f"; here it is {here} (docs/horovod.md and docs/multi_worker.md have others)"
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+def of_arguments(here: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator of a function whose error about an argument that it does not have says what that is here.
+
+    Args:
+        here: by name of an argument, what is given in its place.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def hinting(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in here:
+                    owner = function.__qualname__.removesuffix(".__init__")
+                    raise TypeError(f"{owner}() has no argument {name}=; here it is {here[name]}")
+            return function(*args, **kwargs)
+
+        return hinting
+
+    return decorated

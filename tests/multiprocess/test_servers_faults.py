@@ -58,7 +58,7 @@ def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_
 
 
 def test_servers_die_while_others_have_copies(tmp_path):
-    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "embedding", "replicas"]
+    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "embedding", "copies"]
     with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "30"}, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 1")
         processes.signal(3, signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_servers_die_while_others_have_copies(tmp_path):
 
 def test_a_server_that_stands_still_is_followed_up(tmp_path):
     """When the rendezvous says so, for which workers wait; what wakes up again is told."""
-    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "dense", "replicas"]
+    given, command = harness.tf_configs(*TASKS), [PROGRAM, str(tmp_path), "dense", "copies"]
     with harness.started(command, 4, {"TFDIST_HEARTBEAT_TIMEOUT": "5"}, per_rank=given) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")

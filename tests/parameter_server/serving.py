@@ -6,7 +6,7 @@ import threading
 import keras
 import numpy as np
 
-from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Values
 from tfdist.parameter_server.protocol.state import Held
@@ -26,7 +26,7 @@ def serving(
     address="127.0.0.1:0",
     keys=None,
     compression=None,
-    policy=AsItIs(),  # noqa: B008
+    policy=Unscaled(),  # noqa: B008
     tables=None,
     deals=None,
     pull_compression=None,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.sweeps import some
-from tfdist.parameter_server.options.staleness import AsItIs, DelayCompensated
+from tfdist.parameter_server.options.staleness import DelayCompensated, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -174,7 +174,7 @@ BY_ROWS = ("sgd", "adagrad", "rmsprop")
 def test_a_worker_has_what_the_server_has(name, prefetch):
     """With answers that are lost and messages that come twice, assignments, and a server that is started again."""
     generator = np.random.default_rng(len(name) + prefetch)
-    policy = DelayCompensated(0.5) if name == "rmsprop" else AsItIs()
+    policy = DelayCompensated(0.5) if name == "rmsprop" else Unscaled()
     job = Job(generator, OPTIMIZERS[name](), Asynchronous(), policy)
     workers = [Worker(job, number, prefetch) for number in range(3)]
     for step in range(100):
@@ -197,7 +197,7 @@ def test_a_worker_has_what_the_server_has(name, prefetch):
 @pytest.mark.parametrize("mode", [BoundedStaleness(0), Synchronous(), SoftSync(1)])
 def test_also_where_answers_wait_for_other_workers(mode):
     generator = np.random.default_rng(5)
-    job = Job(generator, keras.optimizers.Adagrad(0.1), mode, AsItIs())
+    job = Job(generator, keras.optimizers.Adagrad(0.1), mode, Unscaled())
     workers = [Worker(job, number, 0) for number in range(2)]
     for _ in range(60):
         for worker in workers:

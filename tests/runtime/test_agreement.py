@@ -36,7 +36,7 @@ def test_whoever_publishes_last_finds_the_difference(members, first):
     last = server if first == 0 else chief
     agreement.agree(members[first], of(BoundedStaleness(2)))
     name = "chief 0" if first == 0 else "ps 0"
-    with pytest.raises(MismatchError, match=rf"SoftSync\(n=1\) on this task, and .*\(steps=2\) on {name} \(127"):
+    with pytest.raises(MismatchError, match=rf"SoftSync\(\) on this task, and .*\(steps=2\) on {name} \(127"):
         agreement.agree(last, of(SoftSync()))
 
 

@@ -8,7 +8,6 @@ import pytest
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.errors import RendezvousError
-from tfdist.parameter_server.options.staleness import AsItIs
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Suspend
@@ -31,7 +30,7 @@ class Task:
         self.errors = []
         self.hosts = []
         for server in (index, (index - 1) % 2):
-            template = Template(ServerOptions(Asynchronous(), AsItIs()), cluster.tasks, server, self.member.control)
+            template = Template(ServerOptions(Asynchronous()), cluster.tasks, server, self.member.control)
             self.hosts.append(Host(self.member.control, cluster.tasks, True, template))
         self.threads = [threading.Thread(target=self.run, args=(host, timeouts), daemon=True) for host in self.hosts]
         for thread in self.threads:
@@ -119,7 +118,7 @@ def test_a_server_whose_copy_has_no_place_is_an_error(job, caplog, monkeypatch):
     (error,) = alone.errors
     assert isinstance(error, RendezvousError)
     assert caplog.text.count("tfdist: waiting for ps 1") == 1
-    assert "has not come in 0.5 s: with replicas=2 it has the copy of ps 0" in str(error)
+    assert "has not come in 0.5 s: with Servers(copies=1) it has the copy of ps 0" in str(error)
 
 
 def test_a_job_that_is_over_is_no_error_while_the_other_task_is_waited_for(job):

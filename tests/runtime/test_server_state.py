@@ -10,7 +10,8 @@ from tests.runtime.jobs import cluster_of
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.per_host import PerHost
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.options.staleness import AsItIs, DropBeyond
+from tfdist.parameter_server.options.servers import Servers
+from tfdist.parameter_server.options.staleness import DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import BoundedStaleness, Synchronous
 from tfdist.parameter_server.protocol.messages import Attach, Create, Push
 from tfdist.parameter_server.protocol.state import Held
@@ -24,9 +25,9 @@ KEY = "SGD-1", 0
 
 def template(server=0, folder=None, ps=2):
     cluster = cluster_of("ps", chief=1, worker=1, ps=ps)
-    snapshots = None if folder is None else (folder, 60.0)
     control = SimpleNamespace(job="job", present={})
-    return Template(ServerOptions(BoundedStaleness(3), AsItIs(), snapshots), cluster.tasks, server, control)
+    options = ServerOptions(BoundedStaleness(3), servers=Servers(snapshots=folder))
+    return Template(options, cluster.tasks, server, control)
 
 
 def train(shards, pushes):
@@ -89,7 +90,7 @@ def test_another_models_snapshots_are_named(tmp_path, caplog):
 def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
     """The tasks are the chief, a worker, a root and the server of their host."""
     cluster = cluster_of("ps", chief=1, worker=1, ps=2)
-    options = ServerOptions(BoundedStaleness(3), DropBeyond(1), (tmp_path, 60.0), hierarchy=PerHost(Synchronous()))
+    options = ServerOptions(BoundedStaleness(3, DropBeyond(1)), servers=PerHost(Synchronous(), snapshots=tmp_path))
     control = SimpleNamespace(job="job", present={})
     root, host = (Template(options, cluster.tasks, server, control) for server in range(2))
     host.tell = lambda event: None
@@ -97,8 +98,8 @@ def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
     for one in shards:
         one.heard(b"0", Attach(1, 0, 1, KEY[0]), [], lambda message, arrays: None)
     ledgers = [one[KEY].ledger for one in shards]
-    assert [ledger.synchronization for ledger in ledgers] == [BoundedStaleness(3), Synchronous()]
-    assert [ledger.policy for ledger in ledgers] == [DropBeyond(1), AsItIs()]
+    assert [ledger.synchronization for ledger in ledgers] == [BoundedStaleness(3, DropBeyond(1)), Synchronous()]
+    assert [ledger.policy for ledger in ledgers] == [DropBeyond(1), Unscaled()]
     assert [ledger.awaited for ledger in ledgers] == [{3}, {1}]
     assert [one[KEY].snapshots is not None for one in shards] == [True, False]
     assert shards[1][KEY].above.has_chief

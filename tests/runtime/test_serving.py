@@ -10,10 +10,8 @@ from tests.parameter_server.options.test_published import of
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import read_secret
 from tfdist.compression import Int8
-from tfdist.compression.policy import as_policy
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.options.staleness import AsItIs
-from tfdist.parameter_server.options.synchronization import BoundedStaleness
+from tfdist.parameter_server import Asynchronous, BoundedStaleness, Gradients, Servers
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Inspect, Pull
 from tfdist.parameter_server.worker.client import Connection
@@ -35,7 +33,7 @@ def members():
 
     def serve():
         try:
-            serving.serve(made[2], ServerOptions(BoundedStaleness(0), AsItIs()), TIMEOUTS)
+            serving.serve(made[2], ServerOptions(BoundedStaleness(0)), TIMEOUTS)
         except TfdistError as error:
             errors.append(error)
 
@@ -119,12 +117,12 @@ def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
     served, cluster = [], cluster_of("chief", chief=1, ps=1)
     monkeypatch.setattr(serving, "serve", lambda *arguments: served.append(arguments))
     chief = membership.of_task(cluster, TIMEOUTS)
-    agreement.agree(chief, of(BoundedStaleness(2), compression=Int8(), replicas=2, snapshots="folder"))
+    agreement.agree(chief, of(BoundedStaleness(2), Gradients(Int8()), Servers(snapshots="folder", copies=1)))
     serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
     ((member, found, _),) = served
-    assert (found.synchronization, found.policy, found.replicas) == (BoundedStaleness(2), AsItIs(), 2)
+    assert (found.synchronization, found.has_copies) == (BoundedStaleness(2), True)
     assert found.snapshots == (Path("folder"), 60.0)
-    assert repr(found.compression) == repr(as_policy(Int8()))
+    assert repr(found.pushes) == repr(Gradients(Int8()))
     member.leave(None)
     chief.leave(None)
 
@@ -132,7 +130,10 @@ def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
 def test_without_the_script_a_server_cannot_have_a_class_of_the_users():
     cluster = cluster_of("chief", chief=1, ps=1)
     chief = membership.of_task(cluster, TIMEOUTS)
-    agreement.agree(chief, of(staleness_policy=Halved()))
-    with pytest.raises(TfdistError, match=r"staleness_policy is Halved.*Run the script on the parameter servers, too"):
+    agreement.agree(chief, of(Asynchronous(Halved())))
+    with pytest.raises(
+        TfdistError,
+        match=r"synchronization is Asynchronous\(late=.*Halved.*Run the script on the parameter servers, too",
+    ):
         serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
     chief.leave(None)

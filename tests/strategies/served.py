@@ -10,7 +10,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.compression.policy import as_policy
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.options.pushes import Hogwild
-from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.servers.server_extended import ServerExtended
@@ -58,7 +58,7 @@ def served(
     mode=Asynchronous(),  # noqa: B008
     pushes=None,
     compression=None,
-    policy=AsItIs(),  # noqa: B008
+    policy=Unscaled(),  # noqa: B008
     pull_compression=None,
     data="own",
     is_lazy=False,

@@ -159,7 +159,7 @@ class Host:
         if self._is_over:
             return False
         raise RendezvousError(
-            f"{self._tasks[self._other]} has not come in {seconds:g} s: with replicas=2 it has the copy of "
+            f"{self._tasks[self._other]} has not come in {seconds:g} s: with Servers(copies=1) it has the copy of "
             f"{self._tasks[self._control.task]}. Start it, or start without replicas."
         )
 

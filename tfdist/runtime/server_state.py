@@ -11,13 +11,14 @@ from pathlib import Path
 from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
-from tfdist.compression.policy import Policy
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.hierarchy.shard import Above, HostShard
 from tfdist.parameter_server.hierarchy.uplink import Ended
 from tfdist.parameter_server.options.per_host import PerHost
-from tfdist.parameter_server.options.staleness import AsItIs, StalenessPolicy
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps, policy_of
+from tfdist.parameter_server.options.servers import Servers
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Synchronization
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.shards import Shards
@@ -37,26 +38,45 @@ class ServerOptions:
     """What all servers of a job do alike.
 
     Attributes:
-        synchronization: when updates are applied.
-        policy: what late gradients are worth.
-        snapshots: their folder, and the seconds between two; None for none.
-        compression: of gradients, as the workers have it.
-        pull_compression: of parameters, as the workers have it.
-        replicas: 2 for a copy of each server's state on the next server.
-        is_lazy: whether sparse gradients update the rows that they name alone.
-        is_hogwild: whether workers change the values themselves.
-        hierarchy: of servers; None for none.
+        synchronization: as of `tfdist.ParameterServerStrategy`.
+        pushes: likewise.
+        servers: likewise.
     """
 
     synchronization: Synchronization
-    policy: StalenessPolicy
-    snapshots: tuple[Path, float] | None = None
-    compression: Policy | None = None
-    pull_compression: Policy | None = None
-    replicas: int = 1
-    is_lazy: bool = False
-    is_hogwild: bool = False
-    hierarchy: PerHost | None = None
+    pushes: Gradients | LocalSteps | ElasticAveraging | Hogwild = Gradients()  # noqa: RUF009
+    servers: Servers | PerHost = Servers()  # noqa: RUF009
+
+    @property
+    def snapshots(self) -> tuple[Path, float] | None:
+        """Their folder, and the seconds between two; None for none."""
+        folder = self.servers.snapshots
+        return None if folder is None else (Path(folder), self.servers.snapshot_seconds)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next server has a copy of each server's state."""
+        return isinstance(self.servers, Servers) and self.servers.copies > 0
+
+    @property
+    def hierarchy(self) -> PerHost | None:
+        """Of servers; None for none."""
+        return self.servers if isinstance(self.servers, PerHost) else None
+
+    def shard(self, ledger: Ledger, kept: Snapshots | None) -> Shard:
+        """A shard that takes what workers push.
+
+        Args:
+            ledger: of its updates.
+            kept: its snapshots; None for none.
+        """
+        pushes = self.pushes
+        if isinstance(pushes, Gradients):
+            methods = policy_of(pushes.compression), policy_of(pushes.parameters)
+            return Shard(ledger, kept, *methods, is_lazy=pushes.sparse == "lazy")
+        if isinstance(pushes, Hogwild):
+            return Shard(ledger, kept, is_hogwild=True)
+        return Shard(ledger, kept, policy_of(pushes.compression))
 
 
 class Template:
@@ -139,10 +159,8 @@ class Template:
             return self._shard_of_host(self._of_host)
         kept = self._of_model(model, occurrence) if self._keeps_snapshots else None
         awaited = set(self._places.members)
-        ledger = Ledger(self._options.synchronization, self._options.policy, awaited=awaited)
-        options = self._options
-        methods = options.compression, options.pull_compression
-        return Shard(ledger, kept, *methods, options.is_lazy, options.is_hogwild)
+        mode = self._options.synchronization
+        return self._options.shard(Ledger(mode, mode.late, awaited=awaited), kept)
 
     def _shard_of_host(self, number: int) -> HostShard:
         """Joins gradients of its workers. What late ones are worth is for the roots to say."""
@@ -151,7 +169,7 @@ class Template:
         assert self.tell is not None
         if self._above is None:
             self._above = Above(number, self._places.roots, CHIEF in workers, self._connected, self.tell)
-        return HostShard(Ledger(hierarchy.synchronization, AsItIs(), awaited=workers), above=self._above)
+        return HostShard(Ledger(hierarchy.synchronization, Unscaled(), awaited=workers), above=self._above)
 
     def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:
         """Connections of the server of a host to the roots."""
@@ -159,7 +177,7 @@ class Template:
         for place, root in enumerate(self._places.roots):
             made.append(
                 server_address.connection(
-                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts, self._options.replicas > 1),
+                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts, self._options.has_copies),
                     failure=lambda: self._control.failure or ended(),
                 )
             )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 from tfdist.cluster import descriptors, hosts
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
 from tfdist.notices import notice
-from tfdist.parameter_server.options.pushes import Hogwild
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
@@ -39,9 +37,9 @@ def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> Non
     if keys is None:
         _say_who_can_reach(task.address)
     servers = [number for number, one in enumerate(tasks) if one.job == "ps"]
-    own = [task.index] if options.replicas == 1 else [task.index, (task.index - 1) % len(servers)]
+    own = [task.index, (task.index - 1) % len(servers)] if options.has_copies else [task.index]
     templates = [Template(options, tasks, server, control, timeouts) for server in own]
-    running = [Host(control, tasks, options.replicas > 1, template) for template in templates]
+    running = [Host(control, tasks, options.has_copies, template) for template in templates]
 
     def stop(error: TfdistError) -> None:
         for host in running:
@@ -84,20 +82,14 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         options = agreement.learn(member, timeouts.start)
         if options is None:
             return
-        mode, policy, compression = map(options.made, ("synchronization", "staleness_policy", "compression"))
-        hogwild = isinstance(options.made("pushes"), Hogwild)
-        of_pulls, hierarchy = options.made("pull_compression"), options.made("hierarchy")
+        made = ServerOptions(options.made("synchronization"), options.made("pushes"), options.made_servers())
     except TfdistError as error:
         if member.control.failure is None:
             member.control.tell_failure(error)
         raise
-    kept = None if options.snapshots is None else (Path(options.snapshots), options.snapshot_seconds)
-    compressed = "" if compression is None else f", compression={compression}"
-    snapshots = "" if kept is None else f", snapshots in {kept[0]}"
-    lazy = options.sparse == "lazy"
-    notice("tfdist serve: %s serves with %s, %s%s%s.", cluster.task, mode, policy, compressed, snapshots)
-    of_all = mode, policy, kept, compression, of_pulls, options.replicas, lazy, hogwild, hierarchy
-    serve(member, ServerOptions(*of_all), timeouts)
+    told = made.synchronization, made.pushes, made.servers
+    notice("tfdist serve: %s serves with %s, %s, %s.", cluster.task, *told)
+    serve(member, made, timeouts)
 
 
 def _say_who_can_reach(address: str) -> None:

@@ -14,10 +14,11 @@ import keras
 import numpy as np
 
 import tfdist
+from tfdist.parameter_server import Servers
 
 folder = Path(sys.argv[1]) if sys.argv[1:] else None
-snapshots = {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2} if folder else {}
-strategy = tfdist.ParameterServerStrategy(**snapshots)
+kept = Servers(snapshots=folder / "snapshots", snapshot_seconds=0.2) if folder else Servers()
+strategy = tfdist.ParameterServerStrategy(servers=kept)
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = task["index"]
 generator = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import numpy as np
 from tfdist.parameter_server import PerHost, Synchronous
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
-strategy = ParameterServerStrategy(synchronization=Synchronous(), hierarchy=PerHost(Synchronous()))
+strategy = ParameterServerStrategy(synchronization=Synchronous(), servers=PerHost(Synchronous()))
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = 0 if task["type"] == "chief" else 1 + task["index"]
 generator = np.random.default_rng(0)

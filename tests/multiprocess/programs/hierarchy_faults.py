@@ -15,7 +15,7 @@ from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 EPOCHS, BATCH, WORKERS = 12, 32, 3
 folder = Path(sys.argv[1])
-strategy = ParameterServerStrategy(synchronization=Asynchronous(), hierarchy=PerHost(Asynchronous()))
+strategy = ParameterServerStrategy(synchronization=Asynchronous(), servers=PerHost(Asynchronous()))
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = 0 if task["type"] == "chief" else 1 + task["index"]
 images, labels = load_digits(return_X_y=True)

@@ -4,13 +4,13 @@ import sys
 
 import tensorflow  # noqa: F401  (of the optimizer)
 
-from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.server.server import Server
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.shard import Shard
 
-server = Server(Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), AsItIs()))), sys.argv[1])
+server = Server(Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), Unscaled()))), sys.argv[1])
 print("SERVING", server.address, "now", flush=True)
 server.run()

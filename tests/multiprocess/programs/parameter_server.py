@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tfdist.parameter_server import (
+    Asynchronous,
     BoundedStaleness,
     DelayCompensated,
     ElasticAveraging,
@@ -25,7 +26,7 @@ MODES = {
     "bounded": {"synchronization": BoundedStaleness(2)},
     "synchronous": {"synchronization": Synchronous()},
     "soft": {"synchronization": SoftSync(1)},
-    "compensated": {"staleness_policy": DelayCompensated(2.0, decay=0.95)},
+    "compensated": {"synchronization": Asynchronous(DelayCompensated(2.0, decay=0.95))},
     "local": {"pushes": LocalSteps(4)},
     "local-synchronous": {"pushes": LocalSteps(4), "synchronization": Synchronous()},
     "elastic": {"pushes": ElasticAveraging(4)},

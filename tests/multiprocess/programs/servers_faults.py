@@ -10,14 +10,15 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
+from tfdist.parameter_server import Servers
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 ROWS = 20_000
 """More than are used."""
 
 folder = Path(sys.argv[1])
-kept = {"replicas": 2} if "replicas" in sys.argv else {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2}
-strategy = ParameterServerStrategy(**kept)
+kept = Servers(copies=1) if "copies" in sys.argv else Servers(snapshots=folder / "snapshots", snapshot_seconds=0.2)
+strategy = ParameterServerStrategy(servers=kept)
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 images, labels = load_digits(return_X_y=True)
 has_table = sys.argv[2] == "embedding"

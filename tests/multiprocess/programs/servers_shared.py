@@ -15,15 +15,15 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness
+from tfdist.parameter_server import Asynchronous, BoundedStaleness, Servers
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
 folder, dies = Path(sys.argv[1]), sys.argv[2]
 """The second is "worker", "server" or "chief"; the first names a folder for all, and for snapshots."""
-snapshots = {"snapshots": folder / "snapshots", "snapshot_seconds": 0.2} if dies == "server" else {}
+kept = Servers(snapshots=folder / "snapshots", snapshot_seconds=0.2) if dies == "server" else Servers()
 mode = BoundedStaleness(2) if dies == "worker" else Asynchronous()  # in their third steps both wait for the server
-strategy = ParameterServerStrategy(synchronization=mode, data="shared", **snapshots)
+strategy = ParameterServerStrategy(synchronization=mode, servers=kept, data="shared")
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = task["index"] + (task["type"] == "worker" and dies == "chief")
 images, labels = load_digits(return_X_y=True)

@@ -9,14 +9,13 @@ from own_optimizer import Halved
 from sklearn.datasets import load_digits
 
 from tfdist import compression
-from tfdist.parameter_server import BoundedStaleness
+from tfdist.parameter_server import BoundedStaleness, Gradients, Servers
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 strategy = ParameterServerStrategy(
     synchronization=BoundedStaleness(2),
-    compression=compression.Int8(),
-    snapshots=sys.argv[1],
-    snapshot_seconds=0.5,
+    pushes=Gradients(compression=compression.Int8()),
+    servers=Servers(snapshots=sys.argv[1], snapshot_seconds=0.5),
 )
 worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 images, labels = load_digits(return_X_y=True)

@@ -3,54 +3,33 @@ from dataclasses import dataclass
 import pytest
 
 from tfdist import compression as c
-from tfdist.compression.policy import as_policy
 from tfdist.errors import MismatchError, TfdistError
 from tfdist.parameter_server import (
-    AsItIs,
     Asynchronous,
     BoundedStaleness,
     DelayCompensated,
     DropBeyond,
     ElasticAveraging,
     Exponential,
+    Gradients,
     Hogwild,
     Inverse,
     LocalSteps,
     PerHost,
+    Servers,
     SoftSync,
     Synchronous,
 )
 from tfdist.parameter_server.options import published
-from tfdist.parameter_server.options.staleness import AsItIs as AnotherName
 
 
 def of(
     synchronization=Asynchronous(),  # noqa: B008
-    staleness_policy=AsItIs(),  # noqa: B008
+    pushes=Gradients(),  # noqa: B008
+    servers=Servers(),  # noqa: B008
     data="own",
-    pushes=None,
-    compression=None,
-    pull_compression=None,
-    sparse="exact",
-    replicas=1,
-    hierarchy=None,
-    **snapshots,
 ):
-    chosen = None if compression is None else as_policy(compression)
-    of_pulls = None if pull_compression is None else as_policy(pull_compression)
-    snapshots = {"snapshots": None, "snapshot_seconds": 60.0, **snapshots}
-    return published.of(
-        synchronization,
-        staleness_policy,
-        data,
-        pushes,
-        chosen,
-        of_pulls,
-        sparse,
-        replicas,
-        hierarchy=hierarchy,
-        **snapshots,
-    )
+    return published.of(synchronization, pushes, servers, data)
 
 
 COMPRESSIONS = [
@@ -65,11 +44,14 @@ COMPRESSIONS = [
 ]
 GIVEN = [
     *({"synchronization": one} for one in (BoundedStaleness(2), SoftSync(3), Synchronous(backup_workers=1))),
-    *({"staleness_policy": one} for one in (Inverse(), Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))),
-    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5), Hogwild())),
-    *({"compression": one} for one in COMPRESSIONS),
-    {"hierarchy": PerHost(BoundedStaleness(2), roots=2)},
-    {"snapshots": "folder", "snapshot_seconds": 2.0},
+    {"synchronization": BoundedStaleness(2, Inverse())},
+    *({"synchronization": Asynchronous(one)} for one in (Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))),
+    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5), Hogwild(), Gradients(sparse="lazy"))),
+    *({"pushes": Gradients(one, c.Int8(), 1)} for one in COMPRESSIONS),
+    {"pushes": LocalSteps(4, c.TopK(0.5))},
+    {"servers": PerHost(BoundedStaleness(2), roots=2)},
+    *({"servers": one} for one in (Servers(copies=1), Servers(snapshots="folder", snapshot_seconds=2.0))),
+    {"servers": PerHost(snapshots="folder")},
 ]
 
 
@@ -78,25 +60,26 @@ def test_a_server_makes_of_them_what_the_worker_has(given):
     found = published.decode(of(**given).encode())
     assert found == of(**given)
     assert found.own == ()
+    made = {name: found.made(name) for name in ("synchronization", "pushes")} | {"servers": found.made_servers()}
     for name, value in given.items():
-        if name == "compression":
-            assert repr(found.made(name)) == repr(as_policy(value))
-        elif "snapshot" in name:
-            assert getattr(found, name) == value
-        else:
-            assert found.made(name) == value
-    assert found.made("staleness_policy") == given.get("staleness_policy", AnotherName())
+        assert repr(made[name]) == repr(value)
+        assert type(made[name]) is type(value)
+    assert made["synchronization"].late == given.get("synchronization", Asynchronous()).late
 
 
 def test_options_that_differ_are_named():
-    published.check_equal(of(snapshots="a"), of(snapshots="b"), "ps 0")
+    published.check_equal(of(servers=Servers(snapshots="a")), of(servers=Servers(snapshots="b")), "ps 0")
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
         published.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
-    others = {"data": "shared", "pushes": LocalSteps(2), "compression": c.Int8(), "replicas": 2, "sparse": "lazy"}
-    others |= {"pull_compression": c.TopK(0.5), "hierarchy": PerHost()}
-    for name, value in others.items():
-        with pytest.raises(MismatchError, match=f"{name}=.* on chief 0 .*same arguments on every task"):
-            published.check_equal(of(), of(**{name: value}), "chief 0 (host:1)")
+    others = [
+        {"data": "shared"},
+        {"synchronization": Asynchronous(Inverse())},
+        *({"pushes": one} for one in (LocalSteps(2), Gradients(c.Int8()), Gradients(parameters=c.TopK(0.5)))),
+        *({"servers": one} for one in (PerHost(), Servers(copies=1))),
+    ]
+    for given in others:
+        with pytest.raises(MismatchError, match=f"{next(iter(given))}=.* on chief 0 .*same arguments on every task"):
+            published.check_equal(of(), of(**given), "chief 0 (host:1)")
 
 
 @dataclass(frozen=True)
@@ -126,10 +109,11 @@ class OwnMethod(c.Int8):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("staleness_policy", Halved()),
-        ("staleness_policy", Plain()),
-        ("staleness_policy", Inverse2()),
-        ("compression", c.skip_small(OwnMethod())),
+        ("synchronization", BoundedStaleness(2, Halved())),
+        ("synchronization", Asynchronous(Plain())),
+        ("synchronization", Asynchronous(Inverse2())),
+        ("pushes", Gradients(c.skip_small(OwnMethod()))),
+        ("pushes", LocalSteps(2, OwnMethod())),
     ],
 )
 def test_classes_of_a_users_need_the_script(name, value):
@@ -140,9 +124,9 @@ def test_classes_of_a_users_need_the_script(name, value):
 
 
 def test_classes_of_a_users_are_compared_all_the_same():
-    published.check_equal(of(staleness_policy=Plain()), of(staleness_policy=Plain()), "ps 0")
+    published.check_equal(of(Asynchronous(Plain())), of(Asynchronous(Plain())), "ps 0")
     with pytest.raises(MismatchError, match="Halved"):
-        published.check_equal(of(staleness_policy=Halved(0.5)), of(staleness_policy=Halved(0.25)), "ps 0")
+        published.check_equal(of(Asynchronous(Halved(0.5))), of(Asynchronous(Halved(0.25))), "ps 0")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"synchronization": 1}', "[]"])

@@ -1,6 +1,9 @@
 import pytest
 
-from tfdist.parameter_server import ElasticAveraging, LocalSteps
+from tfdist.compression import Int8
+from tfdist.compression.policy import as_policy
+from tfdist.parameter_server import ElasticAveraging, Gradients, LocalSteps
+from tfdist.parameter_server.options.pushes import policy_of
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,38 @@ def test_wrong_numbers(make):
         make()
 
 
+@pytest.mark.parametrize("prefetch", [2, -1, True])
+def test_a_prefetch_that_cannot_be(prefetch):
+    with pytest.raises(ValueError, match=r"Gradients\(prefetch=…\) must be 0 or 1; got"):
+        Gradients(prefetch=prefetch)
+
+
+def test_sparse_updates_that_cannot_be():
+    with pytest.raises(ValueError, match='must be "exact" or "lazy"; got \'row\''):
+        Gradients(sparse="row")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gradients(compression="int8"),
+        lambda: Gradients(parameters=Int8),
+        lambda: LocalSteps(2, 0.5),
+        lambda: ElasticAveraging(compression="int8"),
+    ],
+)
+def test_what_is_no_compression(make):
+    with pytest.raises(TypeError, match="compression must be"):
+        make()
+
+
+def test_compression_is_a_policy():
+    assert policy_of(None) is None
+    assert repr(policy_of(Int8())) == repr(as_policy(Int8()))
+    assert policy_of(chosen := as_policy(Int8())) is chosen
+
+
 def test_defaults():
+    assert Gradients() == Gradients(None, None, 0, "exact")
     assert LocalSteps() == LocalSteps(steps=1)
     assert ElasticAveraging() == ElasticAveraging(steps=10, rate=None)

@@ -3,18 +3,18 @@ import math
 import pytest
 
 from tfdist.parameter_server.options.staleness import (
-    AsItIs,
     DelayCompensated,
     DropBeyond,
     Exponential,
     Inverse,
+    Unscaled,
 )
 
 
 @pytest.mark.parametrize(
     ("policy", "scales"),
     [
-        (AsItIs(), [1, 1, 1, 1]),
+        (Unscaled(), [1, 1, 1, 1]),
         (Inverse(), [1, 1, 1 / 2, 1 / 10]),
         (Exponential(0.5), [1, math.exp(-0.5), math.exp(-1), math.exp(-5)]),
         (DropBeyond(2), [1, 1, 1, None]),

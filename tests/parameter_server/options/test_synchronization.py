@@ -1,9 +1,11 @@
 import pytest
 
+from tfdist.parameter_server.options.staleness import Inverse, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
     SoftSync,
+    Synchronization,
     Synchronous,
 )
 
@@ -40,3 +42,27 @@ def test_how_many_gradients_make_an_update(mode, quorums):
 def test_wrong_numbers(make):
     with pytest.raises(ValueError, match="must be a whole number of at least"):
         make()
+
+
+@pytest.mark.parametrize("kind", [Asynchronous, SoftSync])
+@pytest.mark.parametrize("late", [0.5, Inverse, None])
+def test_late_gradients_need_a_policy(kind, late):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\(late=…\) must be a policy such as Inverse\(\)"):
+        kind(late=late)
+
+
+class OfOnesOwn(Synchronization):
+    """A mode of a user's."""
+
+
+def test_late_gradients_count_as_they_are_where_nothing_else_is_said():
+    modes = Asynchronous(), BoundedStaleness(2), SoftSync(), Synchronous(), OfOnesOwn()
+    assert {mode.late for mode in modes} == {Unscaled()}
+    assert BoundedStaleness(2, Inverse()).late == Inverse()
+
+
+def test_texts_have_what_was_given():
+    assert [repr(one) for one in (Asynchronous(), SoftSync(2, Inverse()))] == [
+        "Asynchronous()",
+        "SoftSync(n=2, late=Inverse())",
+    ]

@@ -8,7 +8,7 @@ import pytest
 from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.options.staleness import AsItIs
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -52,7 +52,7 @@ class Pair:
     def __init__(self, mode, deals=False):
         def make():
             dealt = Deals(job="job") if deals else None
-            made = Shards(lambda model, occurrence: Shard(Ledger(mode, AsItIs(), awaited={0, 1, 2})), Tables(), dealt)
+            made = Shards(lambda model, occurrence: Shard(Ledger(mode, Unscaled(), awaited={0, 1, 2})), Tables(), dealt)
             return made
 
         self.leader = make()

@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from tfdist.parameter_server import AsItIs, Asynchronous
+from tfdist.parameter_server import Asynchronous, Unscaled
 from tfdist.parameter_server.protocol.gradients import Gradients
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
 from tfdist.parameter_server.protocol.state import Held, State
@@ -60,7 +60,7 @@ def test_assigned_values_are_told():
 
 
 def test_updates_are_counted_once():
-    store, ledger = made(), Ledger(Asynchronous(), AsItIs())
+    store, ledger = made(), Ledger(Asynchronous(), Unscaled())
     ledger.enter(7)
     writers = [writer_of(store, worker) for worker in (7, 9)]
     for writer, times in zip(writers, (3, 2), strict=True):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tfdist.parameter_server.options.staleness import AsItIs, DropBeyond, Inverse
+from tfdist.parameter_server.options.staleness import DropBeyond, Inverse, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -15,7 +15,7 @@ from tfdist.parameter_server.protocol.messages import Decision
 from tfdist.parameter_server.shard.ledger import Gradient, Ledger, weights
 
 
-def ledger_of(mode, workers, policy=AsItIs()):  # noqa: B008
+def ledger_of(mode, workers, policy=Unscaled()):  # noqa: B008
     ledger = Ledger(mode, policy)
     for worker in range(workers):
         ledger.enter(worker)
@@ -158,7 +158,7 @@ def test_nobody_waits_for_a_worker_that_is_suspended():
 
 
 def test_nobody_waits_for_a_worker_before_its_first_push():
-    ledger = Ledger(BoundedStaleness(0), AsItIs())
+    ledger = Ledger(BoundedStaleness(0), Unscaled())
     for worker in range(2):
         ledger.enter(worker)
     for clock in range(5):
@@ -171,7 +171,7 @@ def test_nobody_waits_for_a_worker_before_its_first_push():
 
 
 def test_rounds_wait_for_those_whom_the_job_names_and_for_the_suspended():
-    ledger = Ledger(Synchronous(), AsItIs(), awaited={0, 1, 2})
+    ledger = Ledger(Synchronous(), Unscaled(), awaited={0, 1, 2})
     ledger.enter(0)
     assert push(ledger, 0, 0) == []
     ledger.enter(1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.options.staleness import AsItIs, DelayCompensated, DropBeyond
+from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -47,7 +47,7 @@ ONES = [np.ones(15, np.float32)]
 class Talk:
     """A shard, and what it answers; requests are numbered."""
 
-    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None, policy=AsItIs()):  # noqa: B008
+    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None, policy=Unscaled()):  # noqa: B008
         self.shard = Shard(Ledger(mode, policy), snapshots)
         self.answers = {}
         self.number = 0

@@ -12,7 +12,7 @@ from tests.strategies.served import Served, served
 from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_close, fit, links, model_in
 from tests.strategies.servers.test_local_link import RATE, fit_together, linear_in
 from tests.sweeps import some
-from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse
+from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse, Servers
 from tfdist.parameter_server.protocol import hogwild_memory as memory
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
@@ -120,9 +120,8 @@ def test_a_worker_elsewhere_sends_messages(monkeypatch, caplog):
     ("options", "message"),
     [
         ({"synchronization": BoundedStaleness(3)}, "no server sees updates"),
-        ({"staleness_policy": Inverse()}, "no server sees updates"),
-        ({"replicas": 2}, "compressed or copied"),
-        ({"prefetch": 1}, "prefetch must be 0 or 1"),
+        ({"synchronization": Asynchronous(Inverse())}, "no server sees updates"),
+        ({"servers": Servers(copies=1)}, "that could be copied"),
     ],
 )
 def test_what_does_not_go_with_it(options, message):

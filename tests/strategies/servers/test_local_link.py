@@ -138,11 +138,10 @@ def test_several_copies_and_the_default_rate():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"pushes": ElasticAveraging(), "synchronization": SoftSync(1)}, "moves the servers by each push alone"),
-        ({"pushes": ElasticAveraging(), "synchronization": Synchronous()}, "moves the servers by each push alone"),
-        ({"pushes": LocalSteps(2), "staleness_policy": DelayCompensated()}, "corrects gradients"),
-        ({"pushes": LocalSteps(2), "prefetch": 1}, "prefetch must be 0 or 1"),
-        ({"pushes": LocalSteps(2), "data": "shared"}, "counts the batches of each push"),
+        ({"pushes": ElasticAveraging(), "synchronization": SoftSync(1)}, "moved by each push alone"),
+        ({"pushes": ElasticAveraging(), "synchronization": Synchronous()}, "moved by each push alone"),
+        ({"pushes": LocalSteps(2), "synchronization": Asynchronous(DelayCompensated())}, "corrects gradients"),
+        ({"pushes": LocalSteps(2), "data": "shared"}, "the batches of each push of gradients are counted"),
     ],
 )
 def test_what_cannot_be_together(options, why, monkeypatch):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.compression import BFloat16
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import DelayCompensated, LocalSteps, PerHost, Synchronous
+from tfdist.parameter_server import LocalSteps, PerHost
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.servers import parameter_server
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 
@@ -71,67 +71,28 @@ def test_datasets_are_read_without_a_tuner():
     assert dataset.options().autotune.enabled is False
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 2}, {"prefetch": 1, "synchronization": Synchronous()}])
-def test_a_prefetch_that_cannot_be(options):
-    with pytest.raises(ValueError, match="prefetch must be 0 or 1, and 0 with"):
-        ParameterServerStrategy(**options)
-
-
 def test_data_that_cannot_be():
     with pytest.raises(ValueError, match='data must be "own" or "shared"; got'):
         ParameterServerStrategy(data="none")
 
 
-def test_batches_are_counted_by_pushes_of_gradients():
-    with pytest.raises(ValueError, match=r"Leave pushes= out; or use data=\"own\""):
+def test_options_that_do_not_go_together():
+    with pytest.raises(ValueError, match=r"data='shared' does not go with pushes=LocalSteps\(steps=2\): the batches"):
         ParameterServerStrategy(data="shared", pushes=LocalSteps(2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sparse": "row"}, 'sparse must be "exact" or "lazy"; got \'row\''),
-        ({"sparse": "lazy", "pushes": LocalSteps(2)}, "pushes none: use sparse"),
-    ],
-)
-def test_sparse_updates_that_cannot_be(options, message):
-    with pytest.raises(ValueError, match=message):
-        ParameterServerStrategy(**options)
-
-
-@pytest.mark.parametrize("options", [{"pushes": LocalSteps(2)}, {"staleness_policy": DelayCompensated(0.1)}])
-def test_what_needs_the_servers_own_parameters(options):
-    with pytest.raises(ValueError, match="pull_compression sends other parameters than the servers have: not with"):
-        ParameterServerStrategy(pull_compression=BFloat16(), **options)
-
-
-def test_snapshots_need_a_file_system():
-    with pytest.raises(ValueError, match="got gs://bucket/folder"):
-        ParameterServerStrategy(snapshots="gs://bucket/folder")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("replicas", 2),
-        ("data", "shared"),
-        ("pushes", LocalSteps(2)),
-        ("compression", BFloat16()),
-        ("pull_compression", BFloat16()),
-        ("staleness_policy", DelayCompensated(0.1)),
-    ],
-)
-def test_what_does_not_go_with_a_hierarchy(name, value):
-    with pytest.raises(ValueError, match=rf"PerHost\(.* does not go with what is given as {name}=\. Leave that out"):
-        ParameterServerStrategy(hierarchy=PerHost(), **{name: value})
+@pytest.mark.parametrize("name", parameter_server._ARGUMENTS)
+def test_arguments_that_it_had_have_a_hint(name):
+    with pytest.raises(TypeError, match=rf"ParameterServerStrategy\(\) has no argument {name}=; here it is "):
+        ParameterServerStrategy(**{name: None})
 
 
 def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
     cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     with pytest.raises(ClusterSpecError, match=r"beside 1 root server\(s\); the cluster has 1 task\(s\)"):
-        ParameterServerStrategy(hierarchy=PerHost())
+        ParameterServerStrategy(servers=PerHost())
 
 
 def test_a_process_alone_needs_no_servers_of_hosts():
-    assert at_work.of_strategy(ParameterServerStrategy(hierarchy=PerHost()), UpdatesOnServers) is None
+    assert at_work.of_strategy(ParameterServerStrategy(servers=PerHost()), UpdatesOnServers) is None

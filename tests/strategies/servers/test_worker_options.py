@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.compression import Int8
 from tfdist.compression.policy import as_policy
-from tfdist.parameter_server import Asynchronous, BoundedStaleness, LocalSteps, PerHost, SoftSync
+from tfdist.parameter_server import Asynchronous, BoundedStaleness, Gradients, LocalSteps, PerHost, SoftSync
 from tfdist.strategies.servers import parameter_server
 from tfdist.strategies.servers.worker_options import WorkerOptions
 
@@ -26,18 +26,18 @@ class Extended(parameter_server.OneDevice):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"synchronization": Asynchronous(), "prefetch": 1}, {"clips": True, "prefetch": 1}),
+        ({"synchronization": Asynchronous(), "pushes": Gradients(prefetch=1)}, {"clips": True, "prefetch": 1}),
         (
             {"synchronization": BoundedStaleness(2), "data": "shared"},
             {"shares_data": True, "workers_wait": True, "bound": 2},
         ),
-        ({"synchronization": SoftSync(1), "sparse": "lazy"}, {"clips": False, "is_lazy": True}),
+        ({"synchronization": SoftSync(1), "pushes": Gradients(sparse="lazy")}, {"clips": False, "is_lazy": True}),
         ({"pushes": LocalSteps(3)}, {"pushes": LocalSteps(3)}),
         (
-            {"synchronization": BoundedStaleness(3), "hierarchy": PerHost(BoundedStaleness(2))},
+            {"synchronization": BoundedStaleness(3), "servers": PerHost(BoundedStaleness(2))},
             {"hierarchy": PerHost(BoundedStaleness(2)), "workers_wait": True, "bound": 2},
         ),
-        ({"hierarchy": PerHost()}, {"hierarchy": PerHost(), "clips": False}),
+        ({"servers": PerHost()}, {"hierarchy": PerHost(), "clips": False}),
     ],
 )
 def test_arguments_reach_the_workers(monkeypatch, arguments, expected):
@@ -55,7 +55,7 @@ def test_compression_is_a_policy(monkeypatch):
     monkeypatch.setattr(parameter_server.job, "enter", lambda *arguments: SimpleNamespace())
     monkeypatch.setattr(parameter_server.agreement, "agree", lambda *arguments: None)
     monkeypatch.setattr(parameter_server, "ServerExtended", Extended)
-    strategy = parameter_server.ParameterServerStrategy(compression=Int8())
+    strategy = parameter_server.ParameterServerStrategy(pushes=Gradients(compression=Int8()))
     assert repr(strategy.extended.options.compression) == repr(as_policy(Int8()))
 
 

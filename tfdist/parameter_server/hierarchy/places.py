@@ -63,7 +63,7 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
             f"{hierarchy} needs servers of hosts beside {hierarchy.roots} root server(s); the cluster has "
             f'{len(servers)} task(s) of the job "ps". Add one on the host of some '
             "workers (`tfdist run --ps 2` on one machine), or "
-            "leave hierarchy= out."
+            "leave servers=PerHost(…) out."
         )
     workers: dict[int, tuple[int, ...]] = {}
     for server in rest:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist.parameter_server.options.servers import KeepsSnapshots
 from tfdist.parameter_server.options.synchronization import SoftSync, Synchronization
 
 
-@dataclass(frozen=True)
-class PerHost:
+@dataclass(frozen=True, repr=False)
+class PerHost(KeepsSnapshots):
     """A server on each host joins the gradients of the host's workers, and pushes them to the root servers as one.
 
     The first ``roots`` tasks of the job ``ps`` are the roots: they have the variables and the optimizer. Each further
@@ -19,6 +20,8 @@ class PerHost:
         synchronization: between the workers of a host: which of their gradients are joined, and who waits. The
             strategy's own ``synchronization`` is then between hosts.
         roots: at least 1.
+        snapshots: of the roots, as of `Servers`.
+        snapshot_seconds: between two snapshots.
 
     References:
         Gupta, Zhang and Wang, *Model accuracy and runtime tradeoff in distributed deep learning: a systematic study*,
@@ -29,6 +32,7 @@ class PerHost:
     roots: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.synchronization, Synchronization):
             raise ValueError(
                 f"PerHost(synchronization=…) must be a mode such as SoftSync(); got {self.synchronization!r}"

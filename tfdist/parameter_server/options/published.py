@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 import msgspec
 
 from tfdist import compression
-from tfdist.compression.policy import Policy
 from tfdist.errors import MismatchError, TfdistError
-from tfdist.parameter_server.options import per_host, pushes, staleness, synchronization
+from tfdist.parameter_server.options import per_host, pushes, servers, staleness, synchronization
+from tfdist.parameter_server.options.concise import text_of
 from tfdist.parameter_server.options.expressions import ExpressionError, read
-from tfdist.parameter_server.options.per_host import PerHost
-from tfdist.parameter_server.options.staleness import StalenessPolicy
+from tfdist.parameter_server.options.servers import KeepsSnapshots
 from tfdist.parameter_server.options.synchronization import Synchronization
 
 _KNOWN = {
     name: getattr(module, name)
     for module, names in (
         (synchronization, "Asynchronous BoundedStaleness SoftSync Synchronous"),
-        (staleness, "AsItIs Inverse Exponential DropBeyond DelayCompensated"),
-        (pushes, "LocalSteps ElasticAveraging Hogwild"),
+        (staleness, "Unscaled Inverse Exponential DropBeyond DelayCompensated"),
+        (pushes, "Gradients LocalSteps ElasticAveraging Hogwild"),
+        (servers, "Servers"),
         (per_host, "PerHost"),
         (compression, " ".join(set(compression.__all__) - {"Method", "Policy", "Route", "State"})),
     )
     for name in names.split()
 }
 
-_COMPARED = ("synchronization", "staleness_policy", "data", "pushes", "compression", "pull_compression", "hierarchy")
+_COMPARED = ("synchronization", "pushes", "servers", "data")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -35,35 +37,31 @@ class Options(msgspec.Struct, frozen=True):
 
     Attributes:
         synchronization: as the strategy's argument.
-        staleness_policy: as the strategy's argument.
-        data: as the strategy's argument.
         pushes: as the strategy's argument.
-        compression: the policy.
-        pull_compression: the policy.
-        sparse: as the strategy's argument.
-        replicas: as the strategy's argument.
+        servers: as the strategy's argument, without snapshots: their folder is the servers' matter.
+        data: as the strategy's argument.
         snapshots: their folder; None for none.
-        snapshot_seconds: as the strategy's argument.
-        hierarchy: as the strategy's argument.
-        own: names of the options whose value is of a class of the user's.
+        snapshot_seconds: between two.
+        own: names of the options whose value, or a part of it, is of a class of the user's.
     """
 
     synchronization: str
-    staleness_policy: str
-    data: str
     pushes: str
-    compression: str
-    pull_compression: str = "None"
-    sparse: str = "exact"
-    replicas: int = 1
+    servers: str
+    data: str
     snapshots: str | None = None
     snapshot_seconds: float = 60.0
-    hierarchy: str = "None"
     own: tuple[str, ...] = ()
 
     def encode(self) -> str:
         """As text."""
         return msgspec.json.encode(self).decode()
+
+    def made_servers(self) -> Any:
+        """The option ``servers``, with its snapshots; as `made`."""
+        return dataclasses.replace(
+            self.made("servers"), snapshots=self.snapshots, snapshot_seconds=self.snapshot_seconds
+        )
 
     def made(self, name: str) -> Any:
         """The value of an option.
@@ -85,42 +83,22 @@ class Options(msgspec.Struct, frozen=True):
         )
 
 
-def of(
-    synchronization: Synchronization,
-    staleness_policy: StalenessPolicy,
-    data: str,
-    pushes: Any,
-    compression: Policy | None,
-    pull_compression: Policy | None,
-    sparse: str,
-    replicas: int,
-    snapshots: str | None,
-    snapshot_seconds: float,
-    hierarchy: PerHost | None = None,
-) -> Options:
+def of(synchronization: Synchronization, pushes: Any, servers: KeepsSnapshots, data: str) -> Options:
     """Describes options.
 
     Args:
         synchronization: as the strategy's argument.
-        staleness_policy: as the strategy's argument.
-        data: as the strategy's argument.
         pushes: as the strategy's argument.
-        compression: the policy.
-        pull_compression: the policy.
-        sparse: as the strategy's argument.
-        replicas: as the strategy's argument.
-        snapshots: as the strategy's argument.
-        snapshot_seconds: as the strategy's argument.
-        hierarchy: as the strategy's argument.
+        servers: as the strategy's argument.
+        data: as the strategy's argument.
     """
-    given = synchronization, staleness_policy, data, pushes, compression, pull_compression, hierarchy
-    values = dict(zip(_COMPARED, given, strict=True))
+    alike = dataclasses.replace(servers, snapshots=None, snapshot_seconds=60.0)
+    values = {"synchronization": synchronization, "pushes": pushes, "servers": alike}
     return Options(
-        **{name: _text(value) for name, value in values.items()},
-        sparse=sparse,
-        replicas=replicas,
-        snapshots=snapshots,
-        snapshot_seconds=snapshot_seconds,
+        **{name: text_of(value) for name, value in values.items()},
+        data=data,
+        snapshots=None if servers.snapshots is None else os.fspath(servers.snapshots),
+        snapshot_seconds=servers.snapshot_seconds,
         own=tuple(name for name, value in values.items() if not _is_tfdists(value)),
     )
 
@@ -148,7 +126,7 @@ def check_equal(own: Options, other: Options, task: str) -> None:
     Raises:
         MismatchError: they differ.
     """
-    for name in (*_COMPARED, "sparse", "replicas"):
+    for name in _COMPARED:
         mine, its = str(getattr(own, name))[:200], str(getattr(other, name))[:200]
         if getattr(own, name) != getattr(other, name):
             raise MismatchError(
@@ -158,15 +136,15 @@ def check_equal(own: Options, other: Options, task: str) -> None:
 
 
 def _is_tfdists(value: Any) -> bool:
-    if value is None or isinstance(value, str):
-        return True
     try:
-        made = read(repr(value), _KNOWN)
+        return _is_same(read(repr(value), _KNOWN), value)
     except ExpressionError:
         return False
-    return type(made) is type(value) and repr(made) == repr(value)
 
 
-def _text(value: Any) -> str:
-    """A value as text that is equal on all tasks; a default `repr` has an address."""
-    return type(value).__qualname__ if type(value).__repr__ is object.__repr__ else repr(value)
+def _is_same(made: Any, value: Any) -> bool:
+    """Whether what a text says is what it was made of: a user's class may have the text of one of tfdist's."""
+    if type(made) is not type(value) or repr(made) != repr(value):
+        return False
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return all(_is_same(getattr(made, field.name), getattr(value, field.name)) for field in fields)

@@ -1,12 +1,49 @@
-"""What a worker pushes, other than gradients, when its own optimizer makes the updates."""
+"""What a worker pushes: gradients, of which servers make updates, or what its own optimizer has changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from tfdist.compression.policy import Choice, Policy, Schedule, as_policy
+from tfdist.parameter_server.options.concise import Concise
+
+Compression = Choice | Schedule | Policy
+"""What ``compression=`` takes."""
 
 
-@dataclass(frozen=True)
-class LocalSteps:
+@dataclass(frozen=True, repr=False)
+class Gradients(Concise):
+    """Workers push gradients, and get parameters back.
+
+    Attributes:
+        compression: a method, schedule or policy of `tfdist.compression`, for dense gradients. What an encoding lacks
+            is added to the worker's next one. None for no compression.
+        parameters: likewise, for the parameters that come back: the servers send what they differ by from those that
+            the worker has, and keep these for each worker. Not with `DelayCompensated`.
+        prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
+            lack the worker's own last update, which counts as staleness. Not with `Synchronous`.
+        sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
+            `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
+            where other rows keep their values.
+    """
+
+    compression: Compression = None
+    parameters: Compression = None
+    prefetch: int = 0
+    sparse: Literal["exact", "lazy"] = "exact"
+
+    def __post_init__(self) -> None:
+        policy_of(self.compression)
+        policy_of(self.parameters)
+        if self.prefetch not in (0, 1) or isinstance(self.prefetch, bool):
+            raise ValueError(f"Gradients(prefetch=…) must be 0 or 1; got {self.prefetch!r}")
+        if self.sparse not in ("exact", "lazy"):
+            raise ValueError(f'Gradients(sparse=…) must be "exact" or "lazy"; got {self.sparse!r}')
+
+
+@dataclass(frozen=True, repr=False)
+class LocalSteps(Concise):
     """The worker's optimizer makes ``steps`` updates of the worker's own copy; then their sum is pushed.
 
     The servers add what comes, or its mean over workers where they average, and the worker goes on from what they have
@@ -14,19 +51,22 @@ class LocalSteps:
 
     Attributes:
         steps: at least 1.
+        compression: of the sum, as of `Gradients`.
 
     References:
         Dean et al., *Large scale distributed deep networks*, NeurIPS 2012 (Downpour SGD with n_push = n_fetch).
     """
 
     steps: int = 1
+    compression: Compression = None
 
     def __post_init__(self) -> None:
         _check_steps("LocalSteps", self.steps)
+        policy_of(self.compression)
 
 
-@dataclass(frozen=True)
-class ElasticAveraging:
+@dataclass(frozen=True, repr=False)
+class ElasticAveraging(Concise):
     """Each worker trains a copy of its own, which is tied to the servers' by a spring: asynchronous EASGD.
 
     Every ``steps`` steps a worker at x and the servers at c move towards each other by ``rate`` (x − c). The
@@ -36,6 +76,7 @@ class ElasticAveraging:
     Attributes:
         steps: between two moves, at least 1.
         rate: above 0 and at most 1; None for 0.9 divided by the number of workers.
+        compression: of what the servers are moved by, as of `Gradients`.
 
     References:
         Zhang, Choromanska and LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015.
@@ -43,9 +84,11 @@ class ElasticAveraging:
 
     steps: int = 10
     rate: float | None = None
+    compression: Compression = None
 
     def __post_init__(self) -> None:
         _check_steps("ElasticAveraging", self.steps)
+        policy_of(self.compression)
         if self.rate is not None and not 0 < self.rate <= 1:
             raise ValueError(f"ElasticAveraging(rate=…) must be above 0 and at most 1; got {self.rate!r}")
 
@@ -70,3 +113,15 @@ class Hogwild:
 def _check_steps(name: str, steps: object) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"{name}(steps=…) must be a whole number of at least 1; got {steps!r}")
+
+
+def policy_of(compression: Compression) -> Policy | None:
+    """A choice of compression as a policy; None for none.
+
+    Args:
+        compression: as of `Gradients`.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    return None if compression is None else as_policy(compression)

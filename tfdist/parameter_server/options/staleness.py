@@ -1,4 +1,4 @@
-"""What a late gradient is worth: policies for staleness.
+"""What a late gradient is worth: policies for staleness, which modes take as ``late=``.
 
 The *staleness* τ of a gradient is the number of updates that its shard has applied since its worker read the
 parameters.
@@ -25,7 +25,7 @@ class StalenessPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class AsItIs:
+class Unscaled:
     """A late gradient counts as any other."""
 
     def scale(self, staleness: int) -> float | None:

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist.parameter_server.options.concise import Concise
+from tfdist.parameter_server.options.staleness import StalenessPolicy, Unscaled
 
-class Synchronization:
-    """Base of all modes: every gradient is an update, and nobody waits."""
+
+class Synchronization(Concise):
+    """Base of all modes: every gradient is an update, and nobody waits.
+
+    Attributes:
+        late: what late gradients are worth.
+    """
+
+    late: StalenessPolicy = Unscaled()
 
     @property
     def in_rounds(self) -> bool:
@@ -35,16 +44,24 @@ class Synchronization:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Asynchronous(Synchronization):
     """Every gradient is applied when it comes, and nobody waits.
+
+    Attributes:
+        late: what late gradients are worth.
 
     References:
         Dean et al., *Large scale distributed deep networks*, NeurIPS 2012 (Downpour SGD).
     """
 
+    late: StalenessPolicy = Unscaled()  # noqa: RUF009
 
-@dataclass(frozen=True)
+    def __post_init__(self) -> None:
+        _check_late(self)
+
+
+@dataclass(frozen=True, repr=False)
 class BoundedStaleness(Synchronization):
     """Stale synchronous parallel: a worker waits while it is more than ``steps`` ahead of the slowest live one.
 
@@ -52,36 +69,42 @@ class BoundedStaleness(Synchronization):
 
     Attributes:
         steps: at least 0, which lets nobody read before all have finished the step before.
+        late: what late gradients are worth.
 
     References:
         Ho et al., *More effective distributed ML via a stale synchronous parallel parameter server*, NeurIPS 2013.
     """
 
     steps: int
+    late: StalenessPolicy = Unscaled()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         _check("BoundedStaleness", "steps", self.steps, 0)
+        _check_late(self)
 
     def lead(self) -> int | None:
         """The bound."""
         return self.steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SoftSync(Synchronization):
     """n-softsync: the gradients of every P / n workers, of P live ones, are averaged into one update.
 
     Attributes:
         n: at least 1, which averages as many gradients as there are workers; P or more is `Asynchronous`.
+        late: what late gradients are worth.
 
     References:
         Zhang, Gupta, Lian and Liu, *Staleness-aware async-SGD for distributed deep learning*, IJCAI 2016.
     """
 
     n: int = 1
+    late: StalenessPolicy = Unscaled()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         _check("SoftSync", "n", self.n, 1)
+        _check_late(self)
 
     @property
     def averages(self) -> bool:
@@ -93,7 +116,7 @@ class SoftSync(Synchronization):
         return max(1, members // self.n)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Synchronous(Synchronization):
     """All workers take each step together: equal to one process that has the global batch.
 
@@ -126,6 +149,13 @@ class Synchronous(Synchronization):
     def lead(self) -> int | None:
         """The step before has been applied."""
         return 0
+
+
+def _check_late(mode: Synchronization) -> None:
+    if isinstance(mode.late, type) or not isinstance(mode.late, StalenessPolicy):
+        raise TypeError(
+            f"{type(mode).__name__}(late=…) must be a policy such as Inverse() or DropBeyond(4); got {mode.late!r}"
+        )
 
 
 def _check(name: str, argument: str, value: object, least: int) -> None:

@@ -206,7 +206,7 @@ class Copies(_Encoded):
         for place, payload in zip(packed, arrays[cut:], strict=True):
             method, has = self.difference_at(place, step), self._has.get(place)
             if method is None or has is None:
-                raise ValueError("a difference where none is expected: all tasks need the same pull_compression")
+                raise ValueError("a difference where none is expected: all tasks need the same Gradients(parameters=…)")
             try:
                 method.decode(payload, has, np.add)
             except Exception as error:  # of NumPy, for what a peer has sent

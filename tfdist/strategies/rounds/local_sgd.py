@@ -11,6 +11,7 @@ require_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
+from tfdist import other_names  # noqa: E402
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.collectives import algorithms  # noqa: E402
@@ -24,6 +25,15 @@ from tfdist.local_sgd.streaming import Streaming  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies.rounds.processes_in_rounds import ProcessesInRounds  # noqa: E402
 from tfdist.strategies.rounds.rounds_extended import RoundsExtended  # noqa: E402
+
+_ARGUMENTS = {
+    "outer": "rule=tfdist.local_sgd.Outer(…)",
+    "elastic": "rule=tfdist.local_sgd.Elastic(…)",
+    "mix": "rule=, a tfdist.local_sgd.Rule of your own",
+    "fragments": "streaming=tfdist.local_sgd.Streaming(fragments=…)",
+    "delay": "streaming=tfdist.local_sgd.Streaming(delay=…)",
+}
+"""Arguments that it had, and what they are here."""
 
 
 class LocalSGDStrategy(ProcessesInRounds):
@@ -88,6 +98,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015.
     """
 
+    @other_names.of_arguments(_ARGUMENTS)
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,

@@ -7,7 +7,6 @@ import atexit
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Cluster
 from tfdist.engine.group import Group
-from tfdist.parameter_server.options.staleness import AsItIs
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.runtime import job, serving
 from tfdist.runtime.server_state import ServerOptions
@@ -24,7 +23,7 @@ def serve(cluster: Cluster, timeouts: Timeouts) -> None:
     Raises:
         TfdistError: the job has failed.
     """
-    serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous(), AsItIs()), timeouts)
+    serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous()), timeouts)
 
 
 def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables:

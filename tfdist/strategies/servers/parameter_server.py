@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, Literal
 
@@ -12,19 +11,32 @@ require_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
+from tfdist import other_names  # noqa: E402
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
-from tfdist.compression import policy  # noqa: E402
-from tfdist.compression.policy import Choice, Policy, Schedule  # noqa: E402
 from tfdist.parameter_server.options.per_host import PerHost  # noqa: E402
-from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps  # noqa: E402
-from tfdist.parameter_server.options.staleness import AsItIs, StalenessPolicy  # noqa: E402
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps  # noqa: E402
+from tfdist.parameter_server.options.servers import Servers  # noqa: E402
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization  # noqa: E402
 from tfdist.runtime import agreement, job, serving  # noqa: E402
 from tfdist.strategies.devices import devices  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
 from tfdist.strategies.servers.server_arguments import Arguments  # noqa: E402
 from tfdist.strategies.servers.server_extended import OneDevice, ServerExtended  # noqa: E402
+
+_ARGUMENTS = {
+    "staleness_policy": "synchronization=Asynchronous(late=…), of tfdist.parameter_server",
+    "prefetch": "pushes=tfdist.parameter_server.Gradients(prefetch=…)",
+    "compression": "pushes=tfdist.parameter_server.Gradients(compression=…)",
+    "pull_compression": "pushes=tfdist.parameter_server.Gradients(parameters=…)",
+    "sparse": "pushes=tfdist.parameter_server.Gradients(sparse=…)",
+    "snapshots": "servers=tfdist.parameter_server.Servers(snapshots=…)",
+    "snapshot_seconds": "servers=tfdist.parameter_server.Servers(snapshot_seconds=…)",
+    "replicas": "servers=tfdist.parameter_server.Servers(copies=1)",
+    "hierarchy": "servers=tfdist.parameter_server.PerHost(…)",
+    "variable_partitioner": "nothing: each variable is divided over all servers",
+}
+"""Arguments that others have, or this one had, and what they are here."""
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -36,33 +48,19 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
         cluster_resolver: describes the cluster; by default TF_CONFIG does.
-        synchronization: when updates are applied (`tfdist.parameter_server`).
-        staleness_policy: what late gradients are worth (`tfdist.parameter_server`).
-        prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
-            lack the worker's own last update, which counts as staleness. Not with `Synchronous`, nor with ``pushes``.
+        synchronization: when updates are applied, and what late gradients are worth: `tfdist.parameter_server`'s
+            `Asynchronous`, `BoundedStaleness`, `SoftSync` or `Synchronous`.
+        pushes: what workers push, and how it is sent: `tfdist.parameter_server.Gradients`, of which the servers make
+            updates. `LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its updates, and what they
+            have changed is pushed. `Hogwild`: likewise, and workers on a server's machine change its memory themselves.
+        servers: how they keep their state: `tfdist.parameter_server.Servers`, with snapshots and copies. `PerHost` for
+            a server on each host, which joins the gradients of the host's workers; ``synchronization`` is then between
+            hosts.
         data: "own" to train on all that `fit` is given; "shared" to deal the batches of each epoch out to the workers,
             so that every sample of an epoch counts once, whichever worker dies. All workers must then give `fit` the
-            same data. Not with ``pushes``.
-        pushes: `tfdist.parameter_server.LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its
-            updates, and what they have changed is pushed. `Hogwild`: likewise, and workers on a server's machine change
-            its memory themselves. None for gradients, of which the servers make updates.
-        compression: a method, schedule or policy of `tfdist.compression`, for what is pushed of dense gradients. What
-            an encoding lacks is added to the worker's next one. None for no compression.
-        pull_compression: likewise, for the parameters that come back: the servers send what they differ by from those
-            that the worker has, and keep these for each worker. Not with ``pushes``, nor `DelayCompensated`.
-        sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
-            `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
-            where other rows keep their values. Not with ``pushes``.
-        snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
-            number of servers; the same for all servers. None for no snapshots.
-        snapshot_seconds: between two snapshots.
-        replicas: 2 to keep a copy of each server's state on the next server, which takes over if the first one dies; no
-            update that a worker has been told of is lost then. Needs two servers or more.
+            same data.
         device: on which a worker computes, such as "GPU:0"; by default a GPU, of which the workers of a machine get
             different ones, or the CPU if there is none. Servers compute on the CPU.
-        hierarchy: `tfdist.parameter_server.PerHost` for a server on each host, which joins the gradients of the host's
-            workers; ``synchronization`` and ``staleness_policy`` are then between hosts. Not with ``replicas=2``,
-            shared data, ``pushes``, compression, nor `DelayCompensated`. None for workers that go to all servers.
         timeouts: how long to wait for other tasks.
 
     Raises:
@@ -71,31 +69,19 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
+    @other_names.of_arguments(_ARGUMENTS)
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         *,
         synchronization: Synchronization = Asynchronous(),  # noqa: B008
-        staleness_policy: StalenessPolicy = AsItIs(),  # noqa: B008
-        prefetch: int = 0,
+        pushes: Gradients | LocalSteps | ElasticAveraging | Hogwild = Gradients(),  # noqa: B008
+        servers: Servers | PerHost = Servers(),  # noqa: B008
         data: Literal["own", "shared"] = "own",
-        pushes: LocalSteps | ElasticAveraging | Hogwild | None = None,
-        compression: Choice | Schedule | Policy = None,
-        pull_compression: Choice | Schedule | Policy = None,
-        sparse: Literal["exact", "lazy"] = "exact",
-        snapshots: str | os.PathLike[str] | None = None,
-        snapshot_seconds: float = 60.0,
-        replicas: int = 1,
         device: str | None = None,
-        hierarchy: PerHost | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        arguments = Arguments(
-            *(synchronization, staleness_policy, prefetch, data, pushes),
-            None if compression is None else policy.as_policy(compression),
-            None if pull_compression is None else policy.as_policy(pull_compression),
-            *(sparse, snapshots, snapshot_seconds, replicas, hierarchy),
-        )
+        arguments = Arguments(synchronization, pushes, servers, data)
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
         self._cluster = cluster

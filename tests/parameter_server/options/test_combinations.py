@@ -1,0 +1,74 @@
+"""Options that do not go together."""
+
+from pathlib import Path
+
+import pytest
+
+from tfdist.compression import Int8
+from tfdist.parameter_server import (
+    Asynchronous,
+    BoundedStaleness,
+    DelayCompensated,
+    ElasticAveraging,
+    Gradients,
+    Hogwild,
+    Inverse,
+    LocalSteps,
+    PerHost,
+    Servers,
+    SoftSync,
+    Synchronous,
+)
+from tfdist.parameter_server.options import combinations
+
+DOCS = Path(__file__).parents[3] / "docs" / "parameter_server.md"
+DEFAULTS = {"synchronization": Asynchronous(), "pushes": Gradients(), "servers": Servers(), "data": "own"}
+COMPENSATED = Asynchronous(DelayCompensated(0.1))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"pushes": Gradients(prefetch=1), "synchronization": Synchronous()},
+            r"pushes=Gradients\(prefetch=1\) does not",
+        ),
+        *(({"pushes": one, "data": "shared"}, "use data=") for one in (LocalSteps(2), ElasticAveraging(), Hogwild())),
+        ({"pushes": Gradients(parameters=Int8()), "synchronization": COMPENSATED}, "other parameters"),
+        ({"pushes": LocalSteps(2), "synchronization": COMPENSATED}, "none are pushed"),
+        (
+            {"pushes": ElasticAveraging(), "synchronization": SoftSync()},
+            r"synchronization=SoftSync\(\): servers",
+        ),
+        ({"pushes": Hogwild(), "synchronization": BoundedStaleness(2)}, "no server sees updates"),
+        ({"pushes": Hogwild(), "synchronization": Asynchronous(Inverse())}, r"Asynchronous\(late=Inverse\(\)\)"),
+        ({"pushes": Hogwild(), "servers": Servers(copies=1)}, "could be copied"),
+        ({"servers": PerHost(), "data": "shared"}, "joins gradients"),
+        ({"servers": PerHost(), "pushes": LocalSteps(2)}, "joins gradients"),
+        ({"servers": PerHost(), "pushes": Gradients(Int8())}, "joins gradients"),
+        ({"servers": PerHost(), "pushes": Gradients(parameters=Int8())}, "joins gradients"),
+        ({"servers": PerHost(), "synchronization": COMPENSATED}, "joins gradients"),
+    ],
+)
+def test_what_does_not_go_together(given, message):
+    with pytest.raises(ValueError, match=f"{message}.*Leave one of the two out"):
+        combinations.check(**{**DEFAULTS, **given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"pushes": Gradients(Int8(), Int8(), 1, "lazy"), "synchronization": BoundedStaleness(2, Inverse())},
+        {"pushes": LocalSteps(2, Int8()), "synchronization": Synchronous(1), "servers": Servers(copies=1)},
+        {"pushes": Hogwild(), "servers": Servers(snapshots="a")},
+        {"servers": PerHost(snapshots="a"), "pushes": Gradients(prefetch=1, sparse="lazy")},
+        {"data": "shared", "pushes": Gradients(Int8()), "servers": Servers(copies=1), "synchronization": Synchronous()},
+    ],
+)
+def test_what_does(given):
+    combinations.check(**{**DEFAULTS, **given})
+
+
+def test_the_docs_have_the_same_table():
+    assert combinations.table() in DOCS.read_text()

@@ -1,0 +1,124 @@
+"""Which options of `tfdist.ParameterServerStrategy` do not go together: one table, for the check and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfdist.parameter_server.options.per_host import PerHost
+from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps
+from tfdist.parameter_server.options.servers import Servers
+from tfdist.parameter_server.options.staleness import DelayCompensated
+from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization
+
+
+class Given(NamedTuple):
+    """The arguments that are checked, as the strategy takes them."""
+
+    synchronization: Synchronization
+    pushes: Any
+    servers: Any
+    data: str
+
+
+class _Choice(NamedTuple):
+    """A choice that a user may have made.
+
+    Attributes:
+        label: in the docs.
+        argument: that it is made in.
+        is_made: whether it is.
+    """
+
+    label: str
+    argument: str
+    is_made: Callable[[Given], bool]
+
+
+class Exclusion(NamedTuple):
+    """Two choices that do not go together.
+
+    Attributes:
+        one: of them.
+        other: of them.
+        why: they do not.
+    """
+
+    one: _Choice
+    other: _Choice
+    why: str
+
+
+def _of_gradients(name: str) -> Callable[[Given], bool]:
+    default = getattr(Gradients(), name)
+    return lambda given: isinstance(given.pushes, Gradients) and bool(getattr(given.pushes, name) != default)
+
+
+_OWN_UPDATES = _Choice(
+    "`LocalSteps`, `ElasticAveraging`, `Hogwild`",
+    "pushes",
+    lambda given: isinstance(given.pushes, LocalSteps | ElasticAveraging | Hogwild),
+)
+_HOGWILD = _Choice("`Hogwild`", "pushes", lambda given: isinstance(given.pushes, Hogwild))
+_ELASTIC = _Choice("`ElasticAveraging`", "pushes", lambda given: isinstance(given.pushes, ElasticAveraging))
+_COMPRESSED = _Choice("`Gradients(compression=…)`", "pushes", _of_gradients("compression"))
+_PARAMETERS = _Choice("`Gradients(parameters=…)`", "pushes", _of_gradients("parameters"))
+_PREFETCH = _Choice("`Gradients(prefetch=1)`", "pushes", _of_gradients("prefetch"))
+_SHARED = _Choice('`data="shared"`', "data", lambda given: given.data == "shared")
+_ROUNDS = _Choice("`Synchronous`", "synchronization", lambda given: given.synchronization.in_rounds)
+_AVERAGES = _Choice("`SoftSync`, `Synchronous`", "synchronization", lambda given: given.synchronization.averages)
+_COMPENSATED = _Choice(
+    "`late=DelayCompensated(…)`",
+    "synchronization",
+    lambda given: isinstance(given.synchronization.late, DelayCompensated),
+)
+_OTHER_MODES = _Choice(
+    "all modes but `Asynchronous()`", "synchronization", lambda given: given.synchronization != Asynchronous()
+)
+_COPIES = _Choice(
+    "`Servers(copies=1)`", "servers", lambda given: isinstance(given.servers, Servers) and given.servers.copies > 0
+)
+_PER_HOST = _Choice("`PerHost`", "servers", lambda given: isinstance(given.servers, PerHost))
+
+EXCLUSIONS = (
+    Exclusion(_PREFETCH, _ROUNDS, "a step begins when the one before has been applied"),
+    Exclusion(
+        *(_SHARED, _OWN_UPDATES),
+        'the batches of each push of gradients are counted; use data="own", and give each worker its part of the data, '
+        "such as dataset.shard(strategy.size, strategy.rank)",
+    ),
+    Exclusion(_PARAMETERS, _COMPENSATED, "servers send other parameters than they have"),
+    Exclusion(_OWN_UPDATES, _COMPENSATED, "it corrects gradients, of which none are pushed"),
+    Exclusion(_ELASTIC, _AVERAGES, "servers are moved by each push alone"),
+    Exclusion(_HOGWILD, _OTHER_MODES, "no server sees updates, to let them wait or to scale them"),
+    Exclusion(_HOGWILD, _COPIES, "it sends no messages that could be copied"),
+    *(
+        Exclusion(_PER_HOST, other, "the server of a host joins gradients into one push")
+        for other in (_SHARED, _OWN_UPDATES, _COMPRESSED, _PARAMETERS, _COMPENSATED)
+    ),
+)
+
+
+def check(synchronization: Synchronization, pushes: Any, servers: Any, data: str) -> None:
+    """Checks that options go together.
+
+    Args:
+        synchronization: as the strategy's argument.
+        pushes: as the strategy's argument.
+        servers: as the strategy's argument.
+        data: as the strategy's argument.
+
+    Raises:
+        ValueError: two do not.
+    """
+    given = Given(synchronization, pushes, servers, data)
+    for one, other, why in EXCLUSIONS:
+        if one.is_made(given) and other.is_made(given):
+            shown = [f"{choice.argument}={getattr(given, choice.argument)!r}" for choice in (one, other)]
+            raise ValueError(f"{shown[0]} does not go with {shown[1]}: {why}. Leave one of the two out.")
+
+
+def table() -> str:
+    """The exclusions, as the docs have them."""
+    rows = [f"| {one.label} | {other.label} | {why} |" for one, other, why in EXCLUSIONS]
+    return "\n".join(["| this | does not go with | because |", "|---|---|---|", *rows])
