@@ -1,0 +1,151 @@
+"""`fit` on two processes with one core each, beside what a user would otherwise run: samples per second.
+
+- *tfdist*: `AllReduceStrategy` on two processes, and on one.
+- *apart*: two processes of plain Keras that do not talk to each other, which no data-parallel training can exceed.
+- *alone*: one process of plain Keras, on one core; *both cores*: one on two.
+- *DDP*: PyTorch's DistributedDataParallel on Gloo, an equal model of `torch.nn` in a loop of its own.
+
+An MLP of 5.8 M parameters, a LeNet and a small transformer. Ways alternate; figures are medians of rounds, and ratios
+medians of the rounds' ratios. PyTorch has a Python of its own; without ``--torch-python`` it is left out.
+
+    python -m venv torch-venv && torch-venv/bin/pip install torch numpy
+    python benchmarks/peers.py --torch-python torch-venv/bin/python
+"""
+
+import os
+import sys
+import time
+
+import side_by_side
+
+BATCH = {"mlp": 128, "lenet": 64, "text": 32}
+"""Of each worker."""
+STEPS = {"mlp": 60, "lenet": 400, "text": 24}
+EPOCHS = 4
+"""Of which the first is not counted."""
+WORDS, LENGTH, WIDTH = 20_000, 128, 128
+WAYS = {
+    "tfdist": ("tfdist", 2, 1),
+    "apart": ("keras", 2, 1),
+    "tfdist alone": ("tfdist", 1, 1),
+    "alone": ("keras", 1, 1),
+    "both cores": ("keras", 1, 2),
+    "DDP": ("torch", 2, 1),
+}
+"""What runs, on how many processes, with how many cores each."""
+
+
+def data(name, samples):
+    """Random inputs and labels."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    if name == "text":
+        return generator.integers(0, WORDS, (samples, LENGTH)).astype("int32"), generator.integers(0, 2, samples)
+    shape = (784,) if name == "mlp" else (28, 28, 1)
+    return generator.normal(size=(samples, *shape)).astype("float32"), generator.integers(0, 10, samples)
+
+
+def model_of(name):
+    import keras
+    from keras import layers
+
+    class Positions(layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=(LENGTH, WIDTH), initializer="uniform", name="table")
+
+        def call(self, x):
+            return x + self.table
+
+    if name == "mlp":
+        hidden = [layers.Dense(2048, "relu"), layers.Dense(2048, "relu")]
+        return keras.Sequential([layers.Input((784,)), *hidden, layers.Dense(10)])
+    if name == "lenet":
+        return keras.Sequential(
+            [
+                layers.Input((28, 28, 1)),
+                *(layers.Conv2D(6, 5, padding="same", activation="relu"), layers.AveragePooling2D(2)),
+                *(layers.Conv2D(16, 5, activation="relu"), layers.AveragePooling2D(2), layers.Flatten()),
+                *(layers.Dense(120, "relu"), layers.Dense(84, "relu"), layers.Dense(10)),
+            ]
+        )
+    x = tokens = layers.Input((LENGTH,), dtype="int32")
+    x = Positions()(layers.Embedding(WORDS, WIDTH)(x))
+    for _ in range(2):
+        x = layers.LayerNormalization()(layers.add([x, layers.MultiHeadAttention(4, WIDTH // 4)(x, x)]))
+        x = layers.LayerNormalization()(layers.add([x, layers.Dense(WIDTH)(layers.Dense(512, "relu")(x))]))
+    return keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def measure(name, way, size):
+    """Trains, and reports the seconds of the fastest epoch on rank 0."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    if way == "tfdist":
+        import tfdist
+
+        strategy = tfdist.AllReduceStrategy()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = model_of(name)
+        optimizer = keras.optimizers.Adam(1e-3) if name == "text" else keras.optimizers.SGD(0.01)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+    batch = BATCH[name] * (size if way == "tfdist" else 1)
+    x, y = data(name, STEPS[name] * batch)
+    seconds = []
+    for _ in range(EPOCHS):
+        begun = time.perf_counter()
+        model.fit(x, y, batch_size=batch, verbose=0)
+        seconds.append(time.perf_counter() - begun)
+    if getattr(strategy, "rank", 0) == 0:
+        side_by_side.report(min(seconds[1:]))
+
+
+def samples_per_second(name, way, torch_python):
+    """Of all processes."""
+    kind, size, cores = WAYS[way]
+    threads = {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
+    if kind == "torch":
+        script = os.path.join(os.path.dirname(__file__), "peers_torch.py")
+        seconds = side_by_side.measure([script, name], size, threads, cores=True, python=torch_python)
+    else:
+        command = [__file__, f"--measure={name}", kind, str(size)]
+        launched = "tfdist" if kind == "tfdist" and size > 1 else "plain"
+        seconds = side_by_side.measure(command, size, threads, way=launched, cores=cores == 1)
+    return STEPS[name] * BATCH[name] * size / seconds
+
+
+def main():
+    parser = side_by_side.parser(__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--models", nargs="+", choices=BATCH, default=list(BATCH))
+    parser.add_argument("--torch-python", metavar="PATH", help="a Python with PyTorch: see above")
+    options = parser.parse_args()
+    ways = [way for way in WAYS if way != "DDP" or options.torch_python]
+    found = {}
+    for name in options.models:
+        rounds = [
+            {way: samples_per_second(name, way, options.torch_python) for way in ways} for _ in range(options.rounds)
+        ]
+        found[name] = {}
+        for way in ways:
+            median, low, high = side_by_side.median_and_spread([one[way] for one in rounds])
+            ratio, least, most = side_by_side.median_and_spread([one["tfdist"] / one[way] for one in rounds])
+            found[name][way] = {"samples_per_s": median, "ratio": ratio, "from": least, "to": most}
+            print(
+                f"{name:6} {way:13} {median:8.0f} samples/s ({low:.0f} to {high:.0f}); tfdist on two is "
+                f"{ratio:.2f} × ({least:.2f} to {most:.2f})",
+                flush=True,
+            )
+    side_by_side.save(options.json, found)
+
+
+if __name__ == "__main__":
+    asked = next((place for place, one in enumerate(sys.argv) if one.startswith("--measure=")), None)
+    if asked is None:
+        main()
+    else:
+        measure(sys.argv[asked].partition("=")[2], sys.argv[asked + 1], int(sys.argv[asked + 2]))

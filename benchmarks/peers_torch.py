@@ -1,0 +1,78 @@
+"""The peer of `peers.py`: equal models of `torch.nn` under DistributedDataParallel on Gloo.
+
+Started once per rank by a Python with PyTorch, as ``model rank size port``; needs nothing of tfdist.
+"""
+
+import os
+import sys
+import time
+
+import peers
+import side_by_side
+import torch
+import torch.distributed
+from torch import nn
+
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(peers.WORDS, peers.WIDTH)
+        self.table = nn.Parameter(torch.randn(peers.LENGTH, peers.WIDTH) * 0.02)
+        self.blocks = nn.ModuleList(
+            [nn.TransformerEncoderLayer(peers.WIDTH, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+        )
+        self.head = nn.Linear(peers.WIDTH, 2)
+
+    def forward(self, x):
+        x = self.embedding(x) + self.table
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def model_of(name):
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    if name == "lenet":
+        return nn.Sequential(
+            *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()),
+            *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+        )
+    return Text()
+
+
+def main(name, rank, size, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    model = nn.parallel.DistributedDataParallel(model_of(name))
+    rates = {"text": (torch.optim.Adam, 1e-3)}
+    kind, rate = rates.get(name, (torch.optim.SGD, 0.01))
+    optimizer, loss = kind(model.parameters(), rate), nn.CrossEntropyLoss()
+    batch, steps = peers.BATCH[name], peers.STEPS[name]
+    x, y = (torch.from_numpy(part) for part in peers.data(name, steps * batch))
+    x = x.permute(0, 3, 1, 2).contiguous() if name == "lenet" else x
+    seconds = []
+    for _ in range(peers.EPOCHS):
+        begun, total, right = time.perf_counter(), 0.0, 0
+        for begin in range(0, steps * batch, batch):
+            optimizer.zero_grad()
+            labels = y[begin : begin + batch]
+            outputs = model(x[begin : begin + batch])
+            found = loss(outputs, labels)
+            found.backward()
+            optimizer.step()
+            total += found.detach()
+            right += (outputs.argmax(1) == labels).sum()  # the same metrics as `fit` has
+        seconds.append(time.perf_counter() - begun)
+    if rank == 0:
+        side_by_side.report(min(seconds[1:]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
