@@ -30,9 +30,23 @@ LOST = dict.fromkeys(("Float16", "Float8", "Int8", "QSGD", "schedule", "by name"
 LOST.update(TopK=0.25, DGC=0.2, Strom=0.3, RandomK=0.4)  # few steps for what sends late and little
 RATIOS = {"Float16": 1.9, "Float8": 3.8, "Int8": 3.8, "OneBit": 20, "SignSGD": 25, "TopK": 20}
 METHODS = [
-    *("Int8", "OneBit", "DGC", "PowerSGD", "by name"),
+    *("Int8", "DGC", "PowerSGD"),
     *map(
-        sweep, ("Float16", "Float8", "QSGD", "TernGrad", "SignSGD", "TopK", "RandomK", "Strom", "AtomoSVD", "schedule")
+        sweep,
+        (
+            "OneBit",
+            "by name",
+            "Float16",
+            "Float8",
+            "QSGD",
+            "TernGrad",
+            "SignSGD",
+            "TopK",
+            "RandomK",
+            "Strom",
+            "AtomoSVD",
+            "schedule",
+        ),
     ),
 ]
 

@@ -26,9 +26,15 @@ CHECKS = [
     "committed",
     "refused",
 ]
+IN_SWEEPS = ["mixed", "noisy"]
 ON_THREE = ["uneven", "groups"]
 
 
-@checks({2: CHECKS, 3: [*ON_THREE, *(sweep(one) for one in CHECKS if one not in ON_THREE)]})
+@checks(
+    {
+        2: [sweep(one) if one in IN_SWEEPS else one for one in CHECKS],
+        3: [*ON_THREE, *(sweep(one) for one in CHECKS if one not in ON_THREE)],
+    }
+)
 def test_shares_train_as_the_whole_batch(size, check, passes):
     passes(size, check)

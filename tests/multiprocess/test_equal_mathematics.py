@@ -30,6 +30,8 @@ IN_SWEEPS = [
     *"depthwise_convolution_without_samples recurrence_without_samples ctc_without_samples".split(),
     *"synchronized_normalization_without_samples words_and_positions gradient_noise_of_parts".split(),
     *"batch_not_divisible clipping_by_norm mean_by_sample_weights added_mean compute_average_loss_in_fit".split(),
+    *"embedding_where_dense_is_cheaper small_table_with_adagrad_and_clipping regularization several_outputs".split(),
+    *"convolution_and_recurrence mixed_float16_without_samples prediction_over_files run_eagerly".split(),
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]

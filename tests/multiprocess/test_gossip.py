@@ -12,14 +12,19 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "gossip.py")
-ROUNDS = ["golden", "recorded"]
 TOPOLOGY = ["synchronous", "uneven", "stopped", "waits_for_nobody"]
 """Which three show better than two, who are each other's only neighbours."""
-KERAS = ["features", sweep("loops"), sweep("again"), "restarted", "compressed"]
+KERAS = ["features", *map(sweep, ("loops", "again", "restarted")), "compressed"]
 """Which meet processes, not a topology: two are enough."""
 
 
-@checks({1: [sweep("synchronous"), sweep("golden")], 2: ["golden", sweep("recorded"), *KERAS], 3: ROUNDS + TOPOLOGY})
+@checks(
+    {
+        1: [sweep("synchronous"), sweep("golden")],
+        2: ["golden", sweep("recorded"), *KERAS],
+        3: ["golden", sweep("recorded"), *TOPOLOGY],
+    }
+)
 def test_gossip(size, check, passes):
     passes(size, check)
 

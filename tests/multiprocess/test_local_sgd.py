@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "local_sgd.py")
 ROUNDS = ["golden", "synchronous", "uneven", "compressed", "restarted"]
-KERAS = ["features", "loops", "stopped", "again", "quiet", "refused"]
+KERAS = ["features", "loops", "stopped", sweep("again"), sweep("quiet"), "refused"]
 """Which meet processes, however many: two are enough."""
 ON_TWO = ["synchronous", "compressed", "restarted"]
 

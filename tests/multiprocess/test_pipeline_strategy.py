@@ -89,7 +89,8 @@ def trained(request, tmp_path_factory):
 IN_SWEEPS = (
     *("bfloat16", "on_batches", "frozen_layers", "dataset_with_steps"),
     *("weights_are_swapped_for_their_averages", "clipped_by_all_and_decayed", "pipelines_with_weights_of_samples"),
-    *("several_outputs", "one_f_one_b_recomputing", "a_frozen_base"),
+    *("several_outputs", "one_f_one_b_recomputing", "a_frozen_base", "zero_bubble_adam", "float16"),
+    "interleaved_and_shuffled_with_a_seed",
 )
 
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist.optimizers import GradientNoise
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -68,7 +68,7 @@ def trace(ratio):
     return deviations
 
 
-@pytest.mark.parametrize("function", [tf.function, lambda one: one], ids=["graph", "eager"])
+@pytest.mark.parametrize("function", [tf.function, sweep(lambda one: one)], ids=["graph", "eager"])
 @pytest.mark.parametrize(
     ("given", "of_inner", "expected"),
     [

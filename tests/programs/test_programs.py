@@ -39,7 +39,7 @@ IN_SWEEPS = [
     # What cases of the equal mathematics have: losses of one number, and replicas without samples.
     *"ctc scalar_mean_losses scalar_losses segmentation loss_reductions optimizer_options learning_rates".split(),
     # A model of parts that others have, on other data.
-    *"structured_data text_generation".split(),
+    *"structured_data text_generation recommender callbacks_in_scope multiple_outputs masked_sequences".split(),
 ]
 CLOSE = 0.2
 SMALL = 1e-3

@@ -132,7 +132,7 @@ def test_it_trains_as_keras_own_does():
     assert_equal(model, expected)
 
 
-@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}])
+@pytest.mark.parametrize("compiled", some([{"run_eagerly": True}, {"steps_per_execution": 3}]))
 def test_it_trains_so_in_every_loop(compiled):
     expected = fixed()
     fit(expected, X)
@@ -420,8 +420,7 @@ class Scores(keras.Model):
         return self.score(keras.ops.mean(self.rows(keys), 1))
 
 
-@pytest.mark.parametrize("loop", ["fit", "own"])
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize(("servers", "loop"), some([(0, "fit"), (0, "own"), (2, "fit"), (2, "own")], 3))
 def test_rows_are_made_where_nobody_says_that_this_is_training(servers, loop):
     def train(strategy=None):
         keras.utils.set_random_seed(0)

@@ -111,7 +111,7 @@ def test_steps_keep_no_memory():
         update = tf.function(lambda: one.update(given, made))
 
         found = []
-        for steps in (300, 700, 700):
+        for steps in (200, 400, 400):
             for _ in range(steps):
                 update()
             found.append(resident())
