@@ -4,10 +4,10 @@
   the GPU against plain Keras on the CPU, and two processes that share the GPU against two on the CPU (as moments in
   BatchNormalization are of each share); with Dropout tfdist against plain Keras, both on the GPU.
 - *speed*: samples per second, plain Keras and tfdist in one process, with XLA as Keras has it, and two processes that
-  share the GPU, each half of every batch. Ways alternate; the first epoch, in which functions are compiled, is not
-  counted.
-- *sums*: seconds of an in-graph all-reduce of tensors in the GPU's memory, two processes; beside copies of the same
-  vector to the host and back.
+  share the GPU, each half of every batch, with XLA and without. Ways alternate; the first epoch, in which functions are
+  compiled, is not counted.
+- *sums*: seconds of an in-graph all-reduce of tensors in the GPU's memory, two processes, whose memory on the host is
+  locked or not; beside copies of the same vector to the host and back.
 - *strategies*: other strategies on one GPU: whether they train, and end with equal weights.
 - *scopes*: a model whose layers are on the GPU and on the CPU, against plain Keras on the CPU.
 
@@ -58,15 +58,16 @@ def weights(way, device, file):
         side_by_side.report(compiled)
 
 
-def speed(way, device):
+def speed(way, device, jit_compile, names):
     """Reports samples per second of an epoch of which everything is compiled, by model."""
     import models
     import tensorflow as tf
 
     rates, steps = {}, 60
-    for model, batch in SPEED.items():
+    for model in names:
+        batch = SPEED[model]
         with _scope(way, device):
-            made = models.compiled(model, "adam")
+            made = models.compiled(model, "adam", jit_compile)
         x, y = models.data(model, batch * 10)
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).cache().repeat().take(steps)
         data = data.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
@@ -81,13 +82,16 @@ def speed(way, device):
         side_by_side.report(rates)
 
 
-def sums(device):
+def sums(device, locked):
     """Reports, by size, seconds of a sum over processes, of a copy to the host, and of one back."""
     import tensorflow as tf
 
     import tfdist
+    from tfdist.comm.page_locks import page_locks
 
     tfdist.AllReduceStrategy(devices=[device])  # takes memory as needed
+    if not locked:
+        page_locks.device = None
     tfdist.init()
     found = {}
     for size in SUMS:
@@ -214,19 +218,25 @@ def measure_weights(device):
     return found
 
 
-def measure_speed(device, rounds):
-    ways = {"plain Keras": ("plain", 0), "tfdist": ("tfdist", 1), "two processes": ("tfdist", 2)}
+def measure_speed(device, rounds, names):
+    ways = {
+        "plain Keras": ("plain", "auto", 0),
+        "tfdist": ("tfdist", "auto", 1),
+        "two processes": ("tfdist", "auto", 2),
+        "two without XLA": ("tfdist", False, 2),
+    }
     rates = {way: [] for way in ways}
     for _ in range(rounds):
-        for way, (kind, processes) in ways.items():
-            rates[way].append(launched("speed", kind, device, processes=processes))
-    for model in SPEED:
+        for way, (kind, jit_compile, processes) in ways.items():
+            rates[way].append(launched("speed", kind, device, jit_compile, names, processes=processes))
+            print(f"speed, {way}: {rates[way][-1]}", flush=True)
+    for model in names:
         plain = [one[model] for one in rates["plain Keras"]]
         for way, found in rates.items():
             values = [one[model] for one in found]
             ratios = [a / b for a, b in zip(values, plain, strict=True)]
             print(
-                f"speed, {model:5} {way:14}: {statistics.median(values):9.0f} samples/s, "
+                f"speed, {model:5} {way:15}: {statistics.median(values):9.0f} samples/s, "
                 f"{statistics.median(ratios):.2f} × plain Keras ({min(ratios):.2f} to {max(ratios):.2f})",
                 flush=True,
             )
@@ -234,11 +244,14 @@ def measure_speed(device, rounds):
 
 
 def measure_sums(device):
-    found = launched("sums", device, processes=2)
-    for size, rows in found.items():
-        text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in rows.items())
-        line = rows["to the host"] + rows["to the device"]
-        print(f"sums, {size:>7}: {text}; {line / rows['sum']:.2f} of the sum's time is the line's", flush=True)
+    found = {}
+    for way, locked in {"locked": True, "not locked": False}.items():
+        found[way] = launched("sums", device, locked, processes=2)
+        for size, rows in found[way].items():
+            text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in rows.items())
+            line = rows["to the host"] + rows["to the device"]
+            share = line / rows["sum"]
+            print(f"sums, {way:10} {size:>7}: {text}; copies alone take {share:.2f} of the sum's time", flush=True)
     return found
 
 
@@ -259,13 +272,14 @@ def main():
     options = side_by_side.parser(__doc__.partition("\n")[0])
     parts = {
         "weights": measure_weights,
-        "speed": lambda device: measure_speed(device, options.rounds),
+        "speed": lambda device: measure_speed(device, options.rounds, options.models),
         "sums": measure_sums,
         "strategies": measure_strategies,
         "scopes": measure_scopes,
     }
     options.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--models", nargs="+", choices=list(SPEED), default=list(SPEED), help="of speed")
     options.add_argument("--device", default="GPU:0")
     options = options.parse_args()
     found = {}

@@ -1,8 +1,12 @@
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tfdist
 from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.strategies.keras import compiled_functions
+
+call = compiled_functions.call
 
 
 def test_whose_gradients_are_averaged():
@@ -13,12 +17,16 @@ def test_whose_gradients_are_averaged():
     assert gradients_of(None) is gradients_of("sgd") is None
 
 
-def test_xla_is_off():
+def test_xla_compiles_what_is_around_the_average(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(compiled_functions, "call", lambda *given: compiled.append(1) or call(*given))
     tfdist.init()
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse", jit_compile=True)
-    model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
-    assert not model.jit_compile
-    model.compile(keras.optimizers.SGD(), "mse", jit_compile=True)
-    model.make_train_function()
-    assert model.jit_compile
+    weights = []
+    for jit_compile in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse", jit_compile=jit_compile)
+        model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+        assert (model.jit_compile, bool(compiled)) == (jit_compile, jit_compile)
+        weights.append(model.get_weights())
+    np.testing.assert_allclose(weights[1][0], weights[0][0], rtol=1e-6)

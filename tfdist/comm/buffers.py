@@ -7,6 +7,8 @@ from collections import deque
 
 import numpy as np
 
+from tfdist.comm.page_locks import page_locks
+
 ALIGNMENT = 64
 """In bytes; TensorFlow requires it of memory that it uses without a copy."""
 
@@ -34,6 +36,7 @@ class BufferPool:
             memory = free.pop()
         except IndexError:
             raw = self._allocate(room + ALIGNMENT)
+            page_locks.lock(raw)
             start = -raw.ctypes.data % ALIGNMENT
             memory = raw.data[start : start + room]
         # The base of every slice is the array made here, because its own base is not an array. So it lives as long

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +20,44 @@ _DEFAULT_ENVIRONMENT = ctypes.c_void_p(-1)
 _MACHINES = ("x86_64", "aarch64")
 _ENVIRONMENT_BYTES = 64
 """More than a ``fenv_t`` of these machines has."""
+
+
+class RefusedError(Exception):
+    """A function that is to be compiled calls the host."""
+
+    _keras_call_info_injected = True  # Keras would raise another error, which tells a layer's arguments
+
+
+class _Refusing(threading.local):
+    """Whether this thread traces such a function."""
+
+    on = False
+
+
+_refusing = _Refusing()
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Context in which calls of the host raise `RefusedError`."""
+    before, _refusing.on = _refusing.on, True
+    try:
+        yield
+    finally:
+        _refusing.on = before
+
+
+def check(what: str) -> None:
+    """Checks that what calls the host may.
+
+    Args:
+        what: is about to be done.
+
+    Raises:
+        RefusedError: inside of `refused`.
+    """
+    if _refusing.on:
+        raise RefusedError(f"it compiles no calls of the host, such as {what}")
 
 
 def host_call(
@@ -36,7 +76,11 @@ def host_call(
         inputs: its arguments.
         dtypes: of its results.
         name: of the operation.
+
+    Raises:
+        RefusedError: inside of `refused`.
     """
+    check(name)
 
     @functools.wraps(function)
     def on_host(*tensors: tf.Tensor) -> Any:

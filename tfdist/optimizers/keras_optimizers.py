@@ -5,6 +5,7 @@ Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own do w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ import tensorflow as tf
 from tfdist.optimizers import local_layers
 from tfdist.optimizers.equal_beginning import EqualBeginning
 from tfdist.optimizers.gradients import Gradients
-from tfdist.private.keras import tf_trainer, tree
+from tfdist.private.keras import tree
+from tfdist.private.models import without_xla
 from tfdist.seams import optimizer, trainer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies.keras import keras_xla
 from tfdist.strategies.keras.keras_optimizers import innermost
 
 _ATTRIBUTE = "_tfdist_gradients"
@@ -51,7 +54,6 @@ def attach(optimizer: Any, gradients: Gradients) -> None:
 def install() -> None:
     """Installs the seams, once."""
     optimizer.points.provide([Averaged], _optimizer_hooks_of)
-    replace(tf_trainer.TensorFlowTrainer, "make_train_function", _without_xla)
     trainer.points.provide([BeginningAlike], _model_hooks_of)
     if hasattr(keras.optimizers, "MultiOptimizer"):
         replace(keras.optimizers.MultiOptimizer, "build", _handed_on)
@@ -130,18 +132,15 @@ class BeginningAlike(trainer.TrainerHooks):
         else:
             call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(self._gradients)]
 
+    def make_function(self, call: trainer.ModelCall) -> contextlib.AbstractContextManager[None] | None:
+        """Keras chooses XLA where there is a GPU, and XLA compiles no calls of the host."""
+        step, model = call.arguments["step_function"], call.model
+        if step != model.train_step or not model.jit_compile:
+            return None
+        call.arguments["step_function"] = keras_xla.compiled(model, step)
+        return without_xla(model)
+
 
 def _model_hooks_of(model: Any) -> list[BeginningAlike]:
     gradients = gradients_of(getattr(model, "optimizer", None))
     return [] if gradients is None else [BeginningAlike(gradients)]
-
-
-def _without_xla(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras chooses XLA where there is a GPU, and XLA compiles no calls of the host."""
-
-    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if gradients_of(self.optimizer) is not None:
-            self.jit_compile = False
-        return original(self, *args, **kwargs)
-
-    return make_train_function

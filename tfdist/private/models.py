@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -18,6 +20,16 @@ def xla_by_default(model: Any) -> bool:
         return bool(model._resolve_auto_jit_compile())
     finally:
         model._distribute_strategy = strategy
+
+
+@contextlib.contextmanager
+def without_xla(model: Any) -> Iterator[None]:
+    """Context in which Keras makes functions of a model that XLA does not compile."""
+    before, model._jit_compile = model._jit_compile, False
+    try:
+        yield
+    finally:
+        model._jit_compile = before
 
 
 def layers_of(model: Any) -> list[Any]:

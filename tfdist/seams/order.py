@@ -29,6 +29,7 @@ _INNER_TO_OUTER = (
     "strategies.rounds.keras_rounds",
     "strategies.rounds.keras_quorum",
     "strategies.all_reduce.keras_delayed",
+    "strategies.keras.keras_xla",  # of the steps that others take on shares, or count
     "strategies.keras.keras_scope",
     "strategies.keras.keras_step_calls",
     "strategies.keras.keras_agreement",  # before all that calls collectives

@@ -1,6 +1,7 @@
 import pytest
 
 from tfdist.cluster.spec import Cluster, Task
+from tfdist.comm.page_locks import page_locks
 from tfdist.strategies.devices import devices
 
 TASKS = (
@@ -29,6 +30,12 @@ def test_place_on_host(task, expected):
 
 def test_a_process_alone_has_its_host():
     assert devices.place_on_host(None) == (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def _unlocked(monkeypatch):
+    """Leaves the memory of later tests alone."""
+    monkeypatch.setattr(page_locks, "device", None)
 
 
 class Gpus:
@@ -82,10 +89,12 @@ class Gpus:
     ],
 )
 def test_gpus_are_divided(monkeypatch, count, place, visible, named):
+    """Memory of the host is locked for the first of a process."""
     gpus = Gpus(count).replace(monkeypatch)
     assert devices.own_devices(None, *place) == named
     assert gpus.visible == [f"gpu {number}" for number in visible]
     assert devices.own_devices(None, *place) == named, "a second strategy gets the same"
+    assert page_locks.device == (visible[0] if visible else None)
 
 
 def test_what_the_user_has_made_visible_stays_so(monkeypatch):

@@ -1,5 +1,4 @@
 import inspect
-import types
 from pathlib import Path
 
 import keras
@@ -11,7 +10,6 @@ import tfdist
 from tests.strategies.ranked import Ranked, on_ranks
 from tfdist.errors import PeerLostError
 from tfdist.private.keras import base_trainer, seed_generator, tf_trainer
-from tfdist.seams.once import Once
 from tfdist.strategies.keras import keras_seams
 
 X, Y = np.arange(8.0, dtype=np.float32).reshape(4, 2), np.ones((4, 1), np.float32)
@@ -84,24 +82,6 @@ def test_one_replica_draws_what_plain_keras_draws(ranks):
     with strategy.scope():
         generator = keras.random.SeedGenerator(5)
     assert strategy.run(generator.next).numpy().tolist() == expected
-
-
-def test_xla_is_keras_own_choice_where_nothing_calls_the_host(ranks, monkeypatch, caplog):
-    """Beside a GPU that there is not. Elsewhere it is off; that it was asked for in vain is said once."""
-    gpus = [types.SimpleNamespace(device_type="GPU")]
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus if kind != "CPU" else [])
-    monkeypatch.setattr(keras_seams, "_say_that_xla_is_off", Once(keras_seams._say_that_xla_is_off.__wrapped__))
-    alone = Ranked(ranks(1).groups[0])
-    assert model_in(alone).jit_compile
-    assert not model_in(alone, jit_compile=False).jit_compile
-    assert not model_in(alone, run_eagerly=True).jit_compile
-    assert not caplog.records
-
-    def work(strategy):
-        return [model_in(strategy, jit_compile=given).jit_compile for given in ("auto", True, True)]
-
-    assert on_ranks(ranks(2), work) == [[False] * 3] * 2
-    assert sum("jit_compile=True has no effect" in one.message for one in caplog.records) == 1
 
 
 def test_predict_on_batch_is_of_the_rows_that_a_process_brings(ranks):

@@ -131,6 +131,7 @@ class Shares:
                 for device in range(devices)
             ]
         self._active: set[int] = set()
+        self._read: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def set_total(self, total: tf.Tensor) -> tf.Operation | tf.Tensor:
         """Sets the number of samples of all replicas of all processes; returns the assigning operation."""
@@ -161,6 +162,19 @@ class Shares:
         finally:
             self._active.discard(replica_id)
 
+    @contextlib.contextmanager
+    def read_before(self) -> Iterator[None]:
+        """Context in which the calling replica's numbers are those from its beginning, in the graph there.
+
+        For what is compiled for another device, and cannot read variables of the host.
+        """
+        replica_id = private.local_replica_id()
+        self._read[replica_id] = self.rows(), self.total()
+        try:
+            yield
+        finally:
+            del self._read[replica_id]
+
     @property
     def active(self) -> bool:
         """Whether the caller is a replica inside the context of `replica`."""
@@ -173,7 +187,8 @@ class Shares:
 
     def rows(self) -> tf.Tensor:
         """The number of the calling replica's samples, an int64 scalar."""
-        return self._rows[private.local_replica_id()].read_value()
+        replica_id = private.local_replica_id()
+        return self._read[replica_id][0] if replica_id in self._read else self._rows[replica_id].read_value()
 
     def rows_of_replicas(self) -> list[tf.Tensor]:
         """The number of each local replica's samples, int64 scalars."""
@@ -181,7 +196,8 @@ class Shares:
 
     def total(self) -> tf.Tensor:
         """The number of samples of all replicas of all processes, an int64 scalar."""
-        return self._total.read_value()
+        read = self._read.get(private.local_replica_id())
+        return self._total.read_value() if read is None else read[1]
 
     def is_empty(self) -> tf.Tensor:
         """Whether the calling replica has no samples, a boolean scalar."""

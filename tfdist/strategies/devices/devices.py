@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.cluster.spec import Cluster
+from tfdist.comm.page_locks import page_locks
 from tfdist.strategies.devices import device_names
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
@@ -16,7 +17,7 @@ _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 def own_devices(asked: Sequence[str] | None, local_rank: int, local_size: int) -> list[str]:
-    """The devices that this process computes on.
+    """The devices that this process computes on. Memory for what is copied to GPUs is locked from then on.
 
     Of a machine's GPUs each process gets its share, and all others are hidden from TensorFlow; unless the user has
     chosen the visible ones. Where processes may share a GPU, TensorFlow takes its memory as it is needed, instead of
@@ -31,6 +32,14 @@ def own_devices(asked: Sequence[str] | None, local_rank: int, local_size: int) -
         RuntimeError: TensorFlow already uses GPUs of which this process should see a share only; or the machine has
             TPUs, and no device was asked for.
     """
+    chosen = _chosen(asked, local_rank, local_size)
+    if any("gpu" in name.lower() for name in chosen):
+        first = tf.config.get_visible_devices("GPU")[0]
+        page_locks.device = tf.config.list_physical_devices("GPU").index(first)
+    return chosen
+
+
+def _chosen(asked: Sequence[str] | None, local_rank: int, local_size: int) -> list[str]:
     if asked is not None and not any("gpu" in name.lower() for name in asked):
         return list(asked)
     gpus = tf.config.get_visible_devices("GPU")

@@ -34,20 +34,19 @@ nothing.
 | ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `apply`, `evaluate`, an epoch's logs in rounds | weights are exchanged after some steps, and are then equal |
 | `apply`, `evaluate`, an epoch's end with late gradients | an update is of the gradients of the step before |
-| `jit_compile` | XLA rejects host calls |
+| `compile` | its scope is the model's |
+| steps with `jit_compile` | XLA rejects host calls: what is between them is compiled |
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.private.keras import seed_generator, tf_trainer, tree
-from tfdist.private.models import xla_by_default
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
@@ -71,10 +70,9 @@ from tfdist.strategies.keras import (
     keras_step_calls,
     keras_steps,
     keras_variables,
+    keras_xla,
     synchronized_moments,
 )
-
-log = logging.getLogger("tfdist")
 
 
 def install_for(strategy: tf.distribute.Strategy) -> None:
@@ -113,6 +111,7 @@ def install() -> None:
     keras_optimizers.install()
     keras_saving.install()
     keras_scope.install()
+    keras_xla.install()
     keras_step_calls.install()
     keras_agreement.install()
 
@@ -121,14 +120,7 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
     """What holds for the models of all strategies."""
 
     def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
-        """Compiles in the scope that the model was made in; by XLA where Keras does, if nothing calls the host."""
-        given = call.arguments
-        if self.extended.calls_host_in_steps:
-            if given["jit_compile"] is True and self.extended.is_writer:
-                _say_that_xla_is_off()
-            given["jit_compile"] = False
-        elif given["jit_compile"] == "auto" and not given["run_eagerly"]:
-            given["jit_compile"] = xla_by_default(call.model)
+        """Compiles in the scope that the model was made in."""
         scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
         return scope
 
@@ -136,14 +128,6 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""
         failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
         return failure.with_traceback(None) if isinstance(failure, Exception) else None
-
-
-@Once
-def _say_that_xla_is_off() -> None:
-    log.warning(
-        "tfdist: jit_compile=True has no effect under this strategy: XLA compiles no functions on the host, which "
-        "steps call to communicate."
-    )
 
 
 class SaidOnce(keras_hooks.ModelHooks[Ability]):

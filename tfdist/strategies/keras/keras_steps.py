@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -240,7 +241,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         if not extended.has_several_replicas:
             return
         call.arguments["step_function"] = step = Step(model, extended, step_function)
-        trains = step_function == model.train_step
+        trains = inspect.unwrap(step_function) == model.train_step
         _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
         call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
 

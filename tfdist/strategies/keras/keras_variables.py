@@ -116,6 +116,18 @@ def unnoted() -> Iterator[None]:
         _calling.assigned = before
 
 
+def note_origin(variable: Any, value: Any) -> None:
+    """Has the last assignment to a variable recorded with the operation that its value comes from.
+
+    Args:
+        variable: of Keras.
+        value: in the graph of the function that computes what was assigned.
+    """
+    assigned = getattr(_calling, "assigned", None)
+    if assigned is not None and id(variable) in assigned.values:
+        assigned.values[id(variable)][-1] = value
+
+
 def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     """Assigns to the replica's own copy, without TensorFlow's aggregation, which does not weight by samples."""
 

@@ -1,0 +1,213 @@
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tests.devices  # noqa: F401  (divides the CPU)
+from tests.strategies.ranked import Ranked, RankedLocal, on_ranks
+from tests.sweeps import sweep
+from tfdist.strategies.keras import compiled_functions, keras_xla
+
+layers = keras.layers
+call = compiled_functions.call
+X = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float32)
+Y = np.random.default_rng(1).integers(0, 3, 11)
+WORDS = np.random.default_rng(2).integers(0, 7, (11, 5))
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """Counts what is compiled; nothing has been said yet."""
+    counted = []
+    monkeypatch.setattr(compiled_functions, "call", lambda *given: counted.append(1) or call(*given))
+    keras_xla._said.cache_clear()
+    return counted
+
+
+class OwnSteps(keras.Model):
+    """Adds up a metric of its own."""
+
+    def train_step(self, data):
+        """As Keras's."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return self.compute_metrics(x, y, outputs)
+
+
+class Penalty(layers.Layer):
+    """Adds to the loss."""
+
+    def call(self, given):
+        """Passes on what it is given."""
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(given)))
+        return given
+
+
+class Lengths(layers.Layer):
+    """How long strings are."""
+
+    def call(self, given):
+        """A number for each of them."""
+        return tf.cast(tf.strings.length(given), tf.float32)
+
+
+class OwnLoss(keras.Model):
+    """Updates a metric where it computes its loss, and keeps what its forward pass has found."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.size = keras.metrics.Mean("size")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Adds the size of outputs."""
+        size = keras.ops.mean(keras.ops.square(y_pred))
+        self.size.update_state(size)
+        return super().compute_loss(x, y, y_pred, sample_weight) + size
+
+
+def dense(kind=keras.Model, *inner, **arguments):
+    inputs = hidden = keras.Input((6,))
+    for layer in (layers.Dense(5, "tanh", kernel_regularizer="l2", activity_regularizer="l1"), *inner):
+        hidden = layer(hidden)
+    model = kind(inputs=inputs, outputs=layers.Dense(3, "softmax")(hidden))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0, **arguments)
+    return model, optimizer, X
+
+
+def of_words(mask):
+    """Words are embedded; a mask needs a layer that takes it."""
+    inputs = keras.Input((5,), dtype="int32")
+    hidden = layers.Embedding(7, 4, mask_zero=mask)(inputs)
+    pooled = layers.LSTM(4)(hidden) if mask else layers.Flatten()(hidden)
+    model = keras.Model(inputs, layers.Dense(3, "softmax")(pooled))
+    return model, keras.optimizers.Adagrad(0.1), WORDS
+
+
+MODELS = {
+    "layers": lambda: dense(keras.Model, layers.BatchNormalization()),
+    "accumulated": lambda: dense(gradient_accumulation_steps=2),
+    "own steps": lambda: dense(OwnSteps, layers.BatchNormalization(), Penalty()),
+    "own loss": lambda: dense(OwnLoss, Penalty()),
+    "sparse gradients": lambda: of_words(False),
+    "masks": lambda: of_words(True),
+    "synchronized": lambda: dense(keras.Model, layers.BatchNormalization(synchronized=True)),
+}
+SWEPT = ("accumulated", "masks")
+METRICS = ["accuracy", keras.metrics.SparseCategoricalCrossentropy]
+
+
+def trained(strategy, make, jit_compile, **arguments):
+    """Everything that a training ends with, as one vector; and the model."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer, x = make()
+        for number, weight in enumerate(model.weights):  # ranks are threads, which share Keras's seed
+            drawn = np.random.default_rng(number).normal(size=weight.shape)
+            weight.assign(np.abs(drawn) if "variance" in weight.path else drawn)
+        metrics = [one if isinstance(one, str) else one() for one in METRICS]
+        loss = "sparse_categorical_crossentropy"
+        model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile, **arguments)
+    history = model.fit(x, Y, batch_size=4, epochs=2, shuffle=False, validation_data=(x[:5], Y[:5]), verbose=0).history
+    ended = [*model.get_weights(), *history.values(), model.predict(x, batch_size=3, verbose=0)]
+    return np.concatenate([np.ravel(one) for one in ended]), model
+
+
+def check_equal(strategies, make, tolerance=1e-5, **arguments):
+    expected, found = (trained(strategies, make, jit_compile, **arguments)[0] for jit_compile in (False, True))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [sweep(name) if name in SWEPT else name for name in MODELS])
+def test_weights_logs_and_predictions_are_those_without_xla(ranks, name, compiled, caplog):
+    """Batches have 4 and 3 rows, of which ranks get 2 and 1."""
+    on_ranks(ranks(2), check_equal, MODELS[name])
+    assert compiled
+    reasons = [one.message for one in caplog.records if "XLA" in one.message]
+    assert len(reasons) == (name == "synchronized"), reasons
+    assert all("such as a collective" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("name", [sweep("layers"), "own steps", sweep("synchronized")])
+def test_two_devices_of_a_process(ranks, name, compiled):
+    check_equal(Ranked(ranks(1).groups[0], devices=("CPU:1", "CPU:2")), MODELS[name])
+    assert compiled
+
+
+@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, sweep({"auto_scale_loss": True})], ids=str)
+def test_other_arguments_of_compile(ranks, arguments, compiled):
+    on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS["layers"], **arguments))
+    assert compiled
+
+
+def test_scaled_losses(ranks, compiled):
+    def scaled():
+        model, optimizer, x = dense()
+        return model, keras.optimizers.LossScaleOptimizer(optimizer), x
+
+    on_ranks(ranks(2), check_equal, scaled)
+    assert compiled
+
+
+def test_rounds(ranks, compiled):
+    ranks(2)(lambda group: check_equal(RankedLocal(group), MODELS["layers"]))
+    assert compiled
+
+
+def test_weighted_means_are_of_all_ranks(ranks, compiled, caplog):
+    """Their divisor is summed in the middle of the step, which is why XLA does not compile it."""
+
+    def work(strategy):
+        ended = []
+        for jit_compile in (False, True):
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax", kernel_initializer="ones")])
+                loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
+                model.compile("sgd", loss, jit_compile=jit_compile)
+            model.fit(X, Y, batch_size=4, sample_weight=np.arange(11.0), verbose=0)
+            ended.append(model.get_weights()[0])
+        np.testing.assert_allclose(ended[1], ended[0], rtol=0, atol=1e-6)
+
+    on_ranks(ranks(2), work)
+    assert compiled
+    assert sum("XLA does not compile" in one.message for one in caplog.records) == 1
+
+
+def test_what_xla_cannot_take_is_told(ranks, compiled, caplog):
+    with Ranked(ranks(1).groups[0], devices=("CPU:0", "CPU:1")).scope():
+        model = keras.Sequential([keras.Input((2,), dtype="string"), Lengths(), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=True)
+    model.fit(tf.data.Dataset.from_tensors(([["a", "b"]] * 4, np.ones(4))), verbose=0)
+    assert not compiled
+    assert sum("no ragged or sparse tensors, and no strings" in one.message for one in caplog.records) == 1
+
+
+def test_auto_is_keras_own_choice(ranks, monkeypatch, caplog):
+    """Beside a GPU that there is not. Steps of one's own are left alone, and what cannot be compiled for Keras."""
+    gpus = [types.SimpleNamespace(device_type="GPU")]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus if kind != "CPU" else [])
+
+    def chosen(strategy, kind=keras.Model, jit_compile="auto", **arguments):
+        with strategy.scope():
+            model = dense(kind)[0]
+            model.compile("sgd", "mse", jit_compile=jit_compile, **arguments)
+        return model.jit_compile
+
+    def choices(strategy):
+        return [
+            *(chosen(strategy), chosen(strategy, OwnSteps), chosen(strategy, OwnSteps, jit_compile=True)),
+            *(chosen(strategy, jit_compile=False), chosen(strategy, run_eagerly=True)),
+        ]
+
+    assert choices(Ranked(ranks(1).groups[0])) == [True, True, True, False, False]
+    assert on_ranks(ranks(2), choices) == [[True, False, True, False, False]] * 2
+    assert not caplog.records
+
+
+def test_without_a_gpu_auto_is_off(ranks):
+    assert trained(Ranked(ranks(1).groups[0]), dense, "auto")[1].jit_compile is False

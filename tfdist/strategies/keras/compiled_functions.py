@@ -1,0 +1,143 @@
+"""Functions of Keras objects as one computation of XLA, within a graph that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.engine import host_calls
+from tfdist.private import models
+from tfdist.private.keras import backend, tree
+from tfdist.strategies.keras.keras_variables import note_origin
+
+
+def can_take(value: Any) -> bool:
+    """Whether a component of a batch may be an argument of what XLA compiles."""
+    return value is None or (isinstance(value, tf.Tensor) and value.dtype not in (tf.string, tf.variant))
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[tf.Tensor]]:
+    """Calls a function, which XLA compiles, and then assigns to the variables of Keras that it assigns to.
+
+    Args:
+        function: returns tensors, and what else it likes, in structures that Keras's `tree` knows. Tensors among its
+            arguments that it returns are passed by.
+        arguments: likewise.
+
+    Returns:
+        What the function returns; what it has added to the losses of layers.
+
+    Raises:
+        RefusedError: the function calls the host.
+    """
+    given = [leaf for leaf in tree.flatten(arguments) if isinstance(leaf, tf.Tensor)]
+    traced = _Traced(function, arguments)
+    compiled = tf.function(traced, autograph=False, jit_compile=True)
+    of_outputs, losses, of_state = compiled([_with_kept(one) for one in given])
+    for (variable, inner), value in zip(traced.state, of_state, strict=True):
+        variable.assign(value)
+        note_origin(variable, inner)
+    return traced.outputs(given, of_outputs), losses
+
+
+class _Traced:
+    """A function of tensors alone, in whose calls a function of Keras objects is traced.
+
+    Args:
+        function: as of `call`.
+        arguments: as of `call`.
+
+    Attributes:
+        state: the variables that it assigns to, and their values in its graph.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Any) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._structure: Any = None
+        self.state: list[tuple[Any, tf.Tensor]] = []
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Returns what tensors of the function's outputs are, the losses that layers have added, and new state."""
+        scope = _Scope()
+        inside = [_with_what_is_kept(*one) for one in given]
+        numbers = {id(one): number for number, one in enumerate(inside)}
+        following = iter(inside)
+        arguments = tree.map_structure(
+            lambda leaf: next(following) if isinstance(leaf, tf.Tensor) else leaf, self._arguments
+        )
+        with scope, host_calls.refused():
+            outputs = self._function(*arguments)
+        returned: list[Any] = []
+
+        def noted(leaf: Any) -> Any:
+            if not isinstance(leaf, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)):
+                return leaf  # variables of Keras, too, which TensorFlow takes for tensors
+            if id(leaf) in numbers:
+                return _Place(numbers[id(leaf)], True)
+            returned.append(_with_kept(leaf))
+            return _Place(len(returned) - 1, False)
+
+        self._structure = tree.map_structure(noted, outputs)
+        self.state = scope.state()
+        return returned, scope.losses, [value for _, value in self.state]
+
+    def outputs(self, given: list[tf.Tensor], returned: list[Any]) -> Any:
+        """What the function returns, of tensors outside of its graph."""
+
+        def found(leaf: Any) -> Any:
+            if not isinstance(leaf, _Place):
+                return leaf
+            return given[leaf.number] if leaf.is_argument else _with_what_is_kept(*returned[leaf.number])
+
+        return tree.map_structure(found, self._structure)
+
+
+class _Place:
+    """Where a tensor among the outputs comes from.
+
+    Args:
+        number: of an argument, or among the tensors that are returned.
+        is_argument: which of the two.
+    """
+
+    def __init__(self, number: int, is_argument: bool) -> None:
+        self.number = number
+        self.is_argument = is_argument
+
+
+class _Scope(backend.StatelessScope):
+    """Keeps values that are assigned to variables, and losses that layers add."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._updated: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """See `keras.StatelessScope`."""
+        self._updated[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """See `keras.StatelessScope`. What has not been assigned is read as it is, as regularizers are given None."""
+        found = super().get_current_value(variable)
+        return models.value_of(variable) if found is None else found
+
+    def state(self) -> list[tuple[Any, tf.Tensor]]:
+        """The variables that were assigned to, and their values."""
+        return [(one, tf.cast(self.get_current_value(one), one.dtype)) for one in self._updated.values()]
+
+
+def _with_kept(tensor: Any) -> tuple[Any, Any, Any]:
+    """A tensor with the mask and the logits that Keras keeps with it, or None for those."""
+    return tensor, backend.get_keras_mask(tensor), models.logits_of(tensor)
+
+
+def _with_what_is_kept(tensor: Any, mask: Any, logits: Any) -> Any:
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)
+    if logits is not None:
+        models.set_logits(tensor, logits)
+    return tensor

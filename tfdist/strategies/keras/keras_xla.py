@@ -1,0 +1,213 @@
+"""XLA in steps that call the host: what a replica computes between collectives is compiled.
+
+Plain Keras compiles a whole step. XLA compiles no functions on the host, by which processes communicate. So a step of
+Keras's own is compiled up to where it gives gradients to its optimizer: forward pass, loss and backward pass are one
+computation. The optimizer, around which gradients are summed, and the metrics of `compile` follow outside. In a step
+of a user's own, the model's forward pass is compiled, and its backward pass with it.
+
+What is compiled assigns to no variables: they get their values after it, where state is merged over replicas. What
+communicates within, as synchronized BatchNormalization does, is not compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import keras
+import tensorflow as tf
+
+from tfdist.engine import host_calls
+from tfdist.private import models
+from tfdist.private.tensorflow import copies
+from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies.abilities import Ability, HasStages
+from tfdist.strategies.keras import compiled_functions
+
+log = logging.getLogger("tfdist")
+
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+def install() -> None:
+    """Installs the hooks. They have to be outside of those that have steps taken on shares."""
+    keras_hooks.add(Compiled)
+
+
+class Compiled(keras_hooks.ModelHooks[Ability]):
+    """Steps that call the host are compiled as far as they can be."""
+
+    def compile(self, call: ModelCall) -> None:
+        """Decides whether XLA is used: ``"auto"`` is as in plain Keras, but leaves a user's own steps alone.
+
+        What those keep of a forward pass, as an attribute of a layer, could not be read outside of it.
+        """
+        given, model = call.arguments, call.model
+        if isinstance(self.extended, HasStages):
+            if given["jit_compile"] is True:
+                _say(self.extended, "stages of a pipeline communicate within a step")
+            given["jit_compile"] = False
+        elif given["jit_compile"] == "auto" and not given["run_eagerly"]:
+            whole = not self.extended.calls_host_in_steps
+            given["jit_compile"] = (whole or _has_steps_of_keras(model)) and models.xla_by_default(model)
+
+    def make_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+        """Compiles what `train_step` or `test_step` computes."""
+        if not self._is_used(call.model):
+            return None
+        call.arguments["step_function"] = compiled(call.model, call.arguments["step_function"], self.extended)
+        return models.without_xla(call.model)
+
+    def make_predict_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+        """Compiles what `predict_step` computes."""
+        if not self._is_used(call.model):
+            return None
+        step = compiled(call.model, call.model.predict_step, self.extended)
+        call.arguments["self"] = WithPredictStep(call.model, step)
+        return models.without_xla(call.model)
+
+    def _is_used(self, model: Any) -> bool:
+        return self.extended.calls_host_in_steps and model.jit_compile
+
+
+def compiled(model: Any, step_function: Callable[..., Any], extended: Ability | None = None) -> Callable[..., Any]:
+    """A step, of which XLA compiles what it can.
+
+    Args:
+        model: a Keras model.
+        step_function: its `train_step`, `test_step` or `predict_step`.
+        extended: the `extended` of its strategy, if it has one.
+    """
+    is_own = any(step_function == getattr(model, name) and _is_of_keras(model, name) for name in _STEPS)
+    compute = _as_a_whole if is_own else _with_compiled_calls
+
+    @functools.wraps(step_function)
+    def step(data: Any) -> Any:
+        obstacle = _obstacle(model, data, extended)
+        if obstacle is not None:
+            _say(extended, obstacle)
+            return step_function(data)
+        sharing = at_work.sharing()
+        with contextlib.nullcontext() if sharing is None else sharing.shares.read_before():
+            return compute(model, step_function, data, functools.partial(_say, extended))
+
+    return step
+
+
+def _has_steps_of_keras(model: Any) -> bool:
+    return all(_is_of_keras(model, name) for name in (*_STEPS, "compute_metrics"))
+
+
+def _is_of_keras(model: Any, name: str) -> bool:
+    owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
+    return name not in vars(model) and owner.__module__.partition(".")[0] == "keras"
+
+
+def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
+    """Why nothing of a step on some data can be compiled; None if nothing is known."""
+    if not model.built:
+        return "the model is not built before its first step"
+    if not all(compiled_functions.can_take(one) for one in tf.nest.flatten(data)):
+        return "it takes no ragged or sparse tensors, and no strings"
+    if extended is not None and _are_elsewhere(model.variables, extended.worker_devices):
+        return "weights are on other devices than replicas"
+    return None
+
+
+def _are_elsewhere(variables: list[Any], devices: Sequence[str]) -> bool:
+    held = [copy for variable in variables for copy in copies(models.value_of(variable))]
+    return not {_name_of(one.device) for one in held} <= set(map(_name_of, devices))
+
+
+def _name_of(device: str) -> str:
+    return device.rpartition("device:")[2]
+
+
+@functools.cache
+def _said(reason: str) -> None:
+    log.warning("tfdist: XLA does not compile a step of training as a whole: %s.", reason)
+
+
+def _say(extended: Ability | None, reason: str) -> None:
+    if extended is None or extended.is_writer:
+        _said(reason)
+
+
+def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: Callable[[str], None]) -> Any:
+    """Takes a step of Keras's own. The optimizer and metrics, which it calls last, are called outside."""
+
+    def until_used(batch: Any) -> Any:
+        with _Postponed(model) as postponed:
+            return step_function(batch), postponed.update, postponed.measure
+
+    try:
+        (outputs, update, measure), _ = compiled_functions.call(until_used, data)
+    except host_calls.RefusedError as error:
+        say(str(error))
+        return step_function(data)
+    if update is not None:
+        model.optimizer.apply_gradients(*update)
+    return outputs if measure is None else model.compute_metrics(*measure[0], **measure[1])
+
+
+class _Postponed:
+    """Context in which a step does not update weights, nor the metrics of `compile`.
+
+    Args:
+        model: a Keras model.
+
+    Attributes:
+        update: the arguments of `apply_gradients`.
+        measure: those of `compute_metrics`, by place and by name.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.update: tuple[list[Any]] | None = None
+        self.measure: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __enter__(self) -> Self:
+        vars(self._model)["compute_metrics"] = self._measured
+        if self._model.optimizer is not None:
+            vars(self._model.optimizer)["apply_gradients"] = self._updated
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del vars(self._model)["compute_metrics"]
+        if self._model.optimizer is not None:
+            del vars(self._model.optimizer)["apply_gradients"]
+
+    def _updated(self, pairs: Any) -> None:
+        self.update = (list(pairs),)
+
+    def _measured(self, *arguments: Any, **named: Any) -> None:
+        self.measure = arguments, named
+
+
+def _with_compiled_calls(model: Any, step_function: Callable[..., Any], data: Any, say: Callable[[str], None]) -> Any:
+    """Takes a user's step; what a call of the model computes is one computation, and its gradient another."""
+    original = type(model).call.__get__(model)
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **named: Any) -> Any:
+        def called(given: tuple[Any, ...], by_name: dict[str, Any]) -> Any:
+            return original(*given, **by_name)
+
+        try:
+            outputs, losses = compiled_functions.call(called, arguments, named)
+        except host_calls.RefusedError as error:
+            say(str(error))
+            return original(*arguments, **named)
+        for loss in losses:
+            keras.layers.Layer.add_loss(model, loss)  # a graph of layers does not let users do so
+        return outputs
+
+    vars(model)["call"] = call  # also while another device's replica has not left, whose function is like this one
+    try:
+        return step_function(data)
+    finally:
+        vars(model).pop("call", None)
