@@ -38,7 +38,7 @@ SUMS = [1, 16, 256]
 STEPS, REPEATS = 20, 10
 
 
-def weights(way, device, file):
+def weights(way, device, names, file):
     """Trains each model for some steps, and writes all weights."""
     import keras
     import models
@@ -46,7 +46,7 @@ def weights(way, device, file):
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
     found, compiled = {}, {}
-    for model in WEIGHTS:
+    for model in names:
         with _scope(way, device):
             made = models.compiled(model, keras.optimizers.SGD(0.01, momentum=0.9))
         x, y = models.data(model, 64 * STEPS)
@@ -195,7 +195,7 @@ def launched(what, *given, processes=0):
     return side_by_side.measure(command, 1, visible, cores=False, deadline=200)
 
 
-def measure_weights(device):
+def measure_weights(device, names):
     ways = {  # what is run, and what it is compared with, also where random numbers are a GPU's own
         "CPU": ("plain", "CPU:0", 0, None, None),
         "plain Keras": ("plain", device, 0, "CPU", None),
@@ -206,9 +206,9 @@ def measure_weights(device):
     ended, found = {}, {}
     for way, (kind, place, processes, reference, with_dropout) in ways.items():
         with tempfile.TemporaryDirectory() as folder:
-            compiled = launched("weights", kind, place, f"{folder}/weights.npz", processes=processes)
+            compiled = launched("weights", kind, place, names, f"{folder}/weights.npz", processes=processes)
             ended[way] = dict(np.load(f"{folder}/weights.npz"))
-        for model in WEIGHTS:
+        for model in names:
             other = with_dropout if model == "dropout" else reference
             if other is not None:
                 apart = float(np.abs(ended[way][model] - ended[other][model]).max())
@@ -271,15 +271,15 @@ def measure_scopes(device):
 def main():
     options = side_by_side.parser(__doc__.partition("\n")[0])
     parts = {
-        "weights": measure_weights,
-        "speed": lambda device: measure_speed(device, options.rounds, options.models),
+        "weights": lambda device: measure_weights(device, [one for one in WEIGHTS if one in options.models]),
+        "speed": lambda device: measure_speed(device, options.rounds, [one for one in SPEED if one in options.models]),
         "sums": measure_sums,
         "strategies": measure_strategies,
         "scopes": measure_scopes,
     }
     options.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--models", nargs="+", choices=list(SPEED), default=list(SPEED), help="of speed")
+    options.add_argument("--models", nargs="+", choices=WEIGHTS, default=WEIGHTS, help="of weights and speed")
     options.add_argument("--device", default="GPU:0")
     options = options.parse_args()
     found = {}

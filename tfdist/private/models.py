@@ -72,6 +72,16 @@ def forget_losses(layer: Any) -> None:
     layer._clear_losses()
 
 
+@contextlib.contextmanager
+def losses_kept(model: Any) -> Iterator[None]:
+    """Context in which others may call a model, too: what its layers have added to the loss before stays so."""
+    before = [(layer, list(layer._losses)) for layer in layers_of(model)]
+    yield
+    for layer, losses in before:
+        layer._losses.clear()
+        layer._losses.extend(losses)
+
+
 def value_of(variable: Any) -> Any:
     """TensorFlow's variable in a variable of Keras, whatever the scope."""
     return variable._value

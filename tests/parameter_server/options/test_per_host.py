@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.parameter_server import PerHost, SoftSync, Synchronous
+from tfdist.parameter_server import Inverse, PerHost, SoftSync, Synchronous
 
 
 def test_the_mean_over_the_workers_of_a_host_is_the_default():
@@ -17,3 +17,8 @@ def test_roots_that_cannot_be(roots):
 def test_a_mode_that_is_none():
     with pytest.raises(ValueError, match=r"must be a mode such as SoftSync\(\); got 2"):
         PerHost(2)
+
+
+def test_what_late_gradients_are_worth_is_for_the_roots():
+    with pytest.raises(ValueError, match=r"for the roots to say, .* got SoftSync\(late=Inverse\(\)\)"):
+        PerHost(SoftSync(late=Inverse()))

@@ -154,3 +154,32 @@ def test_a_number_of_a_batch_counts_by_its_samples(ranks):
     assert float(own.result()) == 2.0
     assert float(weighted.result()) == pytest.approx(106 / 3)
     assert float(of_rows.result()) == pytest.approx(106 / 3)
+
+
+class Added(keras.layers.Layer):
+    """Adds the mean of its inputs' squares to the loss."""
+
+    def call(self, given):
+        """Passes on what it is given."""
+        self.add_loss(keras.ops.mean(keras.ops.square(given)))
+        return given
+
+
+def test_losses_that_layers_add_are_those_of_the_own_replica(ranks):
+    """Replicas of two devices wait for each other within the forward pass, and are called in turn."""
+    x, y = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), np.ones((12, 1), np.float32)
+    ended = []
+    for devices in (["CPU:0"], ["CPU:1", "CPU:2"]):
+        keras.utils.set_random_seed(0)
+        with Ranked(ranks(1).groups[0], devices=devices).scope():
+            model = keras.Sequential(
+                [
+                    *(keras.layers.Input((3,)), keras.layers.Dense(4, activity_regularizer="l2"), Added()),
+                    *(keras.layers.BatchNormalization(synchronized=True), Added(), keras.layers.Dense(1)),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        ended.append([*model.get_weights(), history["loss"]])
+    for alone, two in zip(*ended, strict=True):
+        np.testing.assert_allclose(two, alone, rtol=1e-5, atol=1e-6)

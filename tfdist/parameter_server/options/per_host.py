@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfdist.parameter_server.options.servers import KeepsSnapshots
+from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import SoftSync, Synchronization
 
 
@@ -18,7 +19,7 @@ class PerHost(KeepsSnapshots):
 
     Attributes:
         synchronization: between the workers of a host: which of their gradients are joined, and who waits. The
-            strategy's own ``synchronization`` is then between hosts.
+            strategy's own ``synchronization`` is then between hosts, and says what late gradients are worth.
         roots: at least 1.
         snapshots: of the roots, as of `Servers`.
         snapshot_seconds: between two snapshots.
@@ -36,6 +37,11 @@ class PerHost(KeepsSnapshots):
         if not isinstance(self.synchronization, Synchronization):
             raise ValueError(
                 f"PerHost(synchronization=…) must be a mode such as SoftSync(); got {self.synchronization!r}"
+            )
+        if not isinstance(self.synchronization.late, Unscaled):
+            raise ValueError(
+                "PerHost(synchronization=…) takes no late=: what late gradients are worth is for the roots to say, by "
+                f"the strategy's synchronization=; got {self.synchronization!r}"
             )
         if not isinstance(self.roots, int) or isinstance(self.roots, bool) or self.roots < 1:
             raise ValueError(f"PerHost(roots=…) must be a whole number of at least 1; got {self.roots!r}")

@@ -47,6 +47,8 @@ def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> 
     Raises:
         MismatchError: copies are not equal.
     """
+    if not extended.has_several_replicas:
+        return largest
     variables = _compared(model, extended)
     hashes = _hashes(variables)
     # One all-reduce by maximum yields the maximum and, of the negatives, the minimum: equal if all copies are.
@@ -61,7 +63,7 @@ def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> 
 
 def _compared(model: Any, extended: DataParallel) -> list[Any]:
     """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
-    if not extended.checks_weights or not extended.has_several_replicas:
+    if not extended.checks_weights:
         return []
     optimizer = model.optimizer
     kept = [] if optimizer is None else optimizer.variables

@@ -36,6 +36,7 @@ from tfdist.private.keras import losses
 from tfdist.seams.registry import replace
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import DataParallel
+from tfdist.strategies.keras.keras_variables import state_of_step
 
 
 def install() -> None:
@@ -47,6 +48,7 @@ def install() -> None:
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         replace(optimizer, "scale_loss", _vectors_as_sums)
     replace(keras.metrics.Mean, "update_state", _numbers_of_a_batch)
+    replace(private.ReplicaContext, "merge_call", _beside_others)
     replace(tf.nn, "compute_average_loss", _as_part_of_sum)
     replace(tf.nn, "scale_regularization_loss", _whole)
 
@@ -261,6 +263,17 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.reduce_sum(regularization_loss)
 
     return scale_regularization_loss
+
+
+def _beside_others(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a replica waits for those of other devices, they call the model that they share."""
+
+    def merge_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = state_of_step()
+        with contextlib.nullcontext() if state is None else state.others_called():
+            return original(self, *args, **kwargs)
+
+    return merge_call
 
 
 # Reported losses.

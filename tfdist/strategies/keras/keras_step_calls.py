@@ -39,7 +39,7 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
     def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
         """Agrees on them."""
         extended = self.extended
-        if call.is_within_fit or not extended.acts_alike or extended.is_local_only:
+        if call.is_within_fit or not extended.acts_alike or extended.is_local_only or not extended.has_several_replicas:
             return None
         given = listed(call.arguments["callbacks"])
         needs = [call.name == "fit" and any(map(may_end_steps, given)), any(map(reads_logs_of_steps, given))]

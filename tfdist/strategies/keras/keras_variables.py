@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private import models
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import tf_core
 from tfdist.private.models import layers_of, state_of, strategy_of, value_of
@@ -247,12 +248,14 @@ class StateOfStep:
     """
 
     def __init__(self, model: Any, extended: Any, assigned: Assigned) -> None:
+        self._model = model
         self._shares = extended.shares
         self._assigned = assigned
         self._merged: dict[int, int] = {}
         self._riding: list[Any] = []
+        self._has_others = len(extended.worker_devices) > 1
         eager = tf.executing_eagerly()
-        self._graph = None if eager or len(extended.worker_devices) > 1 else tf.compat.v1.get_default_graph()
+        self._graph = None if eager or self._has_others else tf.compat.v1.get_default_graph()
         self._variables = state_of_layers(model)
         self._is_local = not extended.meets_in_steps  # and may be without samples
         self._before = {
@@ -270,6 +273,10 @@ class StateOfStep:
             yield
         finally:
             _calling.state = before
+
+    def others_called(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which replicas of other devices may take this step: what layers have added to the loss is kept."""
+        return models.losses_kept(self._model) if self._has_others else contextlib.nullcontext()
 
     def means(self, weighs: bool) -> list[tf.Tensor]:
         """This replica's terms of what is merged with gradients; `take` has to be called with their sums.
