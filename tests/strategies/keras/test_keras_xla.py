@@ -14,6 +14,7 @@ layers = keras.layers
 call = compiled_functions.call
 X = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 11)
+LOSS = "sparse_categorical_crossentropy"
 WORDS = np.random.default_rng(2).integers(0, 7, (11, 5))
 
 
@@ -80,82 +81,93 @@ def dense(kind=keras.Model, *inner, **arguments):
     return model, optimizer, X
 
 
-def of_words(mask):
-    """Words are embedded; a mask needs a layer that takes it."""
+def of_words(kind=keras.Model, *inner, mask=False):
+    """Words are embedded, which has sparse gradients; a mask needs a layer that takes it."""
     inputs = keras.Input((5,), dtype="int32")
     hidden = layers.Embedding(7, 4, mask_zero=mask)(inputs)
-    pooled = layers.LSTM(4)(hidden) if mask else layers.Flatten()(hidden)
-    model = keras.Model(inputs, layers.Dense(3, "softmax")(pooled))
+    for layer in (layers.LSTM(4) if mask else layers.Flatten(), *inner):
+        hidden = layer(hidden)
+    model = kind(inputs=inputs, outputs=layers.Dense(3, "softmax", kernel_regularizer="l2")(hidden))
     return model, keras.optimizers.Adagrad(0.1), WORDS
 
 
+def scaled():
+    model, optimizer, x = dense()
+    return model, keras.optimizers.LossScaleOptimizer(optimizer), x
+
+
 MODELS = {
-    "layers": lambda: dense(keras.Model, layers.BatchNormalization()),
-    "accumulated": lambda: dense(gradient_accumulation_steps=2),
+    "everything": lambda: of_words(OwnLoss, layers.BatchNormalization(), Penalty()),
     "own steps": lambda: dense(OwnSteps, layers.BatchNormalization(), Penalty()),
-    "own loss": lambda: dense(OwnLoss, Penalty()),
-    "sparse gradients": lambda: of_words(False),
-    "masks": lambda: of_words(True),
     "synchronized": lambda: dense(keras.Model, layers.BatchNormalization(synchronized=True)),
+    "accumulated": lambda: dense(gradient_accumulation_steps=2),
+    "masks": lambda: of_words(mask=True),
+    "scaled": scaled,
 }
-SWEPT = ("accumulated", "masks")
-METRICS = ["accuracy", keras.metrics.SparseCategoricalCrossentropy]
 
 
-def trained(strategy, make, jit_compile, **arguments):
-    """Everything that a training ends with, as one vector; and the model."""
+def trained(strategy, make, jit_compile, is_whole=False, **arguments):
+    """Everything that a training ends with, as one vector.
+
+    Args:
+        strategy: that it is under.
+        make: makes a model and an optimizer, and has data for them.
+        jit_compile: as of ``compile``.
+        is_whole: whether there is a partial batch, and whether there are evaluations and predictions.
+        arguments: others of ``compile``.
+    """
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model, optimizer, x = make()
         for number, weight in enumerate(model.weights):  # ranks are threads, which share Keras's seed
             drawn = np.random.default_rng(number).normal(size=weight.shape)
             weight.assign(np.abs(drawn) if "variance" in weight.path else drawn)
-        metrics = [one if isinstance(one, str) else one() for one in METRICS]
-        loss = "sparse_categorical_crossentropy"
-        model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile, **arguments)
-    history = model.fit(x, Y, batch_size=4, epochs=2, shuffle=False, validation_data=(x[:5], Y[:5]), verbose=0).history
-    ended = [*model.get_weights(), *history.values(), model.predict(x, batch_size=3, verbose=0)]
-    return np.concatenate([np.ravel(one) for one in ended]), model
+        metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]
+        model.compile(optimizer, LOSS, metrics=metrics, jit_compile=jit_compile, **arguments)
+    rows, validation = (11, (x[:5], Y[:5])) if is_whole else (8, None)
+    given = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": validation}
+    history = model.fit(x[:rows], Y[:rows], **given).history
+    ended = [*model.get_weights(), *history.values()]
+    if is_whole:
+        ended.append(model.predict(x, batch_size=3, verbose=0))
+    return np.concatenate([np.ravel(one) for one in ended])
 
 
-def check_equal(strategies, make, tolerance=1e-5, **arguments):
-    expected, found = (trained(strategies, make, jit_compile, **arguments)[0] for jit_compile in (False, True))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+def check_equal(strategy, make, **arguments):
+    expected, found = (trained(strategy, make, jit_compile, **arguments) for jit_compile in (False, True))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [sweep(name) if name in SWEPT else name for name in MODELS])
-def test_weights_logs_and_predictions_are_those_without_xla(ranks, name, compiled, caplog):
+def test_weights_logs_evaluations_and_predictions_are_those_without_xla(ranks, compiled):
     """Batches have 4 and 3 rows, of which ranks get 2 and 1."""
-    on_ranks(ranks(2), check_equal, MODELS[name])
+    on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS["everything"], is_whole=True))
+    assert compiled
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("own steps", {}),
+        ("scaled", {"steps_per_execution": 2}),
+        *(sweep(name, {}) for name in ("synchronized", "accumulated", "masks")),
+    ],
+)
+def test_further_models(ranks, name, arguments, compiled):
+    on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS[name], **arguments))
+    assert compiled
+
+
+@pytest.mark.parametrize("name", ["synchronized", sweep("everything"), sweep("own steps")])
+def test_two_devices_of_a_process(ranks, name, compiled, caplog):
+    check_equal(Ranked(ranks(1).groups[0], devices=("CPU:1", "CPU:2")), MODELS[name])
     assert compiled
     reasons = [one.message for one in caplog.records if "XLA" in one.message]
     assert len(reasons) == (name == "synchronized"), reasons
     assert all("such as a collective" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("name", [sweep("layers"), "own steps", sweep("synchronized")])
-def test_two_devices_of_a_process(ranks, name, compiled):
-    check_equal(Ranked(ranks(1).groups[0], devices=("CPU:1", "CPU:2")), MODELS[name])
-    assert compiled
-
-
-@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, sweep({"auto_scale_loss": True})], ids=str)
-def test_other_arguments_of_compile(ranks, arguments, compiled):
-    on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS["layers"], **arguments))
-    assert compiled
-
-
-def test_scaled_losses(ranks, compiled):
-    def scaled():
-        model, optimizer, x = dense()
-        return model, keras.optimizers.LossScaleOptimizer(optimizer), x
-
-    on_ranks(ranks(2), check_equal, scaled)
-    assert compiled
-
-
 def test_rounds(ranks, compiled):
-    ranks(2)(lambda group: check_equal(RankedLocal(group), MODELS["layers"]))
+    ranks(2)(lambda group: check_equal(RankedLocal(group), MODELS["own steps"]))
     assert compiled
 
 
@@ -210,4 +222,7 @@ def test_auto_is_keras_own_choice(ranks, monkeypatch, caplog):
 
 
 def test_without_a_gpu_auto_is_off(ranks):
-    assert trained(Ranked(ranks(1).groups[0]), dense, "auto")[1].jit_compile is False
+    with Ranked(ranks(1).groups[0]).scope():
+        model = dense()[0]
+        model.compile("sgd", "mse")
+    assert model.jit_compile is False
