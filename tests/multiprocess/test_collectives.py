@@ -35,7 +35,7 @@ def test_death_in_the_middle(name):
     harness.assert_nothing_left()
 
 
-@pytest.mark.parametrize("cliques", ["2", "4"])
+@pytest.mark.parametrize("cliques", [sweep("2"), "4"])
 def test_every_algorithm_on_several_machines_as_mpi_sees_them(cliques):
     settings = {"TEST_CASES": ",".join(CHECKS), "MPIR_CVAR_NUM_CLIQUES": cliques}
     for end in harness.run([PROGRAM], 4, settings):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.multiprocess
 PROGRAM = str(harness.PROGRAMS / "dynamic_embedding.py")
 
 
+@pytest.mark.sweep
 def test_users_and_items_are_embedded():
     given = harness.tf_configs(*test_servers_faults.TASKS)
     with harness.started([PROGRAM], 4, {"TFDIST_SECRET": "x"}, per_rank=given) as processes:

@@ -30,7 +30,7 @@ def test_it_trains_as_one_process_does(tmp_path):
     harness.assert_nothing_left()
 
 
-@pytest.mark.parametrize("killed", ["ps 0", sweep("worker 1")])
+@pytest.mark.parametrize("killed", [*map(sweep, ("ps 0", "worker 1"))])
 def test_a_task_that_is_killed_ends_the_job(tmp_path, killed):
     what = ["compare", "train"] if killed == "ps 0" else ["train"]
     with harness.started(

@@ -4,14 +4,13 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "host_device.py")
-CHECKS = [
-    *("all_reduce", "scaled_losses", "two_replicas_in_each_process", "compressed", "delayed"),
-    *("local_sgd", "gossip"),
-]
+CHECKS = ["all_reduce", "scaled_losses", "two_replicas_in_each_process", "compressed", "delayed", sweep("local_sgd")]
+CHECKS += ["gossip"]
 
 
 @checks({2: CHECKS})

@@ -18,7 +18,9 @@ KERAS = ["features", "loops", "stopped", sweep("again"), sweep("quiet"), "refuse
 ON_TWO = ["synchronous", "compressed", "restarted"]
 
 
-@checks({1: [sweep("synchronous"), sweep("golden")], 2: ROUNDS + KERAS, 3: ["golden", "uneven", *map(sweep, ON_TWO)]})
+@checks(
+    {1: [sweep("synchronous"), sweep("golden")], 2: ROUNDS + KERAS, 3: ["uneven", *map(sweep, ("golden", *ON_TWO))]}
+)
 def test_rounds(size, check, passes):
     passes(size, check)
 

@@ -67,6 +67,7 @@ def test_timeline_of_a_script(tmp_path):
     assert [path.name for path in tmp_path.glob("out.json*")] == ["out.json"]
 
 
+@pytest.mark.sweep
 def test_timeline_of_a_job_that_fails(tmp_path):
     out = tmp_path / "out.json"
     ended = tfdist("run", "-n", "2", "--timeline", str(out), str(harness.PROGRAMS / "train.py"), TEST_DO="kill")

@@ -19,7 +19,7 @@ CHECKS = ["golden", "features", "layers", "compressed", "loops", "again", "loadi
 CHECKS += ["slow_end", "uneven"]
 
 
-@checks({1: ["restarted", sweep("golden")], 2: CHECKS, 3: ["golden", "again", sweep("layers"), sweep("loading")]})
+@checks({1: ["restarted", sweep("golden")], 2: CHECKS, 3: [*map(sweep, ("golden", "again", "layers", "loading"))]})
 def test_rounds(size, check, passes):
     passes(size, check)
 
