@@ -148,7 +148,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         samples = batch_size(batch)
         before = [*equal_rows(batch, tf.constant(True)), extended.shares.set_total(samples)]
         if self._spec.calls.compares_samples:
-            before.append(extended.shares.audit(samples))
+            before.append(extended.shares.tally(samples))
         with tf.control_dependencies(before):
             samples = tf.identity(samples)
         return private.per_replica(self._cut(batch, samples, self._parts(samples)), extended)

@@ -125,7 +125,7 @@ class Shares:
     def __init__(self, devices: int) -> None:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._total = tf.Variable(0, dtype=tf.int64, trainable=False, name="tfdist_samples_in_step")
-            self._audited = tf.Variable(0, dtype=tf.int64, trainable=False, name="tfdist_samples_to_compare")
+            self._tally = tf.Variable(0, dtype=tf.int64, trainable=False, name="tfdist_samples_of_an_epoch")
             self._rows = [
                 tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_samples_of_replica_{device}")
                 for device in range(devices)
@@ -137,14 +137,14 @@ class Shares:
         """Sets the number of samples of all replicas of all processes; returns the assigning operation."""
         return self._total.assign(total, read_value=False) or tf.no_op()
 
-    def audit(self, samples: tf.Tensor | int) -> tf.Operation | tf.Tensor:
+    def tally(self, samples: tf.Tensor | int) -> tf.Operation | tf.Tensor:
         """Adds to the samples that processes compare when an epoch ends; returns the assigning operation."""
-        return self._audited.assign_add(samples, read_value=False) or tf.no_op()
+        return self._tally.assign_add(samples, read_value=False) or tf.no_op()
 
-    def take_audited(self) -> int:
+    def take_tally(self) -> int:
         """The samples that were added since the last call; eagerly."""
-        samples = int(self._audited)
-        self._audited.assign(0)
+        samples = int(self._tally)
+        self._tally.assign(0)
         return samples
 
     @contextlib.contextmanager

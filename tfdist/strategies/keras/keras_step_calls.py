@@ -37,15 +37,18 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Agrees on them."""
-        extended = self.extended
+        """Agrees on them. All have been given data of the same kinds."""
+        extended, given = self.extended, call.arguments
         if call.is_within_fit or not extended.acts_alike or extended.is_local_only or not extended.has_several_replicas:
             return None
-        given = listed(call.arguments["callbacks"])
-        needs = [call.name == "fit" and any(map(may_end_steps, given)), any(map(reads_logs_of_steps, given))]
+        callbacks = listed(given["callbacks"])
+        needs = [call.name == "fit" and any(map(may_end_steps, callbacks)), any(map(reads_logs_of_steps, callbacks))]
         if len(extended.everyone.members) > 1:
             needs = extended.everyone.all_gather(tf.constant([needs])).numpy().any(axis=0)
-        return self._calling(StepCalls(counts_batches=bool(needs[0]), merges_logs=bool(needs[1])))
+        ends, reads = map(bool, needs)
+        may_differ = any(map(_may_have_other_samples, (given["x"], given.get("validation_data"))))
+        calls = StepCalls(counts_batches=ends, compares_samples=may_differ and not ends, merges_logs=reads)
+        return self._calling(calls)
 
     evaluate = predict = fit
 
@@ -53,13 +56,13 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
     def _calling(self, calls: StepCalls) -> Iterator[None]:
         extended = self.extended
         before, extended.step_calls = extended.step_calls, calls
-        samples = extended.shares.take_audited()
+        samples = extended.shares.take_tally()
         try:
             yield
         finally:
             extended.step_calls = before
-            extended.shares.take_audited()
-            extended.shares.audit(samples)
+            extended.shares.take_tally()
+            extended.shares.tally(samples)
 
     def epoch_logs(self, call: ModelCall) -> None:
         """Compares how many samples the epoch had, where no step has.
@@ -70,7 +73,7 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
         extended = self.extended
         if not extended.step_calls.compares_samples or extended.is_local_only:
             return
-        samples = str(extended.shares.take_audited())
+        samples = str(extended.shares.take_tally())
         exchange = extended.everyone
         for values in exchange.compare("the samples of an epoch", {"samples": samples}).values():
             raise MismatchError(
@@ -94,10 +97,12 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
     agreed = extended.step_calls
     if agreed.counts_batches or not _has_known_batches(data):
         return StepCalls(merges_logs=agreed.merges_logs)
-    if first_array(data) is not None:
-        return StepCalls(counts_batches=False, merges_logs=agreed.merges_logs)
-    extended.step_calls = StepCalls(counts_batches=False, compares_samples=True, merges_logs=agreed.merges_logs)
-    return extended.step_calls
+    return agreed._replace(compares_samples=_may_have_other_samples(data))
+
+
+def _may_have_other_samples(data: Any) -> bool:
+    """Whether batches, of which all processes have the same number, may have other numbers of samples on each."""
+    return first_array(data) is None and _has_known_batches(data)
 
 
 def _has_known_batches(data: Any) -> bool:

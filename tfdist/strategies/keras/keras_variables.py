@@ -35,7 +35,25 @@ from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.tensors import unnumbered
 
-_calling = threading.local()
+
+class _Calling(threading.local):
+    """What the calling thread is in: a step whose assignments are recorded, and one whose state is merged."""
+
+    assigned: Assigned | None = None
+    state: StateOfStep | None = None
+
+
+_calling = _Calling()
+
+
+@contextlib.contextmanager
+def _calls_with(name: str, value: Any) -> Iterator[None]:
+    before = getattr(_calling, name)
+    setattr(_calling, name, value)
+    try:
+        yield
+    finally:
+        setattr(_calling, name, before)
 
 
 def install() -> None:
@@ -95,26 +113,14 @@ class Assigned:
         ids = {id(variable) for variable in variables}
         return [variable for key, variable in self._variables.items() if key in ids]
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> contextlib.AbstractContextManager[None]:
         """Context that records the calling thread's assignments."""
-        before = getattr(_calling, "assigned", None)
-        _calling.assigned = self
-        try:
-            yield
-        finally:
-            _calling.assigned = before
+        return _calls_with("assigned", self)
 
 
-@contextlib.contextmanager
-def unnoted() -> Iterator[None]:
+def unnoted() -> contextlib.AbstractContextManager[None]:
     """Context in which the calling thread's assignments are not recorded."""
-    before = getattr(_calling, "assigned", None)
-    _calling.assigned = None
-    try:
-        yield
-    finally:
-        _calling.assigned = before
+    return _calls_with("assigned", None)
 
 
 def note_origin(variable: Any, value: Any) -> None:
@@ -124,7 +130,7 @@ def note_origin(variable: Any, value: Any) -> None:
         variable: of Keras.
         value: in the graph of the function that computes what was assigned.
     """
-    assigned = getattr(_calling, "assigned", None)
+    assigned = _calling.assigned
     if assigned is not None and id(variable) in assigned.values:
         assigned.values[id(variable)][-1] = value
 
@@ -133,7 +139,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     """Assigns to the replica's own copy, without TensorFlow's aggregation, which does not weight by samples."""
 
     def _direct_assign(self: Any, value: Any) -> None:
-        assigned = getattr(_calling, "assigned", None)
+        assigned = _calling.assigned
         if assigned is None or at_work.sharing() is None:
             if assigned is not None and at_work.current(UpdatesOnServers) is not None:
                 assigned.note(self, value)
@@ -264,15 +270,9 @@ class StateOfStep:
             if variable.aggregation == "sum" or self._is_local
         }
 
-    @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
+    def under_way(self) -> contextlib.AbstractContextManager[None]:
         """Context of the step, in the calling thread."""
-        before = getattr(_calling, "state", None)
-        _calling.state = self
-        try:
-            yield
-        finally:
-            _calling.state = before
+        return _calls_with("state", self)
 
     def others_called(self) -> contextlib.AbstractContextManager[None]:
         """Context in which replicas of other devices may take this step: what layers have added to the loss is kept."""
@@ -346,7 +346,7 @@ class StateOfStep:
 
 def state_of_step() -> StateOfStep | None:
     """The state of the step that the calling thread takes, if it takes one."""
-    return getattr(_calling, "state", None)
+    return _calling.state
 
 
 def _is_mean(variable: Any) -> bool:
