@@ -186,6 +186,11 @@ MODELS = {
         5,
     ),
     "accumulation and loss scaling": (list, {"optimizer": lambda: Scaled(gradient_accumulation_steps=5)}, 1),
+    "BatchNormalization and loss scaling, compiled by XLA": (
+        batch_normalization,
+        {"optimizer": Scaled, "jit_compile": True},
+        1,
+    ),
 }
 
 
