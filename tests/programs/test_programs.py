@@ -40,6 +40,8 @@ IN_SWEEPS = [
     *"ctc scalar_mean_losses scalar_losses segmentation loss_reductions optimizer_options learning_rates".split(),
     # A model of parts that others have, on other data.
     *"structured_data text_generation recommender callbacks_in_scope multiple_outputs masked_sequences".split(),
+    # Where features meet that others have one by one.
+    "state_beside_optimizers",
 ]
 CLOSE = 0.2
 SMALL = 1e-3
