@@ -78,6 +78,8 @@ def test_memory_is_locked_once_for_the_device(monkeypatch, own):
     assert pool.take(1 << 22).ctypes.data == address
     pool.take(1 << 12)
     assert len(driver.locked) == 1, "what is taken again, or small, is not locked"
+    (kept,) = own._kept
+    assert kept.ctypes.data == next(iter(driver.locked)), "also when its pool is gone"
 
 
 @pytest.mark.parametrize("fails", ["cuInit", "cuMemHostRegister_v2"])

@@ -29,9 +29,10 @@ class PageLocks:
 
     def __init__(self) -> None:
         self.device: int | None = None
+        self._kept: list[np.ndarray] = []
 
     def lock(self, array: np.ndarray) -> bool:
-        """Locks the memory of an array, which must never be freed.
+        """Locks the memory of an array, and keeps it: where it was, other memory would be taken for it.
 
         Args:
             array: of any dtype.
@@ -56,7 +57,9 @@ class PageLocks:
             driver.cuCtxPopCurrent_v2(ctypes.byref(context))
         if status:
             _say(status)
-        return not status
+            return False
+        self._kept.append(array)
+        return True
 
 
 @functools.cache

@@ -133,11 +133,15 @@ class BeginningAlike(trainer.TrainerHooks):
             call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(self._gradients)]
 
     def make_function(self, call: trainer.ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Keras chooses XLA where there is a GPU, and XLA compiles no calls of the host."""
+        """Has XLA compile what Keras's own step computes before the average; those of users are left alone.
+
+        Keras chooses XLA where there is a GPU, and does not tell whether the user has. XLA compiles no host calls.
+        """
         step, model = call.arguments["step_function"], call.model
         if step != model.train_step or not model.jit_compile:
             return None
-        call.arguments["step_function"] = keras_xla.compiled(model, step)
+        if keras_xla.is_of_keras(model, "train_step"):
+            call.arguments["step_function"] = keras_xla.compiled(model, step)
         return without_xla(model)
 
 

@@ -82,7 +82,7 @@ def compiled(model: Any, step_function: Callable[..., Any], extended: Ability | 
         step_function: its `train_step`, `test_step` or `predict_step`.
         extended: the `extended` of its strategy, if it has one.
     """
-    is_own = any(step_function == getattr(model, name) and _is_of_keras(model, name) for name in _STEPS)
+    is_own = any(step_function == getattr(model, name) and is_of_keras(model, name) for name in _STEPS)
     compute = _as_a_whole if is_own else _with_compiled_calls
 
     @functools.wraps(step_function)
@@ -99,10 +99,16 @@ def compiled(model: Any, step_function: Callable[..., Any], extended: Ability | 
 
 
 def _has_steps_of_keras(model: Any) -> bool:
-    return all(_is_of_keras(model, name) for name in (*_STEPS, "compute_metrics"))
+    return all(is_of_keras(model, name) for name in (*_STEPS, "compute_metrics"))
 
 
-def _is_of_keras(model: Any, name: str) -> bool:
+def is_of_keras(model: Any, name: str) -> bool:
+    """Whether a method of a model is Keras's own.
+
+    Args:
+        model: a Keras model.
+        name: of the method.
+    """
     owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
     return name not in vars(model) and owner.__module__.partition(".")[0] == "keras"
 
@@ -150,7 +156,7 @@ def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: C
         say(str(error))
         return step_function(data)
     if update is not None:
-        model.optimizer.apply_gradients(*update)
+        model.optimizer.apply_gradients(update)
     return outputs if measure is None else model.compute_metrics(*measure[0], **measure[1])
 
 
@@ -161,13 +167,13 @@ class _Postponed:
         model: a Keras model.
 
     Attributes:
-        update: the arguments of `apply_gradients`.
-        measure: those of `compute_metrics`, by place and by name.
+        update: the pairs that `apply_gradients` is given.
+        measure: the arguments of `compute_metrics`, by place and by name.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.update: tuple[list[Any]] | None = None
+        self.update: list[Any] | None = None
         self.measure: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __enter__(self) -> Self:
@@ -182,7 +188,7 @@ class _Postponed:
             del vars(self._model.optimizer)["apply_gradients"]
 
     def _updated(self, pairs: Any) -> None:
-        self.update = (list(pairs),)
+        self.update = list(pairs)
 
     def _measured(self, *arguments: Any, **named: Any) -> None:
         self.measure = arguments, named
