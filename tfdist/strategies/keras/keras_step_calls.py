@@ -97,7 +97,9 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
     agreed = extended.step_calls
     if agreed.counts_batches or not _has_known_batches(data):
         return StepCalls(merges_logs=agreed.merges_logs)
-    return agreed._replace(compares_samples=_may_have_other_samples(data))
+    return StepCalls(
+        counts_batches=False, compares_samples=_may_have_other_samples(data), merges_logs=agreed.merges_logs
+    )
 
 
 def _may_have_other_samples(data: Any) -> bool:
