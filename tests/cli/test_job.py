@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 import socket
 import subprocess
 
@@ -64,6 +65,25 @@ def test_who_had_to_be_ended_gives_the_code_of_who_ended_by_it(capfd):
     assert of(2, still, victim)._report([still, victim]) == 5
     assert "stood still, or failed and did not end by itself" in capfd.readouterr().err
     assert of(2, still, victim)._report([still]) == 1
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_was_asked_to_end_has_not_failed(capfd, slow):
+    """Also one that takes longer than the grace, on a machine that is busy."""
+    asked = ended("exit 130" if not slow else "kill -TERM $$", "rank 0")
+    asked.ended_by_us = slow
+    job = of(1, asked)
+    job._asked_to_end_by = signal.SIGINT
+    assert job._report([asked]) == 130
+    assert capfd.readouterr().err == "tfdist run: ended by SIGINT (Ctrl-C), as were the processes.\n"
+
+
+def test_who_had_failed_before_all_were_asked_to_end_is_named(capfd):
+    failed = ended("exit 3", "rank 0")
+    job = of(1, failed)
+    job._asked_to_end_by = signal.SIGINT
+    assert job._report([failed]) == 3
+    assert "exited with code 3" in capfd.readouterr().err
 
 
 def test_other_roles_have_places_in_the_cluster():

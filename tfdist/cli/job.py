@@ -275,7 +275,8 @@ class Job:
     def _report(self, blamed: list[Process]) -> int:
         """Reports who failed; returns the exit code of the job."""
         number = self._asked_to_end_by
-        if number is not None and blamed[0].popen.returncode in (-number, 128 + number):
+        by_request = number is not None and blamed[0].popen.returncode in (-number, 128 + number)
+        if number is not None and (by_request or blamed[0].ended_by_us):  # one that was slow to end has not failed
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
             _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
             return 128 + number
