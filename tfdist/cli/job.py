@@ -273,16 +273,14 @@ class Job:
                 process.signal(signal.SIGKILL)
 
     def _report(self, blamed: list[Process]) -> int:
-        """Reports who failed; returns the exit code of the job."""
-        number = self._asked_to_end_by
-        by_request = number is not None and blamed[0].popen.returncode in (-number, 128 + number)
-        if number is not None and (by_request or blamed[0].ended_by_us):  # one that was slow to end has not failed
+        """Reports who failed; returns the exit code of the job. Who was asked to end, and was slow, has not failed."""
+        number, process, last = self._asked_to_end_by, blamed[0], blamed[-1]
+        if number is not None and (process.ended_by_us or process.popen.returncode in (-number, 128 + number)):
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
             _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
             return 128 + number
-        for process in reversed(blamed):
-            self._show_kept(process.name)
-        process, last = blamed[0], blamed[-1]
+        for one in reversed(blamed):
+            self._show_kept(one.name)
         code = process.popen.returncode
         if process.ended_by_us:
             code = 1 if last.ended_by_us else last.popen.returncode

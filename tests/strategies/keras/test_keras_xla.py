@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tests.devices  # noqa: F401  (divides the CPU)
 from tests.strategies.ranked import Ranked, RankedLocal, on_ranks
 from tests.sweeps import sweep
 from tfdist.strategies.keras import compiled_functions, keras_xla
@@ -28,7 +27,7 @@ def compiled(monkeypatch):
 
 
 class OwnSteps(keras.Model):
-    """Adds up a metric of its own."""
+    """Takes steps as Keras does, but its own ones."""
 
     def train_step(self, data):
         """As Keras's."""
@@ -59,7 +58,7 @@ class Lengths(layers.Layer):
 
 
 class OwnLoss(keras.Model):
-    """Updates a metric where it computes its loss, and keeps what its forward pass has found."""
+    """Updates a metric where it computes its loss."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -164,6 +163,15 @@ def test_two_devices_of_a_process(ranks, name, compiled, caplog):
     reasons = [one.message for one in caplog.records if "XLA" in one.message]
     assert len(reasons) == (name == "synchronized"), reasons
     assert all("such as a collective" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("name", ["own steps", sweep("everything"), sweep("synchronized")])
+def test_one_rank_compiles_and_the_other_does_not(ranks, name, compiled):
+    """As where one has a GPU: they call the same collectives, and end with equal weights."""
+    made = MODELS[name]
+    found = on_ranks(ranks(2), lambda strategy: trained(strategy, made, jit_compile=bool(strategy.rank)))
+    np.testing.assert_array_equal(*found)
+    assert compiled
 
 
 def test_rounds(ranks, compiled):
