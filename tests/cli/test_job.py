@@ -67,11 +67,13 @@ def test_who_had_to_be_ended_gives_the_code_of_who_ended_by_it(capfd):
     assert of(2, still, victim)._report([still]) == 1
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_who_was_asked_to_end_has_not_failed(capfd, slow):
-    """Also one that takes longer than the grace, on a machine that is busy."""
-    asked = ended("exit 130" if not slow else "kill -TERM $$", "rank 0")
-    asked.ended_by_us = slow
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [("exit 130", {}), ("kill -INT $$", {}), ("kill -TERM $$", {"ended_by_us": True}), ("exit 1", {"is_victim": True})],
+)
+def test_who_was_asked_to_end_has_not_failed(capfd, command, known):
+    """Also one that takes longer than the grace, on a machine that is busy, or that ends as another has ended."""
+    asked = ended(command, "rank 0", **known)
     job = of(1, asked)
     job._asked_to_end_by = signal.SIGINT
     assert job._report([asked]) == 130

@@ -273,9 +273,14 @@ class Job:
                 process.signal(signal.SIGKILL)
 
     def _report(self, blamed: list[Process]) -> int:
-        """Reports who failed; returns the exit code of the job. Who was asked to end, and was slow, has not failed."""
+        """Reports who failed; returns the exit code of the job.
+
+        If the processes were asked to end, one that was slow to do so has not failed, nor has one that names others as
+        the cause: they were asked, too.
+        """
         number, process, last = self._asked_to_end_by, blamed[0], blamed[-1]
-        if number is not None and (process.ended_by_us or process.popen.returncode in (-number, 128 + number)):
+        has_failed = not (process.ended_by_us or process.is_victim)
+        if number is not None and not (has_failed and process.popen.returncode not in (-number, 128 + number)):
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
             _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
             return 128 + number
