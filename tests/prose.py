@@ -1,7 +1,7 @@
 """Finds docstrings and pages that are hard to read: `python -m tests.prose` lists them.
 
-It looks for texts of arguments and attributes that cannot be read alone, docstrings of fewer than three words or that only
-refer to another one, and pages and paragraphs that are too long.
+It looks for texts of arguments and attributes that cannot be read alone, docstrings of fewer than three words or that
+only refer to another one, and pages and paragraphs that are too long.
 """
 
 import ast
@@ -23,7 +23,7 @@ _END = re.compile(r"[.?!:](?=\s|$)")
 
 
 def docstrings(tree):
-    """Yields (line, kind, text) of each docstring, also of those below assignments."""
+    """Yields (line, text) of each docstring, also of those below assignments."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
@@ -34,13 +34,9 @@ def docstrings(tree):
             if not isinstance(statement.value.value, str):
                 continue
             before = body[number - 1] if number else None
-            if number == 0 and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                kind = {ast.Module: "module", ast.ClassDef: "class"}.get(type(node), "function")
-            elif isinstance(before, ast.Assign | ast.AnnAssign):
-                kind = "value"
-            else:
-                continue
-            yield statement.lineno, kind, statement.value.value
+            has_own = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if (number == 0 and has_own) or isinstance(before, ast.Assign | ast.AnnAssign):
+                yield statement.lineno, statement.value.value
 
 
 def entries(text):
@@ -75,7 +71,7 @@ def entries(text):
 
 def faults_of_docstrings(path):
     """Yields (line, fault) of a file of Python."""
-    for line, kind, text in docstrings(ast.parse(path.read_text())):
+    for line, text in docstrings(ast.parse(path.read_text())):
         first = text.strip().split("\n\n")[0]
         words = re.findall(r"[\w`.]+", first)
         if len(words) < 3:

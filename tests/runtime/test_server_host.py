@@ -8,6 +8,7 @@ import pytest
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.errors import RendezvousError
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Suspend
@@ -15,7 +16,7 @@ from tfdist.parameter_server.worker.client import Connection, RefusedError
 from tfdist.runtime import membership, server_host
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_host import Host
-from tfdist.runtime.server_state import ServerOptions, Template
+from tfdist.runtime.server_state import Template
 
 DEADLINE = 20.0
 
@@ -30,7 +31,7 @@ class Task:
         self.errors = []
         self.hosts = []
         for server in (index, (index - 1) % 2):
-            template = Template(ServerOptions(Asynchronous()), cluster.tasks, server, self.member.control)
+            template = Template(Arguments(Asynchronous()), cluster.tasks, server, self.member.control)
             self.hosts.append(Host(self.member.control, cluster.tasks, True, template))
         self.threads = [threading.Thread(target=self.run, args=(host, timeouts), daemon=True) for host in self.hosts]
         for thread in self.threads:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.jobs import cluster_of
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.per_host import PerHost
 from tfdist.parameter_server.options.row_policy import RowPolicy
@@ -16,7 +17,7 @@ from tfdist.parameter_server.options.synchronization import BoundedStaleness, Sy
 from tfdist.parameter_server.protocol.messages import Attach, Create, Push
 from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.tables import AttachTable
-from tfdist.runtime.server_state import ServerOptions, Template
+from tfdist.runtime.server_state import Template
 
 HELD = (Held("w", 0, 2, 2),)
 SGD = keras.optimizers.SGD(1.0)
@@ -26,7 +27,7 @@ KEY = "SGD-1", 0
 def template(server=0, folder=None, ps=2):
     cluster = cluster_of("ps", chief=1, worker=1, ps=ps)
     control = SimpleNamespace(job="job", present={})
-    options = ServerOptions(BoundedStaleness(3), servers=Servers(snapshots=folder))
+    options = Arguments(BoundedStaleness(3), servers=Servers(snapshots=folder))
     return Template(options, cluster.tasks, server, control)
 
 
@@ -90,7 +91,7 @@ def test_another_models_snapshots_are_named(tmp_path, caplog):
 def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
     """The tasks are the chief, a worker, a root and the server of their host."""
     cluster = cluster_of("ps", chief=1, worker=1, ps=2)
-    options = ServerOptions(BoundedStaleness(3, DropBeyond(1)), servers=PerHost(Synchronous(), snapshots=tmp_path))
+    options = Arguments(BoundedStaleness(3, DropBeyond(1)), servers=PerHost(Synchronous(), snapshots=tmp_path))
     control = SimpleNamespace(job="job", present={})
     root, host = (Template(options, cluster.tasks, server, control) for server in range(2))
     host.tell = lambda event: None

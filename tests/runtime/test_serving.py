@@ -12,12 +12,12 @@ from tfdist.cluster.settings import read_secret
 from tfdist.compression import Int8
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import Asynchronous, BoundedStaleness, Gradients, Servers
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Inspect, Pull
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import agreement, membership, serving
 from tfdist.runtime.server_address import address_of
-from tfdist.runtime.server_state import ServerOptions
 
 DEADLINE = 20.0
 
@@ -33,7 +33,7 @@ def members():
 
     def serve():
         try:
-            serving.serve(made[2], ServerOptions(BoundedStaleness(0)), TIMEOUTS)
+            serving.serve(made[2], Arguments(BoundedStaleness(0)), TIMEOUTS)
         except TfdistError as error:
             errors.append(error)
 

@@ -1,20 +1,20 @@
 """Strategies whose parameter servers are threads of this process."""
 
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
-from tfdist.compression.policy import as_policy
 from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.options.pushes import Hogwild
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.pushes import Gradients, Hogwild
 from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.servers.server_extended import ServerExtended
-from tfdist.strategies.servers.worker_options import WorkerOptions
 
 
 class Member(SimpleNamespace):
@@ -29,13 +29,13 @@ class Served(tf.distribute.Strategy):
     Args:
         servers: that run.
         worker: number of the task; 0 is the chief.
-        mode: the servers'.
-        workers: that the cluster has.
+        arguments: the strategy's arguments.
+        workers: number of workers of the cluster.
         before: another strategy of the same process; None for the first one.
-        options: as of `WorkerOptions`.
+        observes: whether the task is an evaluator.
     """
 
-    def __init__(self, servers, worker, mode, workers=1, before=None, **options):
+    def __init__(self, servers, worker, arguments, workers=1, before=None, observes=False):
         keras_seams.install()
         self.servers = servers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
@@ -46,9 +46,8 @@ class Served(tf.distribute.Strategy):
         )
         own = Member(cluster=SimpleNamespace(tasks=tasks), control=control)
         self.member = own if before is None else before.member
-        options |= {"clips": not mode.averages, "workers_wait": mode.lead() is not None}
-        options["bound"] = None if mode.in_rounds else mode.lead()
-        super().__init__(ServerExtended(self, self.member, Timeouts(heartbeat=DEADLINE), WorkerOptions(**options)))
+        timeouts = Timeouts(heartbeat=DEADLINE)
+        super().__init__(ServerExtended(self, self.member, timeouts, arguments, observes=observes))
 
 
 @contextlib.contextmanager
@@ -64,17 +63,23 @@ def served(
     is_lazy=False,
 ):
     """The strategies of some workers."""
-    chosen = None if compression is None else as_policy(compression)
-    of_pulls = None if pull_compression is None else as_policy(pull_compression)
-    of_all = {"compression": chosen, "pull_compression": of_pulls, "is_lazy": is_lazy}
-    of_servers = {**of_all, "is_hogwild": isinstance(pushes, Hogwild)}
+    if pushes is None:
+        pushes = Gradients(compression, pull_compression, sparse="lazy" if is_lazy else "exact")
+    elif compression is not None:
+        pushes = dataclasses.replace(pushes, compression=compression)
+    arguments = Arguments(mode, pushes, data=data)
+    of_servers = {
+        "compression": arguments.compression,
+        "pull_compression": arguments.pull_compression,
+        "is_lazy": arguments.is_lazy,
+        "is_hogwild": isinstance(pushes, Hogwild),
+    }
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(serving(mode, policy=policy, deals=None if server else Deals(), **of_servers))
             for server in range(servers)
         ]
-        options = {"pushes": pushes, "shares_data": data == "shared", **of_all}
-        made = [Served(running, worker, mode, workers, **options) for worker in range(workers)]
+        made = [Served(running, worker, arguments, workers) for worker in range(workers)]
         for strategy in made:
             stack.callback(strategy.extended._close)
         yield made

@@ -224,7 +224,18 @@ class Elastic(Rule):
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """See `Rule`."""
-        return [_between(x, c, 1 - self._pull) for x, c in zip(own, before, strict=True)]
+        return [pulled(x, c, self._pull) for x, c in zip(own, before, strict=True)]
+
+
+def pulled(own: np.ndarray, centre: np.ndarray, pull: float) -> np.ndarray:
+    """Where a process goes on that is tied to a centre by a spring, in elastic averaging.
+
+    Args:
+        own: the weights of the process, x; only read.
+        centre: the weights of the centre, c; only read.
+        pull: share of their distance by which the process moves towards the centre, from 0 to 1.
+    """
+    return _between(own, centre, 1 - pull)
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
@@ -15,11 +13,9 @@ from tfdist.parameter_server.dealing.deals import Deals
 from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.hierarchy.shard import Above, HostShard
 from tfdist.parameter_server.hierarchy.uplink import Ended
-from tfdist.parameter_server.options.per_host import PerHost
-from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps, policy_of
-from tfdist.parameter_server.options.servers import Servers
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.pushes import Hogwild
 from tfdist.parameter_server.options.staleness import Unscaled
-from tfdist.parameter_server.options.synchronization import Synchronization
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
@@ -33,57 +29,11 @@ from tfdist.runtime import server_address
 log = logging.getLogger("tfdist")
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What all servers of a job do alike.
-
-    Attributes:
-        synchronization: as of `tfdist.ParameterServerStrategy`.
-        pushes: likewise.
-        servers: likewise.
-    """
-
-    synchronization: Synchronization
-    pushes: Gradients | LocalSteps | ElasticAveraging | Hogwild = Gradients()  # noqa: RUF009
-    servers: Servers | PerHost = Servers()  # noqa: RUF009
-
-    @property
-    def snapshots(self) -> tuple[Path, float] | None:
-        """Their folder, and the seconds between two; None for none."""
-        folder = self.servers.snapshots
-        return None if folder is None else (Path(folder), self.servers.snapshot_seconds)
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether the next server has a copy of each server's state."""
-        return isinstance(self.servers, Servers) and self.servers.copies > 0
-
-    @property
-    def hierarchy(self) -> PerHost | None:
-        """Of servers; None for none."""
-        return self.servers if isinstance(self.servers, PerHost) else None
-
-    def shard(self, ledger: Ledger, kept: Snapshots | None) -> Shard:
-        """A shard that takes what workers push.
-
-        Args:
-            ledger: of its updates.
-            kept: its snapshots; None for none.
-        """
-        pushes = self.pushes
-        if isinstance(pushes, Gradients):
-            methods = policy_of(pushes.compression), policy_of(pushes.parameters)
-            return Shard(ledger, kept, *methods, is_lazy=pushes.sparse == "lazy")
-        if isinstance(pushes, Hogwild):
-            return Shard(ledger, kept, is_hogwild=True)
-        return Shard(ledger, kept, policy_of(pushes.compression))
-
-
 class Template:
     """Makes the state of a server.
 
     Args:
-        options: of the servers.
+        options: the arguments of the job's strategy.
         tasks: of the job.
         server: index of the server.
         control: of this task.
@@ -96,7 +46,7 @@ class Template:
 
     def __init__(
         self,
-        options: ServerOptions,
+        options: Arguments,
         tasks: Sequence[Task],
         server: int,
         control: Control,
@@ -160,7 +110,14 @@ class Template:
         kept = self._of_model(model, occurrence) if self._keeps_snapshots else None
         awaited = set(self._places.members)
         mode = self._options.synchronization
-        return self._options.shard(Ledger(mode, mode.late, awaited=awaited), kept)
+        return Shard(
+            Ledger(mode, mode.late, awaited=awaited),
+            kept,
+            self._options.compression,
+            self._options.pull_compression,
+            is_lazy=self._options.is_lazy,
+            is_hogwild=isinstance(self._options.pushes, Hogwild),
+        )
 
     def _shard_of_host(self, number: int) -> HostShard:
         """Joins gradients of its workers. What late ones are worth is for the roots to say."""

@@ -10,21 +10,22 @@ from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
 from tfdist.notices import notice
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import Host
-from tfdist.runtime.server_state import ServerOptions, Template
+from tfdist.runtime.server_state import Template
 
 log = logging.getLogger("tfdist")
 
 
-def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> None:
+def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     """Serves until the job is over.
 
     Args:
         member: of a parameter server task.
-        options: of the servers, as the workers have them.
+        options: the arguments of the workers' strategy.
         timeouts: how long to wait for other servers.
 
     Raises:
@@ -82,7 +83,7 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         options = agreement.learn(member, timeouts.start)
         if options is None:
             return
-        made = ServerOptions(options.made("synchronization"), options.made("pushes"), options.made_servers())
+        made = options.arguments()
     except TfdistError as error:
         if member.control.failure is None:
             member.control.tell_failure(error)

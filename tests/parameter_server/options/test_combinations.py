@@ -20,9 +20,9 @@ from tfdist.parameter_server import (
     Synchronous,
 )
 from tfdist.parameter_server.options import combinations
+from tfdist.parameter_server.options.arguments import Arguments
 
 DOCS = Path(__file__).parents[3] / "docs" / "parameter_server.md"
-DEFAULTS = {"synchronization": Asynchronous(), "pushes": Gradients(), "servers": Servers(), "data": "own"}
 COMPENSATED = Asynchronous(DelayCompensated(0.1))
 
 
@@ -52,7 +52,7 @@ COMPENSATED = Asynchronous(DelayCompensated(0.1))
 )
 def test_what_does_not_go_together(given, message):
     with pytest.raises(ValueError, match=f"{message}.*Leave one of the two out"):
-        combinations.check(**{**DEFAULTS, **given})
+        Arguments(**given)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_does_not_go_together(given, message):
     ],
 )
 def test_what_does(given):
-    combinations.check(**{**DEFAULTS, **given})
+    Arguments(**given)
 
 
 def test_the_docs_have_the_same_table():

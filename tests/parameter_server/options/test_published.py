@@ -21,15 +21,11 @@ from tfdist.parameter_server import (
     Synchronous,
 )
 from tfdist.parameter_server.options import published
+from tfdist.parameter_server.options.arguments import Arguments
 
 
-def of(
-    synchronization=Asynchronous(),  # noqa: B008
-    pushes=Gradients(),  # noqa: B008
-    servers=Servers(),  # noqa: B008
-    data="own",
-):
-    return published.of(synchronization, pushes, servers, data)
+def of(*synchronization, **arguments):
+    return published.of(Arguments(*synchronization, **arguments))
 
 
 COMPRESSIONS = [
@@ -60,11 +56,11 @@ def test_a_server_makes_of_them_what_the_worker_has(given):
     found = published.decode(of(**given).encode())
     assert found == of(**given)
     assert found.own == ()
-    made = {name: found.made(name) for name in ("synchronization", "pushes")} | {"servers": found.made_servers()}
+    made = found.arguments()
     for name, value in given.items():
-        assert repr(made[name]) == repr(value)
-        assert type(made[name]) is type(value)
-    assert made["synchronization"].late == given.get("synchronization", Asynchronous()).late
+        assert repr(getattr(made, name)) == repr(value)
+        assert type(getattr(made, name)) is type(value)
+    assert made.synchronization.late == given.get("synchronization", Asynchronous()).late
 
 
 def test_options_that_differ_are_named():

@@ -6,14 +6,14 @@ import pytest
 
 from tests.strategies.served import Served, served
 from tfdist.layers import DynamicEmbedding
-from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.parameter_server.options.arguments import Arguments
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 KEYS = np.arange(32)[:, None] % 5
 
 
-def second(first):
-    return Served(first.servers, 0, Asynchronous(), before=first, shares_data=first.extended.shares_data)
+def second(first, data="own"):
+    return Served(first.servers, 0, Arguments(data=data), before=first)
 
 
 def trained(strategy, x, *layers):
@@ -30,7 +30,7 @@ def test_its_models_are_others_than_those_of_the_first(data):
     with served(data=data) as (strategy,):
         layers = lambda: keras.layers.Input((4,)), keras.layers.BatchNormalization
         one = trained(strategy, X, *layers)
-        other = trained(second(strategy), X, *layers)
+        other = trained(second(strategy, data), X, *layers)
         assert other.optimizer.iterations == 4, "it went on from the other model"
         for own, expected in zip(other.get_weights(), one.get_weights(), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-5)

@@ -13,6 +13,7 @@ from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_cl
 from tests.strategies.servers.test_local_link import RATE, fit_together, linear_in
 from tests.sweeps import some
 from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse, Servers
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol import hogwild_memory as memory
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
@@ -134,7 +135,7 @@ def test_a_server_that_was_started_again_gets_what_the_memory_has():
     with contextlib.ExitStack() as stack:
         first = contextlib.ExitStack()
         server = first.enter_context(serving(is_hogwild=True))
-        strategy = Served([server], 0, Asynchronous(), pushes=Hogwild())
+        strategy = Served([server], 0, Arguments(pushes=Hogwild()))
         stack.callback(strategy.extended._close)
         model = model_in(strategy)
         for one in (alone, model):

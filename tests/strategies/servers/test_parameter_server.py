@@ -1,6 +1,7 @@
 """The strategy in a process alone; `tests/multiprocess/test_parameter_server.py` has jobs with servers."""
 
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ClusterSpecError
-from tfdist.parameter_server import LocalSteps, PerHost
+from tfdist.parameter_server import BoundedStaleness, Gradients, LocalSteps, PerHost
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.strategies import at_work
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.servers import parameter_server
@@ -96,3 +98,41 @@ def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
 
 def test_a_process_alone_needs_no_servers_of_hosts():
     assert at_work.of_strategy(ParameterServerStrategy(servers=PerHost()), UpdatesOnServers) is None
+
+
+class Extended(parameter_server.OneDevice):
+    """Keeps what it is given, and connects to nothing."""
+
+    def __init__(self, strategy, member, timeouts, arguments, device, observes):
+        super().__init__(strategy, device)
+        self.arguments = arguments
+        self.observes = observes
+
+
+@pytest.fixture
+def strategy_of(monkeypatch):
+    """Makes a strategy in a task of a cluster with servers, which connects to nothing."""
+    cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": ["127.0.0.1:4", "127.0.0.1:5"]}
+    monkeypatch.setattr(parameter_server.job, "enter", lambda *arguments: SimpleNamespace())
+    monkeypatch.setattr(parameter_server.agreement, "agree", lambda *arguments: None)
+    monkeypatch.setattr(parameter_server, "ServerExtended", Extended)
+
+    def made(job="chief", index=0, **arguments):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}))
+        return ParameterServerStrategy(**arguments)
+
+    return made
+
+
+def test_arguments_reach_the_workers(strategy_of):
+    given = {"synchronization": BoundedStaleness(2), "pushes": Gradients(prefetch=1), "data": "shared"}
+    assert strategy_of(**given).extended.arguments == Arguments(**given)
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "rank"), [("chief", 0, 0), ("worker", 1, 2), ("worker", 7, -1), ("evaluator", 0, -1)]
+)
+def test_rank_and_size_are_among_the_workers_that_the_cluster_names(strategy_of, job, index, rank):
+    strategy = strategy_of(job, index)
+    assert (strategy.rank, strategy.size) == (rank, 3)
+    assert strategy.extended.observes is (job == "evaluator")

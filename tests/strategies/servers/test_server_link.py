@@ -14,10 +14,11 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tests.sweeps import some
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.pushes import Gradients
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
 from tfdist.parameter_server.worker.client import Connection
-from tfdist.strategies.servers.server_link import Link
-from tfdist.strategies.servers.worker_options import WorkerOptions
+from tfdist.strategies.servers.server_link import Attachment, Link
 
 SHAPES = [(600, 150), (3,), (500, 2)]
 """The first is split over servers."""
@@ -50,7 +51,8 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
 
         def link(worker=0, own=None, of=optimizer, prefetch=0):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
-            link = Link(connections, worker, (), of, own or made, WorkerOptions(not mode.averages, prefetch))
+            arguments = Arguments(mode, Gradients(prefetch=prefetch))
+            link = Link(Attachment(connections, worker, arguments), of, own or made)
             stack.callback(link.close)
             return link
 

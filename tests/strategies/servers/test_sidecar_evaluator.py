@@ -11,7 +11,8 @@ import tfdist
 from tests.strategies.served import Served, served
 from tests.strategies.servers.test_keras_servers import X, Y, fit, links, model_in
 from tfdist.errors import TfdistError
-from tfdist.parameter_server import Asynchronous, ElasticAveraging, Hogwild, LocalSteps
+from tfdist.parameter_server import ElasticAveraging, Gradients, Hogwild, LocalSteps
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
 DATA = X, Y
@@ -21,8 +22,8 @@ DATA = X, Y
 def beside(workers=1, **options):
     """The strategies of some workers, and that of an evaluator."""
     with served(workers, **options) as strategies:
-        pushes = options.get("pushes")
-        evaluator = Served(strategies[0].servers, 7, Asynchronous(), pushes=pushes, observes=True)
+        arguments = Arguments(pushes=options.get("pushes") or Gradients())
+        evaluator = Served(strategies[0].servers, 7, arguments, observes=True)
         try:
             yield (*strategies, evaluator)
         finally:

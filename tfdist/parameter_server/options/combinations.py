@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tfdist.parameter_server.options.per_host import PerHost
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps
@@ -12,13 +12,24 @@ from tfdist.parameter_server.options.staleness import DelayCompensated
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization
 
 
-class Given(NamedTuple):
+class Given(Protocol):
     """The arguments that are checked, as the strategy takes them."""
 
-    synchronization: Synchronization
-    pushes: Any
-    servers: Any
-    data: str
+    @property
+    def synchronization(self) -> Synchronization:
+        """When servers apply updates."""
+
+    @property
+    def pushes(self) -> Any:
+        """What workers push."""
+
+    @property
+    def servers(self) -> Any:
+        """How servers keep their state."""
+
+    @property
+    def data(self) -> str:
+        """Whose data workers train on."""
 
 
 class _Choice(NamedTuple):
@@ -99,19 +110,15 @@ EXCLUSIONS = (
 )
 
 
-def check(synchronization: Synchronization, pushes: Any, servers: Any, data: str) -> None:
-    """Checks that options go together.
+def check(given: Given) -> None:
+    """Checks that arguments go together.
 
     Args:
-        synchronization: as the strategy's argument.
-        pushes: as the strategy's argument.
-        servers: as the strategy's argument.
-        data: as the strategy's argument.
+        given: the arguments of the strategy.
 
     Raises:
         ValueError: two do not.
     """
-    given = Given(synchronization, pushes, servers, data)
     for one, other, why in EXCLUSIONS:
         if one.is_made(given) and other.is_made(given):
             shown = [f"{choice.argument}={getattr(given, choice.argument)!r}" for choice in (one, other)]

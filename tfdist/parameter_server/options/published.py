@@ -11,10 +11,9 @@ import msgspec
 from tfdist import compression
 from tfdist.errors import MismatchError, TfdistError
 from tfdist.parameter_server.options import per_host, pushes, servers, staleness, synchronization
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.concise import text_of
 from tfdist.parameter_server.options.expressions import ExpressionError, read
-from tfdist.parameter_server.options.servers import KeepsSnapshots
-from tfdist.parameter_server.options.synchronization import Synchronization
 
 _KNOWN = {
     name: getattr(module, name)
@@ -57,11 +56,16 @@ class Options(msgspec.Struct, frozen=True):
         """As text."""
         return msgspec.json.encode(self).decode()
 
-    def made_servers(self) -> Any:
-        """The option ``servers``, with its snapshots; as `made`."""
-        return dataclasses.replace(
+    def arguments(self) -> Arguments:
+        """The arguments that the text describes.
+
+        Raises:
+            TfdistError: one is of a class of the user's.
+        """
+        servers = dataclasses.replace(
             self.made("servers"), snapshots=self.snapshots, snapshot_seconds=self.snapshot_seconds
         )
+        return Arguments(self.made("synchronization"), self.made("pushes"), servers, self.data)
 
     def made(self, name: str) -> Any:
         """The value of an option.
@@ -83,20 +87,18 @@ class Options(msgspec.Struct, frozen=True):
         )
 
 
-def of(synchronization: Synchronization, pushes: Any, servers: KeepsSnapshots, data: str) -> Options:
-    """Describes options.
+def of(arguments: Arguments) -> Options:
+    """Describes the arguments of a strategy as text.
 
     Args:
-        synchronization: as the strategy's argument.
-        pushes: as the strategy's argument.
-        servers: as the strategy's argument.
-        data: as the strategy's argument.
+        arguments: the arguments of this task's strategy.
     """
+    servers = arguments.servers
     alike = dataclasses.replace(servers, snapshots=None, snapshot_seconds=60.0)
-    values = {"synchronization": synchronization, "pushes": pushes, "servers": alike}
+    values = {"synchronization": arguments.synchronization, "pushes": arguments.pushes, "servers": alike}
     return Options(
         **{name: text_of(value) for name, value in values.items()},
-        data=data,
+        data=arguments.data,
         snapshots=None if servers.snapshots is None else os.fspath(servers.snapshots),
         snapshot_seconds=servers.snapshot_seconds,
         own=tuple(name for name, value in values.items() if not _is_tfdists(value)),

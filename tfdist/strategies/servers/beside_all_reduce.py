@@ -7,9 +7,8 @@ import atexit
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Cluster
 from tfdist.engine.group import Group
-from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.runtime import job, serving
-from tfdist.runtime.server_state import ServerOptions
 from tfdist.strategies.servers.server_tables import Servers, ServerTables
 
 
@@ -23,7 +22,7 @@ def serve(cluster: Cluster, timeouts: Timeouts) -> None:
     Raises:
         TfdistError: the job has failed.
     """
-    serving.serve(job.enter(cluster, timeouts), ServerOptions(Asynchronous()), timeouts)
+    serving.serve(job.enter(cluster, timeouts), Arguments(), timeouts)
 
 
 def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables:

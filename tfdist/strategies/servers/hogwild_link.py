@@ -18,7 +18,7 @@ from tfdist.parameter_server.shard.row_local import keeps_other_values
 from tfdist.parameter_server.worker.observer import Observer
 from tfdist.private import optimizers
 from tfdist.strategies.servers.local_link import LocalLink
-from tfdist.strategies.servers.server_link import array_of
+from tfdist.strategies.servers.server_link import Attachment, array_of
 from tfdist.tensors import to_array, to_tensor
 
 log = logging.getLogger("tfdist")
@@ -30,13 +30,15 @@ class HogwildLink(LocalLink):
     Where that memory cannot be opened, what has changed is pushed in each step.
 
     Args:
-        arguments: as of `Link`.
+        attachment: how this task attaches them.
+        optimizer: the Keras optimizer, built.
+        variables: the Keras variables.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, attachment: Attachment, optimizer: Any, variables: Sequence[Any]) -> None:
         self._writers: list[Writer] | None = None
         self._bases: dict[int, np.ndarray] = {}
-        super().__init__(LocalSteps(), *arguments)
+        super().__init__(attachment, optimizer, variables, LocalSteps())
         shards = self._model.dealing.shards
         self._places = {
             part.variable: (server, number) for server, parts in enumerate(shards) for number, part in enumerate(parts)

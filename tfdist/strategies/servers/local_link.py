@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
+from tfdist.local_sgd import rules
 from tfdist.parameter_server.options.pushes import ElasticAveraging, LocalSteps
 from tfdist.parameter_server.protocol.gradients import Gradients, Kind
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.worker.session import Vectors
-from tfdist.strategies.servers.server_link import Link, array_of
+from tfdist.strategies.servers.server_link import Attachment, Link, array_of
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
 from tfdist.tensors import to_array, to_tensor
 
@@ -29,16 +30,20 @@ class LocalLink(Link):
     gradient −u.
 
     Args:
+        attachment: how this task attaches them.
+        optimizer: the Keras optimizer, built.
+        variables: the Keras variables.
         pushes: what is exchanged, and when.
-        arguments: as of `Link`.
     """
 
-    def __init__(self, pushes: LocalSteps | ElasticAveraging, *arguments: Any) -> None:
+    def __init__(
+        self, attachment: Attachment, optimizer: Any, variables: Sequence[Any], pushes: LocalSteps | ElasticAveraging
+    ) -> None:
         self._pushes = pushes
         self._pending = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._base: Vectors = []
-        super().__init__(*arguments)
+        super().__init__(attachment, optimizer, variables)
 
     def update(
         self,
@@ -146,14 +151,23 @@ class ElasticLink(LocalLink):
     """One optimizer's variables, whose copies on the workers and the servers' one attract each other.
 
     Args:
+        attachment: how this task attaches them.
+        optimizer: the Keras optimizer, built.
+        variables: the Keras variables.
+        pushes: how often the copies move.
         rate: how far they move, as a part of their distance.
-        pushes: how often they move.
-        arguments: as of `Link`.
     """
 
-    def __init__(self, rate: float, pushes: ElasticAveraging, *arguments: Any) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        optimizer: Any,
+        variables: Sequence[Any],
+        pushes: ElasticAveraging,
+        rate: float,
+    ) -> None:
         self._rate = rate
-        super().__init__(pushes, *arguments)
+        super().__init__(attachment, optimizer, variables, pushes)
 
     def refresh(self) -> None:
         """Gives the servers what the chief's program has assigned. This worker's copy is its own."""
@@ -188,9 +202,8 @@ class ElasticLink(LocalLink):
     def _exchanged(self, own: Vectors, samples: float) -> Vectors:
         with self._lock, self._failing():
             center = self._session.pull()
-        moves = _each(lambda mine, other: (self._rate * (mine - other)).astype(mine.dtype), own, center)
-        self._step(self._pushed([[-move for move in own] for own in moves]), samples, None)
-        moved = _each(np.subtract, own, moves)
+        moved = _each(lambda mine, its: rules.pulled(mine, its, self._rate), own, center)
+        self._step(self._pushed(_each(np.subtract, moved, own)), samples, None)
         arrays = self._session.whole(moved)
         self._read = lambda: arrays
         return moved

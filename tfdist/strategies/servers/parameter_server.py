@@ -14,6 +14,8 @@ import tensorflow as tf  # noqa: E402
 from tfdist import other_names  # noqa: E402
 from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
+from tfdist.parameter_server.options import published  # noqa: E402
+from tfdist.parameter_server.options.arguments import Arguments  # noqa: E402
 from tfdist.parameter_server.options.per_host import PerHost  # noqa: E402
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps  # noqa: E402
 from tfdist.parameter_server.options.servers import Servers  # noqa: E402
@@ -21,7 +23,7 @@ from tfdist.parameter_server.options.synchronization import Asynchronous, Synchr
 from tfdist.runtime import agreement, job, serving  # noqa: E402
 from tfdist.strategies.devices import devices  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
-from tfdist.strategies.servers.server_arguments import Arguments  # noqa: E402
+from tfdist.strategies.servers.cluster_check import check_cluster  # noqa: E402
 from tfdist.strategies.servers.server_extended import OneDevice, ServerExtended  # noqa: E402
 
 _ARGUMENTS = {
@@ -86,22 +88,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         timeouts = Timeouts.of(timeouts)
         self._cluster = cluster
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
-        arguments.check_cluster(cluster)
+        check_cluster(arguments, cluster)
         member = None
         if cluster is not None and cluster.is_elastic:
             member = job.enter(cluster, timeouts)
-            agreement.agree(member, arguments.published())
+            agreement.agree(member, published.of(arguments))
             if cluster.task.job == "ps":
                 devices.hide_gpus()
-                serving.serve(member, arguments.for_servers(), timeouts)
+                serving.serve(member, arguments, timeouts)
                 sys.exit()
         keras_seams.install_for(self)
         chosen = devices.own_devices([device] if device else None, *devices.place_on_host(cluster))[0]
         if member is None:
             super().__init__(OneDevice(self, chosen))
         else:
-            of_worker = arguments.for_workers(observes=cluster is not None and cluster.task.job == "evaluator")
-            super().__init__(ServerExtended(self, member, timeouts, of_worker, chosen))
+            observes = cluster is not None and cluster.task.job == "evaluator"
+            super().__init__(ServerExtended(self, member, timeouts, arguments, chosen, observes))
 
     @property
     def _cluster_coordinator(self) -> Any:

@@ -18,6 +18,7 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.bringing import Stream
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
 from tfdist.parameter_server.tables.client import Form, TableClient
 from tfdist.parameter_server.tables.row_cache import CachePolicy
@@ -33,9 +34,8 @@ from tfdist.strategies.keras import keras_scope
 from tfdist.strategies.servers import begun, keras_servers, keras_shared_data, sidecar_evaluator
 from tfdist.strategies.servers.hogwild_link import HogwildLink
 from tfdist.strategies.servers.local_link import ElasticLink, LocalLink
-from tfdist.strategies.servers.server_link import Link
+from tfdist.strategies.servers.server_link import Attachment, Link
 from tfdist.strategies.servers.server_tables import Servers, ServerTables
-from tfdist.strategies.servers.worker_options import WorkerOptions
 
 log = logging.getLogger("tfdist")
 
@@ -55,8 +55,9 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         strategy: the strategy that this is the `extended` of.
         member: this task's membership.
         timeouts: how long to wait for servers.
-        options: as the strategy's arguments say.
+        arguments: the strategy's arguments.
         device: on which the worker computes.
+        observes: whether this task is an evaluator, which reads and does not train.
     """
 
     def __init__(
@@ -64,23 +65,24 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         strategy: tf.distribute.Strategy,
         member: Membership,
         timeouts: Timeouts,
-        options: WorkerOptions,
+        arguments: Arguments,
         device: str = "CPU:0",
+        observes: bool = False,
     ) -> None:
         super().__init__(strategy, device)
         for part in (keras_servers, keras_shared_data, sidecar_evaluator):
             part.install()
-        self.shares_data = options.shares_data
-        self.workers_wait = options.workers_wait
-        self.bound = options.bound
-        self._options = options
-        self._end = JobEnd(member) if options.observes else None
-        self.observes = options.observes
+        self.shares_data = arguments.data == "shared"
+        self.workers_wait = arguments.workers_wait
+        self.bound = arguments.bound
+        self._arguments = arguments
+        self._end = JobEnd(member) if observes else None
+        self.observes = observes
         self.reported: set[str] = set()
         self._task = self.worker = member.control.task
         self.over = threading.Event() if self._end is None else self._end.event
         ended = (lambda: None) if self._end is None else self._end.error
-        self._servers = Servers(member, timeouts, options.hierarchy, options.has_copies, ended)
+        self._servers = Servers(member, timeouts, arguments.hierarchy, arguments.has_copies, ended)
         self._begun = begun.of(self._servers)
         self._tables = ServerTables(self._servers, numbers=self._begun.tables)
         self._is_chief = self._task == 0
@@ -144,9 +146,15 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
     ) -> Iterator[SharedEpochs]:
         """See `tfdist.strategies.abilities.UpdatesOnServers`."""
-        of = self._task, next(self._begun.fits), plan, within_batches, when_idle
-        mine = stream if self._is_chief else None
-        self._epochs = epochs = SharedEpochs(lambda: self._servers.connection(0), *of, mine)
+        self._epochs = epochs = SharedEpochs(
+            lambda: self._servers.connection(0),
+            self._task,
+            next(self._begun.fits),
+            plan,
+            within_batches,
+            when_idle,
+            stream if self._is_chief else None,
+        )
         self.is_sharing = True
         try:
             yield epochs
@@ -190,17 +198,18 @@ class ServerExtended(OneDevice, UpdatesOnServers):
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes its variables over from others."""
         variables = [variable for variable in variables_of(optimizer) if rows_of(variable) is None]
-        own = self._options.pushes is not None  # the worker's optimizer makes the updates
-        _check(optimizer, variables, 1 if own else len(self._servers), self._options.clips)
+        servers = 1 if self._arguments.makes_updates else len(self._servers)
+        _check(optimizer, variables, servers, clips=not self._arguments.averages)
         ids = {id(variable) for variable in variables}
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links.pop(number).hand_over(optimizer)
         begun = self._begun
         with contextlib.ExitStack() as stack:
-            of = self._task, begun.models, optimizer, variables, self._options, begun.program
+            connections = self._servers.of_model(stack)
             over = None if self._end is None else self._end.event
+            attachment = Attachment(connections, self._task, self._arguments, begun.models, begun.program, over)
             try:
-                link = self._linked((self._servers.of_model(stack), *of, over))
+                link = self._linked(attachment, optimizer, variables)
             except RefusedError as error:
                 if not error.refused.is_over:
                     raise
@@ -212,17 +221,17 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         begun.models.append(link.name)
         self._links[id(optimizer)] = link
 
-    def _linked(self, arguments: tuple[Any, ...]) -> Link:
+    def _linked(self, attachment: Attachment, optimizer: Any, variables: list[Any]) -> Link:
         """The link for what is pushed."""
-        pushes = self._options.pushes
+        pushes = self._arguments.pushes
         if isinstance(pushes, LocalSteps):
-            return LocalLink(pushes, *arguments)
+            return LocalLink(attachment, optimizer, variables, pushes)
         if isinstance(pushes, ElasticAveraging):
             workers = sum(task.job in ("chief", "worker") for task in self._servers.tasks)
-            return ElasticLink(pushes.rate or 0.9 / workers, pushes, *arguments)
+            return ElasticLink(attachment, optimizer, variables, pushes, pushes.rate or 0.9 / workers)
         if isinstance(pushes, Hogwild):
-            return HogwildLink(*arguments)
-        return Link(*arguments)
+            return HogwildLink(attachment, optimizer, variables)
+        return Link(attachment, optimizer, variables)
 
     def _close(self) -> None:
         while self._links:

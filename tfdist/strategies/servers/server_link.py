@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.epochs import number_of
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.gradients import Gradients
 from tfdist.parameter_server.protocol.report import ModelReport
 from tfdist.parameter_server.protocol.state import Held, State
@@ -25,44 +27,51 @@ from tfdist.parameter_server.worker.observer import Observer
 from tfdist.parameter_server.worker.session import Session, Vectors
 from tfdist.private import optimizers
 from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
-from tfdist.strategies.servers.worker_options import WorkerOptions
 from tfdist.tensors import to_array, to_tensor
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """How a task attaches the variables of an optimizer to the servers.
+
+    Attributes:
+        connections: a connection to each server.
+        worker: number of this task; 0 is the chief, which gives the first values and the learning rate.
+        arguments: the strategy's arguments.
+        begun: names of the models that this task has attached before.
+        program: digest of the place in the program, as `tfdist.parameter_server.protocol.messages.Attach` has it.
+        over: set when the job is over, for an evaluator, which only reads; None for a worker.
+    """
+
+    connections: Sequence[Connection]
+    worker: int
+    arguments: Arguments
+    begun: Sequence[str] = ()
+    program: int = 0
+    over: threading.Event | None = None
 
 
 class Link:
     """One optimizer's variables on the servers. Made eagerly, when its first update is traced.
 
     Args:
-        connections: to each server.
-        worker: this task's number; 0 is the chief, which gives the first values and the learning rate.
-        begun: the names of the models that this task has begun before.
+        attachment: how this task attaches them.
         optimizer: the Keras optimizer, built; its slots stay as they are here, until `fetch`.
         variables: the Keras variables, which get the servers' values.
-        options: of this worker.
-        program: as of `tfdist.parameter_server.protocol.messages.Attach`.
-        over: of an evaluator, which reads alone, set when the job is over; None of workers.
 
     Attributes:
         failure: the error that has ended the communication, or None.
         last_ticket: of the batch whose gradients were sent last; -1 if nobody dealt it.
     """
 
-    def __init__(
-        self,
-        connections: Sequence[Connection],
-        worker: int,
-        begun: Sequence[str],
-        optimizer: Any,
-        variables: Sequence[Any],
-        options: WorkerOptions,
-        program: int = 0,
-        over: threading.Event | None = None,
-    ) -> None:
+    def __init__(self, attachment: Attachment, optimizer: Any, variables: Sequence[Any]) -> None:
+        connections, worker, arguments = attachment.connections, attachment.worker, attachment.arguments
         self._optimizer = optimizer
         self._variables = list(variables)
         self._is_chief = worker == 0
-        self._is_lazy = options.is_lazy
-        self._clips = options.clips and not optimizer.gradient_accumulation_steps
+        self._is_lazy = arguments.is_lazy
+        # Where each gradient is an update of its own, its norm is that of all variables, on any number of servers.
+        self._clips = not arguments.averages and not optimizer.gradient_accumulation_steps
         self._on_servers = self._optimizer_on_servers()
         splits = self._splits()
         self._model = Model(
@@ -73,12 +82,20 @@ class Link:
             [splits and variable.constraint is None for variable in variables],
             self._name(),
         )
-        self._packers = [] if options.compression is None else self._model.packers(options.compression, worker)
-        of = worker, self._model, tuple(begun), options.prefetch, options.pull_compression
-        if over is None:
-            self._session = Session(connections, *of, program=program)
+        compression = arguments.compression
+        self._packers = [] if compression is None else self._model.packers(compression, worker)
+        if attachment.over is None:
+            self._session = Session(
+                connections,
+                worker,
+                self._model,
+                tuple(attachment.begun),
+                arguments.gradients.prefetch,
+                arguments.pull_compression,
+                program=attachment.program,
+            )
         else:
-            self._session = Observer(connections, self._model, over)
+            self._session = Observer(connections, self._model, attachment.over)
         self._successor = ""
         self._lock = threading.Lock()
         self._read: Callable[[], Sequence[np.ndarray]] = list

@@ -30,7 +30,7 @@ class Servers:
         member: the task's membership.
         timeouts: how long to wait for servers.
         hierarchy: as of `tfdist.ParameterServerStrategy`.
-        has_copies: as of `tfdist.strategies.servers.worker_options.WorkerOptions`.
+        has_copies: whether the next server has a copy of each server's state, and takes over from it.
         ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
 
     Attributes:
