@@ -20,11 +20,11 @@ from tfdist.strategies.servers.worker_options import WorkerOptions
 
 @dataclass(frozen=True)
 class Arguments:
-    """As of `tfdist.ParameterServerStrategy`, which describes them.
+    """The arguments of `tfdist.ParameterServerStrategy`, which describes them.
 
     Raises:
-        TypeError: one is of another type.
-        ValueError: one is not what it may be, or does not go with another one.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value, or excludes another one.
     """
 
     synchronization: Synchronization
@@ -53,14 +53,14 @@ class Arguments:
                 raise TypeError(f"{name} must be one of tfdist.parameter_server, such as {examples}; got {given!r}")
 
     def check_cluster(self, cluster: Cluster | None) -> None:
-        """Checks that a cluster can do what the arguments say.
+        """Checks that a cluster has the servers that the arguments need.
 
         Args:
-            cluster: of this process; None for a process alone.
+            cluster: cluster of this process; None for a process alone.
 
         Raises:
-            ClusterSpecError: it has no parameter servers, or not those of a hierarchy.
-            ValueError: it has too few for copies.
+            ClusterSpecError: the cluster has no parameter servers, or not those of a hierarchy.
+            ValueError: the cluster has too few servers for copies.
         """
         servers = 0 if cluster is None else sum(task.job == "ps" for task in cluster.tasks)
         if cluster is not None and not servers and cluster.size > 1:
@@ -77,18 +77,18 @@ class Arguments:
             places_of(cluster.tasks, self.servers)
 
     def published(self) -> Options:
-        """As other tasks see them."""
+        """Returns the arguments as other tasks see them."""
         return published.of(self.synchronization, self.pushes, self.servers, self.data)
 
     def for_servers(self) -> ServerOptions:
-        """What the servers do."""
+        """Returns the options of servers."""
         return ServerOptions(self.synchronization, self.pushes, self.servers)
 
     def for_workers(self, observes: bool = False) -> WorkerOptions:
-        """What the workers do.
+        """Returns the options of workers.
 
         Args:
-            observes: whether this is an evaluator.
+            observes: whether this task is an evaluator.
         """
         pushes, hierarchy = self.pushes, self.servers if isinstance(self.servers, PerHost) else None
         modes = [self.synchronization, *([] if hierarchy is None else [hierarchy.synchronization])]

@@ -1,4 +1,4 @@
-"""What workers on parameter servers do alike."""
+"""The options that all workers on parameter servers have alike."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class WorkerOptions:
     """Options of a worker.
 
     Attributes:
-        clips: whether every gradient is an update of its own, which is clipped by its norm before it is sent. The norms
-            are then those of whole variables and of all of them, on any number of servers.
-        prefetch: how many steps may be under way while the next one is computed.
-        pushes: what is pushed; None for gradients.
-        compression: of it; None for none.
-        pull_compression: of parameters; None for none.
-        is_lazy: whether sparse gradients update the rows that they name alone.
+        clips: whether every gradient is an update of its own, and is therefore clipped by norm before it is sent. The
+            norms are then those of whole variables and of all variables, on any number of servers.
+        prefetch: number of steps that may be under way while the next one is computed.
+        pushes: what is pushed; None pushes gradients.
+        compression: compression of pushes; None sends full precision.
+        pull_compression: compression of parameters that are read; None sends full precision.
+        is_lazy: whether sparse gradients update only the rows that they name.
         shares_data: whether batches are dealt out to all workers.
         workers_wait: whether workers wait for each other.
-        bound: of `BoundedStaleness`; None in other modes.
-        hierarchy: of servers; None for none.
+        bound: the bound of `BoundedStaleness`; None in other modes.
+        hierarchy: hierarchy of servers; None if there is none.
         has_copies: whether another server takes over from one that is lost.
         observes: whether this is an evaluator, which reads and does not train.
     """
