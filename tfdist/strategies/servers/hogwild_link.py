@@ -90,7 +90,7 @@ class HogwildLink(LocalLink):
                 return [to_tensor(one) for one in self._exchanged_rows(whole, values, by_rows, rows)]
 
         values = [self._variables[place].value for place in whole]
-        # The samples only order this behind a batch: Keras runs what does not depend on a batch once more.
+        # Depends on the samples to run with a batch: where the data end, Keras runs once more what depends on none.
         inputs = [tf.cast(samples, tf.float64), *values, *indices, *before, *after]
         dtypes = [one.dtype for one in values]
         for place in by_rows:

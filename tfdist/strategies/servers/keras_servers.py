@@ -28,9 +28,9 @@ from tfdist.strategies.servers.dealt_batches import Ticketed
 log = logging.getLogger("tfdist")
 
 _LEAST_BOUND = 2
-"""Least bound for steps with several optimizers. After a pause, a worker's clock for each optimizer is set to that of the
-slowest worker, which may take as many steps as the bound and one more between two optimizers. With a lower bound, one
-worker's first update and another one's second update could wait for each other."""
+"""Least bound for steps with several optimizers. After a pause, a worker's clock for each optimizer is set to that of
+the slowest worker, which may take as many steps as the bound and one more between two optimizers. With a lower bound,
+one worker's first update and another one's second update could wait for each other."""
 
 
 class _Step:

@@ -195,7 +195,7 @@ class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
             call.replace(lambda: _of_all_workers(model, logs, shared))
 
     def symbolic_build(self, call: ModelCall) -> None:
-        """Gives Keras shapes to build with: it would draw a batch for them, and drop it."""
+        """Gives Keras the shapes to build with, for which it would draw and drop a batch."""
         shared, iterator = of(call.model), call.arguments["iterator"]
         if shared is not None and iterator is not None and _is_dealt(iterator):
             first = tree.map_structure(lambda part: part, shared.source.first())

@@ -44,7 +44,7 @@ class OneDevice(private.OneDeviceExtended, Ability):
     """The `extended` of one device, on which a process without servers trains as usual."""
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        """Returns the dataset, not tuned: a tuner would delay the end of an epoch; see `private.not_tuned`."""
+        """Returns the dataset untuned: a tuner would delay the end of an epoch; see `private.not_tuned`."""
         return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 

@@ -121,7 +121,7 @@ class Link:
         Args:
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: Keras variables of the gradients; some or all of the optimizer's.
-            samples: their weight where those of several workers are averaged; a number or a scalar tensor.
+            samples: weight of the gradients where those of several workers are averaged; a number or a scalar tensor.
             apply: function that would make the update here; called by subclasses only.
             ticket: ticket of the batch, an int64 scalar; None if the batch was not dealt.
 
@@ -249,7 +249,7 @@ class Link:
         self._session.close()
 
     def hand_over(self, successor: Any) -> None:
-        """Leaves the variables to another optimizer; reads the newest values and slots before.
+        """Reads the newest values and slots, and leaves the variables to another optimizer.
 
         Args:
             successor: the other optimizer.

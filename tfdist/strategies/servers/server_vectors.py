@@ -16,7 +16,7 @@ def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
-        model: the variables.
+        model: description of the variables on the servers.
     """
     kinds: list[Kind] = [
         "none" if one is None else "sparse" if isinstance(one, tf.IndexedSlices) else "dense" for one in gradients
@@ -30,7 +30,7 @@ def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Ten
     Args:
         server: number of the server.
         gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
-        model: the variables.
+        model: description of the variables on the servers.
     """
     parts, shapes = model.dealing.shards[server], model.shapes[server]
     layout = shapes.layout(kinds_of(gradients, model)[server])
@@ -56,10 +56,10 @@ class Answered:
 
     Args:
         kinds: kinds of the gradients, by server.
-        model: the variables.
+        model: description of the variables on the servers.
 
     Attributes:
-        dtypes: dtypes of the tensors: for each server a vector of each dtype, then rows and indices of each sparse part.
+        dtypes: types of the tensors: for each server a vector of each dtype, then rows and indices of each sparse part.
     """
 
     def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
@@ -76,7 +76,7 @@ class Answered:
 
         Args:
             variables: the Keras variables of the model.
-            tensors: as `dtypes` describes them.
+            tensors: answered tensors, with the types in `dtypes`.
         """
         rest = iter(tensors)
         parts: dict[int, list[tuple[int, tf.Tensor]]] = {}
