@@ -23,12 +23,12 @@ from tfdist.strategies.keras import keras_seams
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the layer was made with. An object of its own, so that Keras neither wraps nor saves its parts.
+    """Settings of a layer, in an object of their own, so that Keras neither wraps nor saves its parts.
 
     Attributes:
-        form: of the table.
-        optimizer: as `keras.optimizers.serialize` describes it, or None.
-        cache: which rows a worker keeps, or None.
+        form: number of columns, initial values and policy of the table.
+        optimizer: the rows' own optimizer, as `keras.optimizers.serialize` describes it; None for the model's.
+        cache: which rows a worker keeps; None keeps none.
     """
 
     form: Form
@@ -41,34 +41,34 @@ class DynamicEmbedding(keras.layers.Layer):
     """An embedding without a fixed size: each int64 key, for example a hash of an identifier, has a row.
 
     A row is made when its key is first seen in training. `evaluate` and `predict` make none: there, and before the
-    policy admits a key, its row is the initial value, which depends on the seed and the key only.
+    policy admits a key, the layer returns the key's initial value, which depends on the seed and the key only.
 
-    In a job with parameter servers rows are on them, dealt by a hash of the key, with the optimizer's slots beside
-    them; a worker holds those of its batch. Without parameter servers they are in this process. Updates touch the rows
+    In a job with parameter servers the rows and their optimizer slots are on the servers, divided by a hash of the key;
+    a worker holds the rows of its batch. Without parameter servers the rows are in this process. Updates touch the rows
     of the batch only: slots of other rows, such as Adam's, do not decay.
 
-    Under `tfdist.ParameterServerStrategy` each gradient is an update, made when it comes, in every mode of
-    synchronization. Under `tfdist.AllReduceStrategy` the workers' gradients of a step are one update: that of one
-    process for the global batch.
+    Under `tfdist.ParameterServerStrategy` each gradient is an update, made when it arrives, in every mode of
+    synchronization. Under `tfdist.AllReduceStrategy` the workers' gradients of a step are one update, equal to that of
+    one process with the global batch.
 
-    `model.save` and `save_weights` save keys and values, but not the rows' slots. Other weights' methods
+    `model.save` and `save_weights` save keys and values, but not the rows' slots. Other methods that read weights
     (`get_weights`, ``restore_best_weights``) leave rows out.
 
     Args:
         dim: number of columns.
-        initial: the first values of rows.
-        policy: which keys get a row, and when rows are evicted; ``max_rows`` is that of each server.
-        optimizer: of the rows; by default the model's, with its learning rate. It must treat each row on its own, and
-            may not clip by norms, average or accumulate.
+        initial: the initial values of rows.
+        policy: which keys get a row, and when rows are evicted; ``max_rows`` is a limit of each server.
+        optimizer: the optimizer of the rows; by default the model's, with its learning rate. It must treat each row on
+            its own, and may not clip by norms, average or accumulate.
         cache: which frequent rows a worker keeps, to read them from the servers less often; by default none. Only under
             `tfdist.ParameterServerStrategy`, and in training: `evaluate` and `predict` read the newest rows.
-        **options: of `keras.layers.Layer`.
+        **options: further options of `keras.layers.Layer`.
 
     Raises:
-        ValueError: ``dim`` is below 1; or there are several replicas and no parameter server.
+        ValueError: ``dim`` is below 1; or, when it is built, there are several replicas and no parameter server.
 
     Attributes:
-        dtype_of_keys: of the input of a `keras.Sequential` that begins with this layer.
+        dtype_of_keys: dtype of the input of a `keras.Sequential` that begins with this layer.
     """
 
     dtype_of_keys = "int64"
@@ -115,17 +115,17 @@ class DynamicEmbedding(keras.layers.Layer):
         self._rows.put_behind(self._anchor)
 
     def call(self, keys: Any, training: Any = None) -> Any:
-        """The rows of keys.
+        """Returns the rows of keys.
 
         Args:
             keys: integers of any shape.
-            training: whether keys that have no row get one.
+            training: whether keys without a row get one.
 
         Returns:
-            Of the keys' shape and ``dim``.
+            A tensor of the keys' shape and ``dim``.
 
         Raises:
-            TypeError: the keys are no integers.
+            TypeError: the keys are not integers.
         """
         assert self._rows is not None
         keys = tf.convert_to_tensor(keys)
@@ -136,17 +136,17 @@ class DynamicEmbedding(keras.layers.Layer):
             )
         create = tf.cast(training or False, tf.bool) if self.trainable else tf.constant(False)
         sharing = at_work.sharing()
-        if sharing is not None:  # a stand-in row is no use of its keys
+        if sharing is not None:  # a stand-in row does not count as a use of its keys
             create = tf.logical_and(create, tf.logical_not(sharing.shares.is_empty()))
         found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
         return tf.cast(found, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """The keys' shape and ``dim``."""
+        """Returns the keys' shape and ``dim``."""
         return (*input_shape, self._settings.form.dim)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All rows, of all servers.
+        """Returns all rows of all servers.
 
         Returns:
             The keys in ascending order, int64 [rows], and their values, float32 [rows, dim].
@@ -163,12 +163,12 @@ class DynamicEmbedding(keras.layers.Layer):
         store["keys"], store["rows"] = self.export()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads keys and values. On parameter servers the chief's count, and first ones only if no row was updated."""
+        """Loads keys and values. Servers take the chief's, and initial ones only if no row was updated."""
         assert self._rows is not None
         self._rows.assign(np.asarray(store["keys"]), np.asarray(store["rows"]))
 
     def get_config(self) -> dict[str, Any]:
-        """As `keras.layers.Layer.get_config`."""
+        """Returns the settings from which Keras makes the layer again."""
         form = self._settings.form
         own: dict[str, Any] = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
         own["cache"] = None if self._settings.cache is None else asdict(self._settings.cache)
@@ -176,5 +176,5 @@ class DynamicEmbedding(keras.layers.Layer):
 
 
 def _optimizer(given: Any) -> Any:
-    """An optimizer, from one or what describes it, into which Keras would write."""
+    """Returns an optimizer; copies a given description, into which Keras would write."""
     return keras.optimizers.get(deepcopy(given) if isinstance(given, dict) else given)

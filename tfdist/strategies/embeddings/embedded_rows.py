@@ -2,8 +2,8 @@
 
 Keras's training loops know gradients of variables only. So a layer with rows has a trainable variable without elements,
 its *anchor*. A lookup depends on it, and the gradient that it gets is `tf.IndexedSlices` whose indices are keys and
-whose values are the gradients of their rows. It comes to the optimizer with those of all other variables, scaled as
-they are, summed over all uses, and only if they are applied.
+whose values are the gradients of their rows. It reaches the optimizer with those of all other variables: scaled
+like them, summed over all uses, and only if they are applied.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tfdist.tensors import to_array, to_tensor
 
 
 class EmbeddedRows:
-    """The rows behind an anchor.
+    """Rows of a table, looked up and updated behind an anchor.
 
     Args:
-        table: of the rows.
-        optimizer: the rows' own, as `keras.optimizers.serialize` describes it; None for that which is applied to the
-            anchor.
+        table: the table that has the rows.
+        optimizer: the rows' own optimizer, as `keras.optimizers.serialize` describes it; None uses the optimizer that
+            is applied to the anchor.
     """
 
     def __init__(self, table: TableClient, optimizer: dict[str, Any] | None) -> None:
@@ -38,25 +38,25 @@ class EmbeddedRows:
         self._makes_rows = False
 
     def put_behind(self, anchor: Any) -> None:
-        """Makes these the rows behind a variable, for `rows_of`."""
+        """Attaches these rows to a variable, where `rows_of` finds them."""
         anchor._tfdist_rows = self
 
     def lookup(self, anchor: Any, keys: tf.Tensor, create: Any, is_told: bool = True) -> tf.Tensor:
-        """The rows of keys; in the graph under construction, or eagerly.
+        """Returns the rows of keys; in the graph under construction, or eagerly.
 
         Args:
-            anchor: the variable.
+            anchor: the anchor of the rows, a Keras variable.
             keys: int64, any shape.
-            create: whether this is a use of the keys, which makes rows; a boolean or a scalar tensor.
-            is_told: whether that is known. If not, as in a model whose ``call`` has no argument ``training``, an update
-                with the gradient is a use.
+            create: whether this counts as a use of the keys, which makes rows; a boolean or a scalar tensor.
+            is_told: whether ``create`` is known. If not, as in a model whose ``call`` has no argument ``training``, an
+                update with the gradient counts as a use.
 
         Returns:
             A tensor of the keys' shape and ``dim``, whose gradient reaches the anchor.
         """
 
         def on_host(keys: tf.Tensor, create: tf.Tensor) -> tf.Tensor:
-            with tf.init_scope():  # no tape is to see the variables of a table in this process
+            with tf.init_scope():  # a gradient tape must not see the variables of a table in this process
                 return to_tensor(self.table.lookup(to_array(keys), bool(create)))
 
         with tf.device("CPU:0"):
@@ -84,10 +84,10 @@ class EmbeddedRows:
 
         Args:
             optimizer: the Keras optimizer that is applied to the anchor.
-            gradient: of the anchor.
+            gradient: the anchor's gradient, whose indices are keys.
 
         Raises:
-            TypeError: the gradient is no `tf.IndexedSlices`.
+            TypeError: the gradient is not a `tf.IndexedSlices`.
             RefusedError: the optimizer cannot be used for rows.
         """
         if not isinstance(gradient, tf.IndexedSlices):
@@ -105,7 +105,7 @@ class EmbeddedRows:
         rate = learning_rate(optimizer)
         sends_rate = self._own is None and self.table.is_chief and isinstance(rate, keras.Variable)
 
-        create, self._makes_rows = self._makes_rows, False  # of the step that is traced, or run eagerly
+        create, self._makes_rows = self._makes_rows, False  # for the step that is traced, or run eagerly
 
         def on_host(keys: tf.Tensor, values: tf.Tensor, rate: tf.Tensor) -> None:
             with tf.init_scope():
@@ -116,7 +116,7 @@ class EmbeddedRows:
             host_call(on_host, inputs, [], name="tfdist_rows")
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All keys in ascending order, int64 [rows], and their values [rows, dim]."""
+        """Returns all keys in ascending order, int64 [rows], and their values [rows, dim]."""
         return self.table.export()
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
@@ -125,13 +125,13 @@ class EmbeddedRows:
 
 
 def rows_of(variable: Any) -> EmbeddedRows | None:
-    """The rows behind a variable, if it is an anchor."""
+    """Returns the rows behind a variable; None if it is not an anchor."""
     found: EmbeddedRows | None = getattr(variable, "_tfdist_rows", None)
     return found
 
 
 def _description(optimizer: Any) -> dict[str, Any]:
-    """A Keras optimizer as it updates rows whose gradients are unscaled."""
+    """Returns the description of a Keras optimizer that updates rows with unscaled gradients."""
     copy = type(optimizer).from_config(optimizer.get_config())
     copy.loss_scale_factor = None
     described: dict[str, Any] = keras.optimizers.serialize(copy)

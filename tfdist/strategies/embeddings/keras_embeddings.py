@@ -1,4 +1,4 @@
-"""Keras optimizers leave rows behind anchors (`tfdist.strategies.embeddings.embedded_rows`) to their tables."""
+"""Hooks of Keras optimizers that leave rows behind anchors (`tfdist.strategies.embeddings.embedded_rows`) to tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def install() -> None:
 
 
 class WithoutRows(optimizer.OptimizerHooks):
-    """Rows are updated by their tables, after the other variables: these wait for the chief's first values."""
+    """Hooks that have tables update rows, after the other variables, which wait for the chief's first values."""
 
     def apply(self, call: optimizer.OptimizerCall) -> contextlib.AbstractContextManager[None] | None:
-        """Splits rows off."""
+        """Separates the gradients of rows from those of other variables."""
         given, gradients = call.arguments["trainable_variables"], call.arguments["grads"]
         if not call.applies_itself:
             return None
@@ -41,7 +41,7 @@ class WithoutRows(optimizer.OptimizerHooks):
 
 @contextlib.contextmanager
 def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[Any]) -> Iterator[None]:
-    if not call.optimizer.built:  # with the anchors, as Keras does when it loads a model
+    if not call.optimizer.built:  # with the anchors, as when Keras loads a model
         with tf.init_scope(), keras.name_scope(call.optimizer.name):
             call.optimizer.build(variables)
     rest = [pair for pair in zip(gradients, variables, strict=True) if rows_of(pair[1]) is None]
@@ -58,7 +58,7 @@ def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[
 
 
 def _part_of_mean(gradient: Any, shares: Shares) -> Any:
-    """A replica's part of the gradient of all samples' mean: the parts' sum. It has no keys of a stand-in row."""
+    """Returns a replica's part of the global mean's gradient, without keys of a stand-in row; parts are summed."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     keys = tf.where(shares.is_empty(), 0, tf.size(gradient.indices))
@@ -67,7 +67,7 @@ def _part_of_mean(gradient: Any, shares: Shares) -> Any:
 
 
 def _with_integer_keys(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A model without an `Input` takes keys as they are; Keras would cast them to the floats of the first layer."""
+    """Has a model without an `Input` take keys as they are; Keras would cast them to the first layer's floats."""
 
     def build(self: Any, input_shape: Any = None) -> None:
         dtype = getattr(self._layers[0], "dtype_of_keys", None) if self._layers else None

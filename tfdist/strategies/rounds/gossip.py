@@ -42,26 +42,26 @@ _HERE = "GossipStrategy"
 
 
 class GossipStrategy(ProcessesInRounds):
-    """Data-parallel training without a sum over all: each process averages its weights with a few neighbours.
+    """Data-parallel training without all-reduce in its steps: a process averages its weights with a few neighbours.
 
     After its step a process sends its weights to its neighbours in a topology, and goes on with the weighted mean of
     theirs and its own. A round costs as many messages as a process has neighbours, however many processes there are,
-    and a slow process or line holds up its neighbours only. The processes' weights differ by a little: how much,
-    `distance` and `tfdist.callbacks.Communication` tell. At the end of an epoch all go on with the mean of all, so that
-    `fit` validates, calls callbacks and returns with equal weights.
+    and a slow process or network link delays its neighbours only. The processes' weights differ slightly; `distance`
+    and `tfdist.callbacks.Communication` report by how much. At the end of an epoch all processes take the mean of all
+    weights, so that `fit` validates, calls callbacks and returns with equal weights.
 
-    - By default all take their rounds together, and wait for their neighbours: D-PSGD. With ``overlap=True`` weights
-      travel during the next step.
-    - ``synchronization=tfdist.parameter_server.BoundedStaleness(4)`` mixes with the newest weights that have come, and
-      waits for a neighbour only if it is more than 4 rounds behind.
-    - ``synchronization=tfdist.parameter_server.Asynchronous()`` averages in pairs, whenever both come to it: AD-PSGD.
-      Nobody waits for anybody.
-    - ``compression=tfdist.compression.TopK(0.01)`` sends what weights differ by from those that the neighbours have:
-      CHOCO-SGD.
+    - By default all processes make their rounds together, and wait for their neighbours: D-PSGD. With ``overlap=True``
+      weights are sent during the next step.
+    - ``synchronization=tfdist.parameter_server.BoundedStaleness(4)`` mixes with the newest weights that have
+      arrived, and waits for a neighbour only if it is more than 4 rounds behind.
+    - ``synchronization=tfdist.parameter_server.Asynchronous()`` averages in pairs, when both processes get to it:
+      AD-PSGD. No process waits for another one.
+    - ``compression=tfdist.compression.TopK(0.01)`` sends the compressed differences between the weights and those that
+      the neighbours have: CHOCO-SGD.
 
-    Data, metrics and the progress bar are as of `tfdist.LocalSGDStrategy`; a process that has no more data takes no
-    more part until the end of the epoch, and its neighbours do without it. The optimizer's slots stay those of each
-    process.
+    Data, metrics and the progress bar work as under `tfdist.LocalSGDStrategy`. A process that has no more data leaves
+    the rounds until the end of the epoch, and its neighbours go on without it. Each process keeps its own optimizer
+    slots.
 
     Example:
         >>> strategy = tfdist.GossipStrategy(topology="exponential")
@@ -71,31 +71,31 @@ class GossipStrategy(ProcessesInRounds):
         >>> model.fit(x, y, batch_size=256)
 
     Args:
-        cluster_resolver: as of `tfdist.AllReduceStrategy`.
-        topology: who averages with whom: ``"ring"``; ``"exponential"``, with one other process in each round, in turn
-            1, 2, 4, … places away; ``"random"``, in pairs that are drawn anew in each round; ``"complete"``, all; a
-            topology of `tfdist.gossip`; or a graph, as `tfdist.gossip.Graph` takes it.
-        sync_every: steps between rounds; as of `tfdist.LocalSGDStrategy`.
-        synchronization: who waits for whom, as above; `tfdist.parameter_server.Synchronous` by default. A bound needs a
-            topology that is the same in all rounds.
-        overlap: whether the weights of a round are used after the next step only; of `Synchronous`.
-        compression: how differences are compressed; as of `tfdist.AllReduceStrategy`, without methods for processes
-            that add up. Needs `Synchronous` and a topology that is the same in all rounds.
-        consensus_rate: by which part of the differences to its neighbours' compressed weights a process moves, above 0
-            and at most 1; by default one that suits the method (`tfdist.gossip.encodings.suitable_rate`).
-        devices: as of `tfdist.LocalSGDStrategy`.
-        timeouts: as of `tfdist.AllReduceStrategy`.
-        check_weights: as of `tfdist.AllReduceStrategy`.
-        group: as of `tfdist.AllReduceStrategy`.
+        cluster_resolver: description of the cluster; see `tfdist.AllReduceStrategy`.
+        topology: which processes average with each other: ``"ring"``; ``"exponential"``, with one other process in each
+            round, in turn 1, 2, 4, … places away; ``"random"``, in pairs that are drawn anew in each round;
+            ``"complete"``, all; a topology of `tfdist.gossip`; or a graph, as `tfdist.gossip.Graph` takes it.
+        sync_every: number of steps between rounds, or an interval of `tfdist.local_sgd`.
+        synchronization: which processes wait for each other, as above; by default
+            `tfdist.parameter_server.Synchronous`. A bound needs a topology that is the same in all rounds.
+        overlap: whether the weights of a round are used only after the next step; needs `Synchronous`.
+        compression: how differences are compressed, as in `tfdist.AllReduceStrategy`, but not by methods that need the
+            sum of all processes. Needs `Synchronous` and a topology that is the same in all rounds.
+        consensus_rate: fraction of the differences to its neighbours' compressed weights by which a process moves,
+            above 0 and at most 1; by default one that suits the method (`tfdist.gossip.encodings.suitable_rate`).
+        devices: this process's devices, which take each step together; see `tfdist.AllReduceStrategy`.
+        timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+        check_weights: whether `fit` compares the weights of all processes after each epoch.
+        group: the processes that train this model together; by default all of the job.
 
     Raises:
         MismatchError: processes have different arguments.
-        TypeError: ``synchronization`` or ``compression`` is none.
+        TypeError: ``synchronization``, ``overlap`` or ``compression`` has the wrong type.
         ValueError: an argument is out of its range, or two of them exclude each other; the topology is not connected,
-            or of another number of processes.
-        ClusterSpecError: as of `tfdist.AllReduceStrategy`.
-        RendezvousError: as of `tfdist.AllReduceStrategy`.
-        MPIUnavailableError: as of `tfdist.AllReduceStrategy`.
+            or is for another number of processes.
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
+        RendezvousError: not all tasks entered the job, or this one was refused.
+        MPIUnavailableError: no MPI library can be loaded.
 
     References:
         Lian et al., *Can decentralized algorithms outperform centralized algorithms?*, NeurIPS 2017, and *Asynchronous
@@ -140,10 +140,10 @@ class GossipStrategy(ProcessesInRounds):
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
 
     def distance(self, model: keras.Model) -> float | None:
-        """How far apart the processes' weights of a model were before they were last made equal.
+        """Returns how far apart the processes' weights of a model were before they were last made equal.
 
         Args:
-            model: that was made in the scope of this strategy.
+            model: a Keras model that was made in the scope of this strategy.
 
         Returns:
             The root of the mean squared distance from their mean, divided by the length of the mean; None if there was

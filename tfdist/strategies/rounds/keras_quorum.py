@@ -1,4 +1,4 @@
-"""Keras under a strategy whose processes come and go: where `fit` begins, and when an epoch and a `fit` end."""
+"""Keras hooks for a strategy whose processes may join and leave: they align when epochs and `fit` begin and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.strategies.data.shares import batch_size
 from tfdist.strategies.round_abilities import ComesAndGoes
 
 _NEVER = 1 << 62
-"""An epoch that no `fit` comes to."""
+"""Number of an epoch that no `fit` reaches."""
 
 
 @Once
@@ -24,16 +24,16 @@ def install() -> None:
 
 
 class Coming(keras_hooks.ModelHooks[ComesAndGoes]):
-    """`fit` begins and ends with the others, and steps know their number of samples, by which they are weighed."""
+    """Hooks that begin and end `fit` together with other processes, and count the samples of steps as weights."""
 
     ability = ComesAndGoes
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Keeps pace with the others."""
+        """Adds the callbacks that begin and end epochs and `fit` together with the others."""
         return [Pace(self.extended), *given, Beginning(self.extended)]
 
     def make_function(self, call: ModelCall) -> None:
-        """Has steps count; those of several devices are on shares, which are counted."""
+        """Makes steps count their samples; with several devices, their shares already do."""
         extended, step_function = self.extended, call.arguments["step_function"]
         if extended.has_several_replicas:
             return
@@ -46,7 +46,9 @@ class Coming(keras_hooks.ModelHooks[ComesAndGoes]):
 
 
 class Beginning(keras.callbacks.Callback):
-    """Has `fit` begin with the epoch that the others are in. Comes after the user's callbacks, which may load a backup.
+    """Callback that begins `fit` at the epoch of the other processes.
+
+    Comes after the user's callbacks, which may load a backup.
 
     Args:
         extended: the strategy's `extended`.
@@ -57,19 +59,19 @@ class Beginning(keras.callbacks.Callback):
         self._extended = extended
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Joins the others' call of `fit`, and sets the epoch to begin at."""
         epoch = self._extended.begin_fit(self.model)
         begin_at(self.model, _NEVER if epoch < 0 else max(epoch, initial_epoch(self.model)))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Removes the epoch to begin at."""
         begin_at(self.model, None)
 
 
 class Pace(keras.callbacks.Callback):
-    """Ends an epoch when the others have ended it, and `fit` when they have ended that.
+    """Callback that ends an epoch when other processes have ended it, and `fit` likewise.
 
-    Comes before the user's callbacks, which may end `fit` when an epoch has ended, and save what it ends with.
+    Comes before the user's callbacks, which may end `fit` after an epoch, and save its results.
 
     Args:
         extended: the strategy's `extended`.
@@ -81,11 +83,11 @@ class Pace(keras.callbacks.Callback):
         self._ends_epoch = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Tells the strategy which epoch begins."""
         self._extended.begin_epoch(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Stops the epoch or `fit` if the others have ended it."""
         if self.model.stop_training:
             return
         if self._extended.fit_is_over(self.model):
@@ -94,11 +96,11 @@ class Pace(keras.callbacks.Callback):
             self._ends_epoch = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Lets `fit` go on after an epoch that the others have ended, unless they have ended `fit`."""
         if self._ends_epoch:
             self._ends_epoch = False
             self.model.stop_training = self._extended.fit_is_over(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Ends this call of `fit` together with the others."""
         self._extended.end_fit(self.model)

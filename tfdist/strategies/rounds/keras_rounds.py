@@ -1,4 +1,4 @@
-"""Keras under a strategy whose processes train in rounds: what follows an update, and the end of an epoch."""
+"""Keras hooks for a strategy whose processes train in rounds: after updates, and at the ends of epochs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def install() -> None:
 
 
 class FollowedByExchanges(keras_hooks.OptimizerHooks[TrainsInRounds]):
-    """Updates count, and an exchange may follow them."""
+    """Hooks that count the updates of optimizers, after which an exchange may follow."""
 
     ability = TrainsInRounds
 
     def apply(self, call: OptimizerCall) -> contextlib.AbstractContextManager[None] | None:
-        """Tells the strategy of the update, unless it is a part of another optimizer's."""
+        """Reports the update to the strategy, unless the optimizer is a part of another one."""
         return self._told(call) if call.is_outermost else None
 
     @contextlib.contextmanager
@@ -45,7 +45,7 @@ class FollowedByExchanges(keras_hooks.OptimizerHooks[TrainsInRounds]):
 
 
 class Rounds(keras.callbacks.Callback):
-    """Begins `fit`, which may follow a loop or an interrupted `fit`, with equal weights, and each epoch with a round.
+    """Callback that begins `fit`, also after a custom loop, with equal weights, and each epoch with a round.
 
     Args:
         extended: the strategy's `extended`.
@@ -56,21 +56,21 @@ class Rounds(keras.callbacks.Callback):
         self._extended = extended
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Makes weights equal, and begins a round with them."""
         settle(self.model, self._extended)
         self._extended.begin_rounds(self.model, anew=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Begins a round where none is under way."""
         self._extended.begin_rounds(self.model, anew=False)
         self.model._tfdist_in_rounds = True
 
 
 def settle(model: Any, extended: TrainsInRounds) -> None:
-    """Makes the weights, layers' state and moving averages of a model equal on all processes, which all call it.
+    """Makes a model's weights, layers' state and moving averages equal on all processes; called by all of them.
 
     Layers' state, such as moving statistics, is averaged here only. It does not affect training, and where it is linear
-    in what it is made of, as in batch normalization, averaging it once is as good as averaging it in each round.
+    in the statistics of batches, as in batch normalization, averaging it once is as good as in each round.
 
     Args:
         model: a Keras model.
@@ -85,7 +85,7 @@ def settle(model: Any, extended: TrainsInRounds) -> None:
 
 
 class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
-    """What reads weights reads equal ones, and logs are of all processes."""
+    """Hooks that make weights equal before they are read, and have logs cover all processes."""
 
     ability = TrainsInRounds
 
@@ -97,11 +97,11 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
     predict = evaluate
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """`fit` and epochs begin with a round."""
+        """Adds the callback that begins rounds."""
         return [Rounds(self.extended), *given]
 
     def epoch_logs(self, call: ModelCall) -> None:
-        """Makes weights equal, and logs."""
+        """Makes weights equal, and replaces the logs by those of all processes."""
         model = call.model
         if getattr(model, "_tfdist_in_rounds", False):
             model._tfdist_in_rounds = False
@@ -111,7 +111,7 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
     def _of_all(self, model: Any, logs: Any, original: Callable[[], Any]) -> Any:
         given = logs if isinstance(logs, dict) else {}
         own = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
-        # A process that had no batch has no logs, and does not know which of those of others are means.
+        # A process that had no batch has no logs, and does not know which logs of other processes are means.
         names = {"logs": ", ".join(sorted(own)) if isinstance(logs, dict) else "none"}
         if self.extended.everyone.compare("names of logs", names):
             return {**given, **model.get_metrics_result()}
@@ -124,7 +124,7 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
 
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
-    """Logs of steps that a user wrote, as means over processes as far as they are floating-point numbers."""
+    """Returns the logs of a user's own steps, with floating-point numbers averaged over processes."""
     values = tree.flatten(logs)
     tensors = [tf.convert_to_tensor(value) for value in values]
     floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]

@@ -1,4 +1,4 @@
-"""`LocalSGDStrategy`: processes train on their own and exchange what they have learned now and then."""
+"""`LocalSGDStrategy`: processes train on their own, and average their weights from time to time."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ _ARGUMENTS = {
     "fragments": "streaming=tfdist.local_sgd.Streaming(fragments=…)",
     "delay": "streaming=tfdist.local_sgd.Streaming(delay=…)",
 }
-"""Arguments that it had, and what they are here."""
+"""Arguments that the strategy does not take, and what to use instead."""
 
 
 class LocalSGDStrategy(ProcessesInRounds):
-    """Data-parallel training over slow lines: processes take steps on their own, and average weights now and then.
+    """Data-parallel training over slow networks: processes train on their own, and average weights after many steps.
 
     A round is ``sync_every`` steps, in which each process trains on its share of the batches and sends nothing. At its
-    end the differences that the processes have made to the weights are averaged, each by the number of samples that it
-    stands for. An epoch's end ends a round: when `fit` validates, calls callbacks and returns, all processes have equal
+    end the changes that the processes have made to the weights are averaged, weighted by their numbers of samples. The
+    end of an epoch also ends a round: when `fit` validates, calls callbacks and returns, all processes have equal
     weights.
 
-    - By default all go on with the average: local SGD. With ``sync_every=1`` and plain SGD that is synchronous SGD.
-    - ``rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))`` moves the common weights by an optimizer of
-      their own, which takes the average difference for a gradient: DiLoCo. Rounds may then be of hundreds of steps.
+    - By default all processes go on with the average: local SGD. With ``sync_every=1`` and plain SGD that is
+      synchronous SGD.
+    - ``rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))`` updates the common weights by an outer
+      optimizer, which treats the average change as a gradient: DiLoCo. Rounds may then have hundreds of steps.
     - ``streaming=Streaming(fragments=4, delay=2)`` exchanges the weights in parts, each while the next steps are
       computed: Streaming DiLoCo.
-    - ``rule=Elastic(0.9)`` ties the processes to common weights by springs: EASGD.
+    - ``rule=Elastic(0.9)`` pulls the processes' weights towards common weights, elastically: EASGD.
 
-    What a step costs is the model's alone, whatever the line: metrics too are merged at the end of an epoch, and the
-    progress bar shows those of the first process. As in `tfdist.AllReduceStrategy`, a batch of ``fit`` is global, and
-    processes take shares of it; data from `distribute_datasets_from_function` may differ in length: a process that has
-    no more waits for the others, and takes part in their rounds without weight.
+    Steps between exchanges send nothing: metrics too are merged at the end of an epoch, and the progress bar shows
+    those of the first process. As in `tfdist.AllReduceStrategy`, a batch of ``fit`` is global, and processes take
+    shares of it. Data from `distribute_datasets_from_function` may differ in length: a process that has no more data
+    waits for the others, and takes part in their rounds with weight zero.
 
     Example:
         >>> outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
@@ -65,31 +66,31 @@ class LocalSGDStrategy(ProcessesInRounds):
         >>> model.fit(x, y, batch_size=256)
 
     Args:
-        cluster_resolver: as of `tfdist.AllReduceStrategy`.
-        sync_every: steps of a round; a number, or an interval of `tfdist.local_sgd`, such as
+        cluster_resolver: description of the cluster; see `tfdist.AllReduceStrategy`.
+        sync_every: number of steps in a round, or an interval of `tfdist.local_sgd`, such as
             ``Growing(first=4, every=1000)`` or ``QuadraticRule(alpha=0.02)``, by which rounds grow as training goes on.
-        start_after: a number of steps at the start that are taken together: after each of them weights and the
-            optimizer's slots are averaged, which with SGD, with or without momentum, is synchronous training. What
-            comes then is post-local SGD.
-        slots: what becomes of the optimizer's slots in a round: each process goes on with its own (``"keep"``), or with
-            the mean (``"average"``), which sends them too.
-        rule: what a round makes of the weights of all processes: `tfdist.local_sgd.Averaging`, `Outer` or `Elastic`, or
-            a `tfdist.local_sgd.Rule` of one's own.
-        streaming: a `tfdist.local_sgd.Streaming`, to exchange weights in parts, and while steps are computed.
-        compression: how the differences are compressed; as of `tfdist.AllReduceStrategy`.
-        devices: as of `tfdist.AllReduceStrategy`; this process's devices take each step together.
-        timeouts: as of `tfdist.AllReduceStrategy`.
-        algorithm: of the sums; as of `tfdist.AllReduceStrategy`.
-        check_weights: as of `tfdist.AllReduceStrategy`.
-        group: as of `tfdist.AllReduceStrategy`.
+        start_after: number of steps at the start that processes take together: after each of them weights and the
+            optimizer's slots are averaged. With SGD, with or without momentum, that is synchronous training. The
+            training that follows is post-local SGD.
+        slots: whether each process keeps its own optimizer slots (``"keep"``), or a round averages them, too
+            (``"average"``), which sends more bytes.
+        rule: how a round combines the weights of all processes: `tfdist.local_sgd.Averaging`, `Outer` or `Elastic`, or
+            your own `tfdist.local_sgd.Rule`.
+        streaming: a `tfdist.local_sgd.Streaming`, which exchanges weights in parts, and while steps are computed.
+        compression: how the changes are compressed, as in `tfdist.AllReduceStrategy`; by default not at all.
+        devices: this process's devices, which take each step together; see `tfdist.AllReduceStrategy`.
+        timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+        algorithm: the all-reduce algorithm of a round; see `tfdist.AllReduceStrategy`.
+        check_weights: whether `fit` compares the weights of all processes after each epoch.
+        group: the processes that train this model together; by default all of the job.
 
     Raises:
         MismatchError: processes have different arguments.
-        TypeError: ``rule``, ``streaming`` or ``compression`` is none.
+        TypeError: ``rule``, ``streaming`` or ``compression`` has the wrong type.
         ValueError: an argument is out of its range, or two of them exclude each other.
-        ClusterSpecError: as of `tfdist.AllReduceStrategy`.
-        RendezvousError: as of `tfdist.AllReduceStrategy`.
-        MPIUnavailableError: as of `tfdist.AllReduceStrategy`.
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
+        RendezvousError: not all tasks entered the job, or this one was refused.
+        MPIUnavailableError: no MPI library can be loaded.
 
     References:
         Stich, *Local SGD converges fast and communicates little*, ICLR 2019. Lin, Stich, Patel and Jaggi, *Don't use

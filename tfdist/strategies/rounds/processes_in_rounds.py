@@ -1,4 +1,4 @@
-"""What strategies of processes that train in rounds have alike."""
+"""The common base class of `LocalSGDStrategy` and `GossipStrategy`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tfdist.strategies.rounds import keras_rounds
 
 
 class ProcessesInRounds(Processes):
-    """One whose `extended` is a `tfdist.strategies.rounds.rounds_extended.RoundsExtended`."""
+    """A strategy whose `extended` is a `tfdist.strategies.rounds.rounds_extended.RoundsExtended`."""
 
     def settle(self, model: keras.Model) -> None:
-        """Ends the round, and makes the weights of a model equal on all processes, which all call this.
+        """Ends the round, and makes the weights of a model equal on all processes; called by all of them.
 
-        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+        For custom training loops, before they save: `fit`, `evaluate` and `predict` call it themselves.
 
         Args:
-            model: that was made in the scope of this strategy.
+            model: a Keras model that was made in the scope of this strategy.
         """
         keras_rounds.settle(model, self.extended)

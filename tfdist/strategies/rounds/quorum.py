@@ -1,4 +1,4 @@
-"""`QuorumStrategy`: processes that come and go train on their own, and average what they have learned in rounds."""
+"""`QuorumStrategy`: processes that may join and leave train on their own, and average their changes in rounds."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from tfdist.strategies.rounds.quorum_extended import QuorumExtended  # noqa: E40
 
 
 class QuorumStrategy(tf.distribute.Strategy):
-    """Data-parallel training of processes that come and go, over lines of any speed.
+    """Data-parallel training of processes that may join and leave, over networks of any speed.
 
-    A round is ``sync_every`` steps, in which each process trains on its own. At its end those that are there average
-    what they have learned, each by the number of samples that it stands for. Who is late, dies, or joins anew costs the
-    others no more than a time of grace:
+    A round is ``sync_every`` steps, in which each process trains on its own. At its end the processes that are
+    present average their changes of the weights, weighted by their numbers of samples. A process that is late, dies or
+    joins costs the others at most a grace period:
 
-    - A round begins when all are ready; or, once ``quorum`` of them are, ``grace`` seconds later, without the rest.
-    - It counts for all that took part, or for nobody: if one dies in it, the others make it again without it.
-    - A process that a round was made without goes on from the new common weights, with what it has learned added, and
-      brings that to the next round.
-    - A process that is started anew, or again, takes weights, the optimizer's state and the number of the epoch from
-      another one, and goes on with it.
+    - A round begins when all processes are ready; or ``grace`` seconds after ``quorum`` of them are, without the rest.
+    - A round counts for all that took part, or for none: if a process dies in it, the others repeat it without that
+      process.
+    - A process that missed a round adds its changes to the new common weights, and brings them to the next round.
+    - A process that is started, or restarted, takes the weights, the optimizer's state and the number of the epoch from
+      another process, and goes on from there.
 
     ``rule=Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))`` makes it DiLoCo, for rounds of hundreds of
     steps.
 
     Every process trains on all the data that `fit` is given, with a batch size of its own, as with
-    `tfdist.ParameterServerStrategy`: nobody can deal out shares of a batch to processes that may be gone. Give each
-    other data, by `rank` and `size`, or leave it to the shuffling. An epoch ends for all when it ends for one; then
-    weights and what layers keep are equal on all that took part in its last round. Metrics are each process's own.
+    `tfdist.ParameterServerStrategy`: a batch cannot be divided among processes that may be gone. Give each process
+    different data, by `rank` and `size`, or rely on shuffling. An epoch ends for all processes when it ends for one;
+    then weights and layers' state are equal on all that took part in its last round. Each process has its own metrics.
 
-    Processes meet over TCP (ZeroMQ), without MPI. With a secret, all of it is encrypted.
+    Processes communicate over TCP (ZeroMQ), without MPI. With a secret, all messages are encrypted.
 
     Example:
         >>> outer = tfdist.local_sgd.Outer(keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True))
@@ -66,22 +66,23 @@ class QuorumStrategy(tf.distribute.Strategy):
         >>> model.fit(x[strategy.rank :: strategy.size], y[strategy.rank :: strategy.size], batch_size=64)
 
     Args:
-        cluster_resolver: as of `tfdist.AllReduceStrategy`. The tasks must be listed; they need not all be there.
-        sync_every: steps of a round; as of `tfdist.LocalSGDStrategy`.
-        quorum: how many processes a round needs at least.
-        grace: seconds for which a round waits for more than those; also for pieces of what a process sends.
+        cluster_resolver: description of the cluster; see `tfdist.AllReduceStrategy`. It lists all tasks that may join.
+        sync_every: number of steps in a round, or an interval of `tfdist.local_sgd`.
+        quorum: the least number of processes that a round needs.
+        grace: seconds for which a round waits for more processes than those, and for the parts of a message.
         rule: `tfdist.local_sgd.Averaging` or `Outer`, without ``mix``. A process that joins takes the state of an outer
-            optimizer from another one.
-        compression: as of `tfdist.AllReduceStrategy`, of the differences between weights; without methods for processes
-            that add up.
-        devices: as of `tfdist.LocalSGDStrategy`.
-        timeouts: as of `tfdist.AllReduceStrategy`; ``start`` is also how long a process waits for a quorum.
+            optimizer from another process.
+        compression: how the changes are compressed, as in `tfdist.AllReduceStrategy`, but not by methods that need the
+            sum of all processes.
+        devices: this process's devices, which take each step together; see `tfdist.AllReduceStrategy`.
+        timeouts: how long to wait for other tasks; ``start`` is also how long a process waits for a quorum.
 
     Raises:
-        TypeError: ``rule`` or ``compression`` is none.
+        TypeError: ``rule`` or ``compression`` has the wrong type.
         ValueError: an argument is out of its range.
-        ClusterSpecError: as of `tfdist.AllReduceStrategy`; or processes were started by an MPI launcher.
-        RendezvousError: as of `tfdist.AllReduceStrategy`.
+        ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task; the cluster has
+            parameter servers; or an MPI launcher started the processes.
+        RendezvousError: the chief cannot be reached, or has refused this process.
 
     References:
         Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023. Jaghouar et al.,
@@ -124,12 +125,12 @@ class QuorumStrategy(tf.distribute.Strategy):
 
     @property
     def rank(self) -> int:
-        """This process's place among the training tasks of the cluster; the chief's is 0."""
+        """Rank of this process among the training tasks of the cluster; the chief's is 0."""
         return 0 if self._cluster is None or self._cluster.rank is None else self._cluster.rank
 
     @property
     def size(self) -> int:
-        """How many training tasks the cluster has, whether they are there or not."""
+        """Number of training tasks in the cluster, whether they are present or not."""
         return 1 if self._cluster is None else self._cluster.size
 
     @property
@@ -138,11 +139,11 @@ class QuorumStrategy(tf.distribute.Strategy):
         return self._cluster_resolver
 
     def communication(self) -> dict[str, float]:
-        """The communication of this process since it started.
+        """Returns figures of this process's communication since it started.
 
         Returns:
-            The number of ``rounds`` that it has taken part in, and of ``messages`` and ``bytes`` sent; and the
-            ``seconds`` spent in rounds, waiting for others too.
+            The numbers of ``rounds`` that the process has taken part in, and of ``messages`` and ``bytes`` that it has
+            sent; and the ``seconds`` that it has spent in rounds, including waiting.
         """
         links = self._members.links if isinstance(self._members, Together) else None
         return {
@@ -153,16 +154,16 @@ class QuorumStrategy(tf.distribute.Strategy):
         }
 
     def settle(self, model: keras.Model) -> None:
-        """Ends the round for a model, with those that end theirs, too: in training loops of one's own, before saving.
+        """Ends the round for a model, together with processes that do so too. For custom training loops, before saving.
 
         Args:
-            model: that was made in the scope of this strategy.
+            model: a Keras model that was made in the scope of this strategy.
         """
         self.extended.settle(model)
 
 
 def _checked(cluster: Cluster | None, quorum: int) -> Cluster | None:
-    """The cluster as one whose tasks come and go; None for a process alone."""
+    """Checks the cluster, and marks it as one whose processes may join and leave; None for a process alone."""
     if cluster is None:
         if launcher.size() > 1:
             raise ClusterSpecError(

@@ -34,15 +34,15 @@ _LOOK_SECONDS = 0.1
 
 
 class QuorumExtended(RoundsExtended, ComesAndGoes):
-    """As `RoundsExtended`, of a group of this process alone.
+    """The `RoundsExtended` of `QuorumStrategy`, whose group is this process alone.
 
     Args:
-        strategy: as of `RoundsExtended`.
-        group: of this process alone.
-        devices: as of `RoundsExtended`.
-        courses: as of `RoundsExtended`.
-        rank: of this process among all.
-        size: how many there may be.
+        strategy: the strategy that this is the `extended` of.
+        group: a group that contains this process alone.
+        devices: this process's devices.
+        courses: factory of the course of each optimizer's rounds.
+        rank: rank of this process among the training tasks.
+        size: number of training tasks, present or not.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         self._task_id = self.reader = rank
         self._states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._is_catching_up = False  # whether the others are beyond the call of `fit` that this process made last
+        self._is_catching_up = False  # whether the others have ended the call of `fit` that this process made last
 
     @property
     def is_writer(self) -> bool:
-        """The chief of the job writes."""
+        """Whether this process is the chief of the job, which writes files."""
         return self._rank == 0
 
     @property
@@ -69,7 +69,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
 
     @property
     def totals(self) -> Totals:
-        """What the rounds of all optimizers have taken."""
+        """Number and duration of the rounds of all optimizers."""
         return self._quorums.totals
 
     def _courses_of_optimizers(self, model: Any) -> list[Quorum]:
@@ -85,7 +85,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
     # Rounds.
 
     def build(self, optimizer: Any, variables: list[Any]) -> None:
-        """See `TrainsInRounds`. A `tf.function` gives the variables that it makes their values too late for others."""
+        """Builds an optimizer outside of any `tf.function`, which would set variables too late for other processes."""
         strategy, build = self._container_strategy(), super().build
 
         def work() -> None:
@@ -97,7 +97,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
 
     @contextlib.contextmanager
     def counting(self, samples: Any) -> Iterator[None]:
-        """See `ComesAndGoes`."""
+        """Context that sets the number of samples of a step."""
         self.samples = samples
         try:
             yield
@@ -105,7 +105,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             self.samples = 1
 
     def settle(self, model: Any) -> None:
-        """See `TrainsInRounds`; what layers keep is averaged too, if this process has trained."""
+        """Ends the round; averages layers' state, too, if this process has trained."""
         super().settle(model)
         progress = self._progress_of(model)
         if progress.step and self._make_state(model):
@@ -115,7 +115,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         return max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
 
     def _make_state(self, model: Any) -> bool:
-        """Makes the rounds of what the layers of a model keep; whether there are such."""
+        """Makes the rounds of a model's layers' state; returns whether it has such state."""
         if model not in self._states:
             variables = [
                 variable
@@ -132,12 +132,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         return self._models[model]
 
     def begin_fit(self, model: Any) -> int:
-        """See `ComesAndGoes`."""
+        """Joins a call of `fit`, and returns the epoch to begin at; see `ComesAndGoes`."""
         members, optimizer = self._quorums.members, model.optimizer
         members.fit = self.group.number("fit in rounds")
-        members.reach(members.fit, initial_epoch(model))  # of a backup, before others take weights from here
+        members.reach(members.fit, initial_epoch(model))  # the epoch of a backup, before others take weights from here
         self._model_number(model)
-        for one in keras_variables.optimizers(model):  # also of a call of `fit` in which they make no step here
+        for one in keras_variables.optimizers(model):  # numbers must agree on all processes
             self._number(innermost(one))
         self._refresh(model)
         if model.built and optimizer is not None:
@@ -147,7 +147,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
                 self.step_begins(optimizer)
             self._make_state(model)
         epoch = members.epoch_of(members.fit)
-        # The rates are those of the epoch in which they were read, which may have ended since.
+        # Learning rates are those of the epoch in which they were read, which may have ended since.
         joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
         epoch = min([epoch, *(one for one in joined if one >= 0)])
         if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
@@ -159,7 +159,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         return epoch
 
     def share_loaded(self, model: Any) -> None:
-        """See `ComesAndGoes`."""
+        """Gives all processes the weights and optimizers that the chief has loaded."""
         courses = self._courses_of(model)
         if self._is_catching_up or not courses:
             return  # the others' weights come at the beginning of `fit`
@@ -179,7 +179,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             )
 
     def await_file(self, path: Any) -> None:
-        """See `DataParallel`: at most the time of grace."""
+        """Waits, for at most the grace period, for a file that the chief may be about to write."""
         if self.is_writer:
             return
         end = time.monotonic() + self._quorums.members.grace
@@ -187,16 +187,16 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             time.sleep(_LOOK_SECONDS)
 
     def _refresh(self, model: Any, patience: float | None = None) -> bool:
-        """As `StepsInRounds.refresh`, of all rounds of a model."""
+        """Takes over newer states for all rounds of a model; see `StepsInRounds.refresh`."""
         found = [steps.refresh(patience) for steps in self._of(model)]
         if model in self._states:
             found.append(self._states[model].refresh(patience))
-            if any(found):  # steps count from another process's on
+            if any(found):  # steps are counted on from another process's number
                 self._states[model].begin(self._progress_of(model))
         return any(found)
 
     def begin_epoch(self, model: Any, epoch: int) -> None:
-        """See `ComesAndGoes`."""
+        """Records the epoch and its learning rates for processes that join."""
         members = self._quorums.members
         members.epoch, members.others = epoch, max(epoch, members.others)
         members.is_in_epoch = True
@@ -206,15 +206,15 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
             members.reach(members.fit, epoch)
 
     def epoch_has_ended(self, model: Any) -> bool:
-        """See `ComesAndGoes`."""
+        """Returns whether other processes have ended this epoch."""
         return self._quorums.members.is_behind or any(course.ended for course in self._courses_of(model))
 
     def fit_is_over(self, model: Any) -> bool:
-        """See `ComesAndGoes`."""
+        """Returns whether other processes have ended this call of `fit`."""
         return any(course.is_over for course in self._courses_of(model))
 
     def end_fit(self, model: Any) -> None:
-        """See `ComesAndGoes`."""
+        """Ends this call of `fit` together with the others, with the newest states."""
         members = self._quorums.members
         if members.fit is not None:
             end_together(members, [course.name for course in self._courses_of(model)], lambda: self._refresh(model))
@@ -225,12 +225,12 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
 
 
 class _State:
-    """What the layers of a model keep, and the moving averages of its weights: exchanged when an epoch ends.
+    """Layers' state of a model and moving averages of its weights, which are exchanged when an epoch ends.
 
     Args:
-        name: of their rounds.
-        variables: of floating point.
-        quorums: makes their course.
+        name: name of the rounds, the same on all processes.
+        variables: the floating-point variables that are exchanged.
+        quorums: factory of the course of the rounds.
     """
 
     def __init__(self, name: str, variables: Sequence[Any], quorums: Quorums) -> None:
@@ -245,14 +245,14 @@ class _State:
 
     @property
     def step(self) -> int:
-        """Steps that were taken when it was exchanged last."""
+        """Number of steps taken at the last exchange."""
         return self._progress.step
 
     def settle(self, progress: Progress) -> None:
-        """Exchanges what has changed; on all processes that end an epoch.
+        """Exchanges the changes; called on all processes that end an epoch.
 
         Args:
-            progress: of this process.
+            progress: this process's numbers of samples and steps.
         """
         self._progress = progress
         if self.course.settle(progress, [np.array(value.numpy()) for value in read(self._variables)]).changes:
@@ -260,22 +260,22 @@ class _State:
             self.begin(progress)
 
     def recentre(self) -> None:
-        """As `StepsInRounds.recentre`."""
+        """Makes the variables' values those that all processes have in common."""
         for place, value in enumerate(read(self._variables)):
             self.course.assigned(place, value.numpy(), self._progress)
 
     def refresh(self, patience: float | None) -> bool:
-        """As `StepsInRounds.refresh`."""
+        """Takes over a newer state of another process; see `StepsInRounds.refresh`."""
         found = self.course.refresh() if patience is None else self.course.follow(patience)
         if found:
             self._take_centre()
         return found
 
     def begin(self, progress: Progress) -> None:
-        """Begins where nothing is left to be exchanged.
+        """Begins a round, with nothing left to exchange.
 
         Args:
-            progress: of this process.
+            progress: this process's numbers of samples and steps.
         """
         self._progress = progress
         self.course.begin_anew(progress)
@@ -285,23 +285,23 @@ class _State:
 
 
 class _Still(Live):
-    """What is no optimizer's.
+    """The `Live` of layers' state, which no optimizer updates.
 
     Args:
-        state: of a model.
+        state: layers' state of a model.
     """
 
     def __init__(self, state: _State) -> None:
         self._state = state
 
     def state(self) -> list[np.ndarray]:
-        """See `Live`."""
+        """Returns no optimizer variables."""
         return []
 
     def left(self) -> int:
-        """See `Live`."""
+        """Returns 1, always."""
         return 1
 
     def step(self) -> int:
-        """See `Live`."""
+        """Returns the number of steps taken at the last exchange."""
         return self._state.step

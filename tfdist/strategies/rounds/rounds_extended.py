@@ -28,19 +28,19 @@ from tfdist.strategies.stopping import WishesInRounds
 
 
 class RoundsExtended(AllReduceExtended, TrainsInRounds):
-    """As `AllReduceExtended`; but in a step the replicas of this process alone are summed over.
+    """An `AllReduceExtended` whose steps sum over the replicas of this process alone.
 
     Args:
-        strategy: as of `AllReduceExtended`.
-        group: as of `AllReduceExtended`.
-        devices: as of `AllReduceExtended`.
-        courses: makes the course of each optimizer's rounds.
-        checks_weights: as of `AllReduceExtended`.
+        strategy: the strategy that this is the `extended` of.
+        group: the processes that exchange weights.
+        devices: this process's devices.
+        courses: factory of the course of each optimizer's rounds.
+        checks_weights: whether `fit` compares the ranks' weights after each epoch.
     """
 
     meets_in_steps = False
     samples: Any = 1
-    """Of a step that is not on shares."""
+    """Number of samples of a step whose batch is not a share."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     @property
     def in_steps(self) -> Bridge:
-        """See `tfdist.strategies.abilities.DataParallel`."""
+        """Reduces tensors within steps, among the replicas of this process."""
         return self._within
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        # What replicas ask for in a step, such as the sum of their gradients.
+        # Reductions that replicas ask for in a step, such as the sum of their gradients.
         if self.group.size > 1 and not isinstance(options, private.OwnOptions):
             raise ValueError(
                 f"all_reduce in a step: under {type(self._container_strategy()).__name__} each process takes its steps "
@@ -84,17 +84,17 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     # Rounds.
 
     def build(self, optimizer: Any, variables: list[Any]) -> None:
-        """See `TrainsInRounds`; as Keras does it."""
+        """Builds an optimizer as Keras does."""
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
 
     def step_begins(self, optimizer: Any) -> None:
-        """See `TrainsInRounds`."""
+        """Makes the rounds of an optimizer, if it is new."""
         self._steps_of(innermost(optimizer))
 
     def step_taken(self, optimizer: Any) -> None:
-        """See `TrainsInRounds`."""
+        """Counts a step, and makes the exchange whose turn it is, if any."""
         steps = self._steps_of(innermost(optimizer))
 
         def take(strategy: Any) -> None:
@@ -109,51 +109,51 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         return self._steps[optimizer]
 
     def _number(self, optimizer: Any) -> int:
-        """The number of an optimizer, by which processes know it: they make theirs in the same order."""
+        """Returns an optimizer's number, equal on all processes, which make theirs in the same order."""
         if optimizer not in self._numbers:
             self._numbers[optimizer] = self.group.number("optimizer in rounds")
         return self._numbers[optimizer]
 
     def begin_rounds(self, model: Any, anew: bool) -> None:
-        """See `TrainsInRounds`."""
+        """Begins a round for each optimizer of a model; see `TrainsInRounds`."""
         for steps in self._of(model):
             if anew:
                 steps.recentre()
             steps.begin()
 
     def settle(self, model: Any) -> None:
-        """See `TrainsInRounds`."""
+        """Ends the rounds of a model's optimizers, and makes its weights equal."""
         attached = {id(innermost(optimizer)) for optimizer in keras_variables.optimizers(model)}
         chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
-        for steps in [steps for steps in chosen if steps.settle()]:  # those that share variables have one centre
+        for steps in [steps for steps in chosen if steps.settle()]:  # all first: optimizers may share variables
             steps.take_centre()
 
     def outer_states(self, model: Any) -> list[States]:
-        """See `TrainsInRounds`."""
+        """Returns the states of outer optimizers to save; see `TrainsInRounds`."""
         steps = [self._steps.get(optimizer) for optimizer in _saved_optimizers(model)]
         return [[] if one is None else [rule.state() for rule, _ in one.course.rules] for one in steps]
 
     def restore_outer(self, model: Any, states: Sequence[States]) -> None:
-        """See `TrainsInRounds`."""
+        """Restores the states of outer optimizers, also of those that are yet to be made."""
         for optimizer, of_rules in zip(_saved_optimizers(model), states, strict=False):
             if not optimizer.built:
-                continue  # what it has learned is not restored either
+                continue  # its own variables are not restored either
             if optimizer in self._steps:
                 rules.restore(self._steps[optimizer].course.rules, of_rules)
             else:
                 self._restored[optimizer] = of_rules
 
     def distance(self, model: Any) -> float | None:
-        """See `TrainsInRounds`."""
+        """Returns the largest distance of weights from their mean; see `TrainsInRounds`."""
         found = [steps.distance for steps in self._of(model) if steps.distance is not None]
         return max(found, default=None)
 
     def staleness(self, model: Any) -> Counter[int]:
-        """See `TrainsInRounds`."""
+        """Returns how often weights of other processes were used, by their age in rounds."""
         return sum((steps.staleness for steps in self._of(model)), Counter())
 
     def assigned(self, variable: Any) -> None:
-        """See `TrainsInRounds`."""
+        """Notes that the user's program has assigned a value to a variable."""
         for steps in list(self._steps.values()):
             steps.assigned(variable)
 
@@ -164,18 +164,18 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         ]
 
     def _optimizers_of(self, model: Any) -> list[Any]:
-        """Those that a model was compiled with, or that have updated it, and those within them."""
+        """Returns the optimizers that a model was compiled with or updated by, and those within them."""
         found = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
         inner = [innermost(optimizer) for optimizer in found]
         every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
         return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
 
     def of_each(self, model: Any) -> list[Any]:
-        """See `TrainsInRounds`."""
+        """Returns the variables of a model's optimizers, which differ between processes."""
         return [variable for optimizer in self._optimizers_of(model) for variable in optimizer.variables]
 
     def moving_averages(self, model: Any) -> list[Any]:
-        """See `TrainsInRounds`."""
+        """Returns the moving averages of a model's weights; see `TrainsInRounds`."""
         optimizers, steps = self._optimizers_of(model), self._of(model)
         kept = [averages_of(one) for one in optimizers]
         averages = [variable for variables in kept for variable in variables if variable is not None]
@@ -187,6 +187,6 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
 
 def _saved_optimizers(model: Any) -> list[Any]:
-    """Those that Keras saves with a model, in its order, without those around them."""
+    """Returns the optimizers that Keras saves with a model, in its order, without their wrappers."""
     inner = [innermost(optimizer) for optimizer in keras_variables.optimizers(model)]
     return list({id(optimizer): optimizer for optimizer in inner}.values())

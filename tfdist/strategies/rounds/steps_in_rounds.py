@@ -1,4 +1,4 @@
-"""Rounds in the steps of training: in graphs and eagerly, after each update of an optimizer."""
+"""The steps of training in rounds, in graphs and eagerly: an exchange may follow each update of an optimizer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tfdist.tensors import to_array
 
 
 class StepsInRounds:
-    """Counts the steps of an optimizer, and exchanges its variables with other processes when it is their turn.
+    """Counter of an optimizer's steps that exchanges its variables with other processes when it is their turn.
 
     Between two exchanges a step costs three assignments to counters and a conditional that is not taken.
 
     Args:
-        optimizer: a Keras optimizer, which is built, under a strategy.
-        number: of the optimizer among those of the strategy.
-        courses: makes the course of the rounds.
-        rules: as of `Trained`.
+        optimizer: a built Keras optimizer of a model under a strategy.
+        number: place of the optimizer among those of the strategy.
+        courses: factory of the course of the rounds.
+        rules: saved states of the rules of its rounds, which they begin with; may be empty.
 
     Attributes:
-        variables: that the optimizer updates.
+        variables: the variables that the optimizer updates.
     """
 
     def __init__(self, optimizer: Any, number: int, courses: Courses, rules: States) -> None:
@@ -54,7 +54,7 @@ class StepsInRounds:
             self.begin()
 
     def _take_over(self) -> None:
-        """Begins as those do that have come before this process, if there are some."""
+        """Takes over the state of processes that began before this one, if there are any."""
         if (joined := self._course.joined) is not None:
             assign(self.variables, [tf.constant(one) for one in self._course.centre])
             assign(self.optimizer.variables, [tf.constant(one) for one in joined.state])
@@ -64,13 +64,13 @@ class StepsInRounds:
             self._step.assign(np.int64(joined.step))
 
     def refresh(self, patience: float | None) -> bool:
-        """Takes a newer state of another process over.
+        """Takes over a newer state of another process.
 
         Args:
-            patience: seconds to wait for the state that another process gives all; None to look once for any.
+            patience: seconds to wait for the state that another process gives all; None looks once for any newer one.
 
         Returns:
-            Whether there was one.
+            Whether there was a newer state.
         """
         with self._lock:
             found = self._course.refresh() if patience is None else self._course.follow(patience)
@@ -81,19 +81,19 @@ class StepsInRounds:
 
     @property
     def optimizer(self) -> Any:
-        """As given."""
+        """The Keras optimizer."""
         return self._optimizer()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether this process has taken steps since the round began, which is not settled."""
+        """Whether this process has taken steps in a round that is not settled."""
         return int(self._step) != self._began
 
     def take(self, samples: Any) -> None:
-        """Counts a step that has been made, and makes the exchange whose turn it is; in the cross-replica context.
+        """Counts a step, and makes the exchange whose turn it is; called in the cross-replica context.
 
         Args:
-            samples: that this process's replicas have trained on in it; a number or a scalar tensor.
+            samples: number of samples of this process's replicas in the step; a number or a scalar tensor.
         """
         self._samples.assign_add(tf.cast(samples, tf.int64), read_value=False)
         self._step.assign_add(1, read_value=False)
@@ -137,10 +137,10 @@ class StepsInRounds:
     # Between steps; eagerly.
 
     def settle(self) -> bool:
-        """Ends the round, when all processes have taken their steps; all call it.
+        """Ends the round once all processes have taken their steps; called by all of them.
 
         Returns:
-            Whether any of them had taken one; then `take_centre` is to follow.
+            Whether any process had taken a step; then `take_centre` must follow.
         """
         has_taken = self.is_under_way
         everything = [*self.variables, *self._slots]
@@ -153,22 +153,22 @@ class StepsInRounds:
 
     @property
     def course(self) -> Course:
-        """What is exchanged after which step."""
+        """The course of the rounds: what is exchanged after which step."""
         return self._course
 
     @property
     def progress(self) -> Progress:
-        """How far this process has come."""
+        """This process's numbers of samples and steps so far."""
         return Progress(int(self._samples), int(self._step))
 
     @property
     def distance(self) -> float | None:
-        """As of `tfdist.local_sgd.course.Course`."""
+        """Distance of the processes' variables from their mean when the last round ended; see `Course`."""
         return self._course.distance
 
     @property
     def staleness(self) -> Counter[int]:
-        """As of `tfdist.local_sgd.course.Course`."""
+        """How often values of other processes were used, by their age in rounds."""
         return self._course.staleness
 
     def take_centre(self) -> None:
@@ -177,7 +177,7 @@ class StepsInRounds:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a round, where none is under way; with the number of steps that a backup has restored, if it has."""
+        """Begins a round where none is under way, at the number of steps that a backup has restored, if any."""
         with self._lock:
             self._began = max(int(self._step), int(self.optimizer.iterations))
             self._step.assign(np.int64(self._began))
@@ -189,7 +189,7 @@ class StepsInRounds:
         """Notes that the user's program has assigned a value to a variable, equal on all processes.
 
         Args:
-            variable: a Keras variable; if the optimizer does not update it, nothing is noted.
+            variable: a Keras variable; ignored if the optimizer does not update it.
         """
         for place, one in enumerate(self.variables):
             if one is variable:
@@ -197,18 +197,18 @@ class StepsInRounds:
                     self._course.assigned(place, read([variable])[0].numpy(), self.progress)
 
     def recentre(self) -> None:
-        """Takes the values of all variables for those that all processes have in common, which they are."""
+        """Makes the current values of all variables, equal on all processes, the centre."""
         for variable in self.variables:
             self.assigned(variable)
 
 
 class _Training(Live):
-    """An optimizer while it trains.
+    """The `Live` of an optimizer while it trains.
 
     Args:
-        left: counts the steps to the next turn.
-        step: counts the steps taken.
-        optimizer: of Keras, which is built.
+        left: counter of the steps left to the next turn.
+        step: counter of the steps taken.
+        optimizer: a built Keras optimizer.
     """
 
     def __init__(self, left: tf.Variable, step: tf.Variable, optimizer: Any) -> None:
@@ -216,27 +216,27 @@ class _Training(Live):
         self._state, self._rates = list(optimizer.variables), _rates(optimizer)
 
     def state(self) -> list[np.ndarray]:
-        """See `Live`."""
+        """Returns copies of the optimizer's own variables."""
         return [np.array(value.numpy()) for value in read(self._state)]
 
     def rates(self) -> list[float]:
-        """See `Live`."""
+        """Returns the learning rates that can be set."""
         return [float(value.numpy()) for value in read(self._rates)]
 
     def left(self) -> int:
-        """See `Live`."""
+        """Returns the number of steps left to the next turn."""
         return int(self._left)
 
     def step(self) -> int:
-        """See `Live`."""
+        """Returns the number of steps taken."""
         return int(self._step)
 
 
 class Centre(MutableSequence[np.ndarray]):
-    """What all processes have in common of some variables, kept with the variables: optimizers may share them.
+    """Values of variables that all processes have in common, kept at the variables, which optimizers may share.
 
     Args:
-        variables: of Keras.
+        variables: Keras variables, each with a value in the centre.
     """
 
     _ATTRIBUTE = "_tfdist_centre"
@@ -260,15 +260,15 @@ class Centre(MutableSequence[np.ndarray]):
         raise TypeError("a centre has a value for each variable")
 
     def insert(self, index: int, value: Any) -> None:
-        """Not supported."""
+        """Raises a `TypeError`: each variable has exactly one value."""
         raise TypeError("a centre has a value for each variable")
 
 
 def slots_of(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that belong to weights, or are means: all of floating point but learning rates.
+    """Returns an optimizer's slots and means: its floating-point variables without learning rates and loss scales.
 
     Args:
-        optimizer: of Keras.
+        optimizer: a Keras optimizer.
     """
     return [
         variable
@@ -278,12 +278,12 @@ def slots_of(optimizer: Any) -> list[Any]:
 
 
 def _rates(optimizer: Any) -> list[Any]:
-    """The variables that are learning rates."""
+    """Returns the variables that are learning rates."""
     return [variable for variable in optimizer.variables if variable.name == "learning_rate"]
 
 
 def _rate(optimizer: Any) -> Any:
-    """The learning rate; of a `keras.optimizers.MultiOptimizer`, that of its first one."""
+    """Returns the learning rate; the first optimizer's of a `keras.optimizers.MultiOptimizer`."""
     return next(iter(getattr(optimizer, "optimizers", ())), optimizer).learning_rate
 
 
@@ -292,10 +292,10 @@ def _counter(name: str) -> tf.Variable:
 
 
 def read(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """The values of Keras variables, of which the first local copy counts.
+    """Returns the values of Keras variables, from the first local copy of each.
 
     Args:
-        variables: of Keras.
+        variables: Keras variables.
     """
     return [private.copies(value_of(variable))[0].read_value() for variable in variables]
 
@@ -304,7 +304,7 @@ def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """Gives all local copies of Keras variables new values.
 
     Args:
-        variables: of Keras.
+        variables: Keras variables.
         values: tensors, one for each variable.
     """
     for variable, value in zip(variables, values, strict=True):

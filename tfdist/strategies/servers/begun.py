@@ -1,4 +1,4 @@
-"""What a process has begun in its job so far. Servers tell its models, tables and fits apart by their numbers."""
+"""Counters of a process's models, tables and calls of `fit` in its job, by which servers tell them apart."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfdist.strategies.servers.server_tables import Servers
 
 
 class Begun:
-    """What all strategies of a process have begun: a second strategy goes on counting where the first one is.
+    """Counters that all strategies of a process share: a second strategy goes on where the first one is.
 
     Args:
-        servers: of the job.
+        servers: the parameter servers of the job.
 
     Attributes:
-        models: the names of models whose optimizers are on servers, in their order.
-        program: a random number of this process.
-        tables: how many tables were made, by name.
-        fits: numbers calls of `fit` with shared data.
-        states: the models' non-trainable weights.
+        models: names of the models whose optimizers are on servers, in their order.
+        program: random number that identifies this process.
+        tables: number of tables that were made, by name.
+        fits: counter of calls of `fit` with shared data.
+        states: non-trainable weights of the models.
     """
 
     def __init__(self, servers: Servers) -> None:
@@ -40,10 +40,10 @@ _of_members: weakref.WeakKeyDictionary[Membership, Begun] = weakref.WeakKeyDicti
 
 
 def of(servers: Servers) -> Begun:
-    """What this process has begun in a job.
+    """Returns the counters of this process in a job.
 
     Args:
-        servers: of the job.
+        servers: the parameter servers of the job.
     """
     with _lock:
         found = _of_members.get(servers.member)

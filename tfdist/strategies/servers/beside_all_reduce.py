@@ -16,7 +16,7 @@ def serve(cluster: Cluster, timeouts: Timeouts) -> None:
     """Serves until the job is over.
 
     Args:
-        cluster: with the task of this server.
+        cluster: the cluster, with the task of this server.
         timeouts: how long to wait for other tasks.
 
     Raises:
@@ -26,11 +26,11 @@ def serve(cluster: Cluster, timeouts: Timeouts) -> None:
 
 
 def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables:
-    """The tables of a strategy, until the process ends.
+    """Returns the tables of a strategy, which stay open until the process ends.
 
     Args:
-        cluster: with the task of this worker.
-        workers: that train together.
+        cluster: the cluster, with the task of this worker.
+        workers: the workers that train together.
         timeouts: how long to wait for servers.
     """
     number = workers.number("tables")

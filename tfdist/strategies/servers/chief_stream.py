@@ -1,6 +1,6 @@
-"""Data that can only be read in their order: the chief reads them, and each batch goes to one worker.
+"""Data without random access: the chief reads them in their order, and each batch goes to one worker.
 
-Parts of a batch travel as TensorFlow serializes tensors, a format that holds no code.
+Parts of a batch are sent as TensorFlow serializes tensors, a format that cannot contain code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SENT = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, private.NoneSp
 
 
 class ChiefStream(Batches):
-    """Batches that the chief reads. Other workers make the same object of data of the same type, and read nothing.
+    """Batches that the chief reads. Other workers make an equal object for data of the same type, and read nothing.
 
     Args:
-        adapter: of what `fit` was given, as Keras makes it.
+        adapter: Keras's adapter of the data that `fit` was given.
         data: the dataset of the adapter.
-        element_spec: of it, with `NoneSpec` for what is None.
-        steps: batches of an epoch, read from where the last one has ended; None for all of the data in each epoch.
+        element_spec: type of the dataset's elements, with `NoneSpec` in place of None.
+        steps: number of batches in an epoch, which goes on where the last one ended; None reads all data in each epoch.
     """
 
     def __init__(self, adapter: Any, data: tf.data.Dataset, element_spec: Any, steps: int | None) -> None:
@@ -42,23 +42,23 @@ class ChiefStream(Batches):
 
     @property
     def batches(self) -> int | None:
-        """See `Batches`."""
+        """Number of batches in an epoch; None if it is unknown."""
         count = int(self._data.cardinality())
         return self._steps or (count if count >= 0 else None)
 
     def plan(self, seed: int | None) -> Plan:
-        """See `Batches`; the order is the chief's."""
+        """Returns the plan of a stream, whose order is the chief's."""
         return Plan(None, 1, None)
 
     def first(self) -> Any:
-        """See `Batches`: shapes and dtypes only, without a batch."""
+        """Returns shapes and dtypes only, without a batch."""
         return tree.map_structure(lambda spec: None if isinstance(spec, private.NoneSpec) else spec, self.element_spec)
 
     def stream(self) -> Iterator[list[np.ndarray]]:
-        """The batches of an epoch, on the chief.
+        """Reads the batches of an epoch, on the chief.
 
         Yields:
-            For each component of the batch its bytes, uint8 ``(bytes,)``.
+            The serialized components of a batch, each uint8 ``(bytes,)``.
         """
         self._adapter.on_epoch_begin()
         for batch in self._data if self._steps is None else self._next_steps(self._steps):
@@ -73,7 +73,7 @@ class ChiefStream(Batches):
         self._adapter.on_epoch_end()
 
     def _next_steps(self, steps: int) -> Iterator[Any]:
-        """As Keras reads with ``steps_per_epoch``: it goes on where it was, and begins again at the end."""
+        """Reads as Keras does with ``steps_per_epoch``: goes on where the last epoch ended, and restarts at the end."""
         for step in range(steps):
             batch = None if self._iterator is None else next(self._iterator, None)
             if batch is None and step:
@@ -88,14 +88,14 @@ class ChiefStream(Batches):
 
     @property
     def part_specs(self) -> Sequence[tf.TensorSpec]:
-        """A string for each component."""
+        """String types, one for each component."""
         return [tf.TensorSpec([], tf.string) for spec in self._leaves for _ in components(spec)]
 
     def parts(self, found: Sequence[np.ndarray]) -> Sequence[Any]:
-        """See `Batches`.
+        """Returns the serialized components of a batch as strings.
 
         Args:
-            found: as of `stream`.
+            found: serialized components, as `stream` yields them.
 
         Raises:
             ValueError: the chief's batches have another structure.
@@ -109,7 +109,7 @@ class ChiefStream(Batches):
         return [np.array(part.tobytes(), object) for part in found]
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
-        """See `Batches`."""
+        """Returns a batch, parsed from its serialized components."""
         left = iter(parts)
         found = [
             of_components(
@@ -130,13 +130,13 @@ def stream_of(
     class_weight: dict[int, float] | None,
     steps_per_epoch: int | None,
 ) -> ChiefStream | str:
-    """What `fit` was given, as a stream; the arguments are those of `fit`.
+    """Returns the data that `fit` was given as a stream; the arguments are those of `fit`.
 
     Returns:
-        The stream; or, for a message, why there is none: a clause about the data.
+        The stream; or the reason why there is none, a clause about the data for a message.
 
     Raises:
-        ValueError: of Keras, which does not take these arguments either.
+        ValueError: Keras does not take these arguments either.
     """
     if isinstance(x, tf.distribute.DistributedDataset):
         return "the dataset is distributed already"

@@ -1,4 +1,4 @@
-"""Datasets of batches that are dealt out: what comes with a ticket says which batch to make."""
+"""Datasets of batches that are dealt to workers: the data that come with a ticket say which batch to make."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.private import tensorflow as private
 
 Tickets = Callable[[], Iterator[tuple[int, Any]]]
-"""Makes, for each iteration over a dataset, an iterator over tickets and what a source reads their batches by."""
+"""Makes an iterator over tickets and the data that their batches are read by; once for each iteration of a dataset."""
 
 
 class Ticketed(NamedTuple):
     """A batch with its ticket.
 
     Attributes:
-        ticket: an int64 scalar.
-        batch: as of `Source`.
+        ticket: the ticket, an int64 scalar.
+        batch: the batch, as its source makes it.
     """
 
     ticket: Any
@@ -30,7 +30,7 @@ class Ticketed(NamedTuple):
 
 
 class Batches(ABC):
-    """Batches that are made from what comes with their tickets.
+    """Source of batches, which are made from the data that come with their tickets.
 
     Args:
         element_spec: the type of a batch, a structure of `tf.TypeSpec`.
@@ -44,19 +44,19 @@ class Batches(ABC):
     @property
     @abstractmethod
     def batches(self) -> int | None:
-        """The number of batches; None if nobody knows."""
+        """The number of batches; None if it is unknown."""
 
     @abstractmethod
     def plan(self, seed: int | None) -> Plan:
-        """How an epoch is divided.
+        """Returns how an epoch is divided into batches.
 
         Args:
-            seed: of the order, if there is a choice.
+            seed: seed of the order; None keeps the order of the data.
         """
 
     @abstractmethod
     def first(self) -> Any:
-        """A batch of the type of the first one, eagerly, to learn its shapes."""
+        """Returns the first batch eagerly, or the types of its parts, for Keras to learn shapes."""
 
     @property
     @abstractmethod
@@ -65,28 +65,28 @@ class Batches(ABC):
 
     @abstractmethod
     def parts(self, found: Any) -> Sequence[Any]:
-        """The parts of a batch that Python reads; they share no memory with the data.
+        """Returns the parts of a batch that Python reads; they share no memory with the data.
 
         Args:
-            found: what came with the ticket.
+            found: the data that came with the ticket.
         """
 
     @abstractmethod
     def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
-        """A batch from what `parts` has read; in a graph, or eagerly."""
+        """Returns a batch made from what `parts` has read; in a graph, or eagerly."""
 
 
 def dataset(source: Batches, tickets: Tickets, with_tickets: bool = False, prefetch: int = 1) -> tf.data.Dataset:
-    """A dataset of the batches that tickets are for.
+    """Returns a dataset of the batches that tickets are for.
 
-    Each iteration calls ``tickets`` when its first batch is asked for, and closes a generator that it returns when the
-    iteration ends. Its ``next`` may wait: it runs in a thread of `tf.data`, without TensorFlow's locks.
+    Each iteration calls ``tickets`` when its first batch is requested, and closes the returned generator when the
+    iteration ends. The generator's ``next`` may wait: it runs in a thread of `tf.data`, without TensorFlow's locks.
 
     Args:
-        source: of the batches.
-        tickets: makes the iterator over tickets.
+        source: source of the batches.
+        tickets: function that makes the iterator over tickets.
         with_tickets: whether elements are `Ticketed`.
-        prefetch: how many batches are made ahead of the one that was asked for last; 0 for none.
+        prefetch: number of batches that are made ahead of the last one requested; 0 for none.
 
     Returns:
         A dataset of unknown cardinality. It raises `tf.errors.OpError` if ``tickets`` or the source raises.
@@ -125,19 +125,19 @@ def dataset(source: Batches, tickets: Tickets, with_tickets: bool = False, prefe
 
 
 def components(spec: tf.TypeSpec) -> list[tf.TensorSpec]:
-    """The types of the tensors that a part of a batch consists of.
+    """Returns the types of the tensors that a part of a batch consists of.
 
     Args:
-        spec: of the part; None has none.
+        spec: type of the part; `NoneSpec` has no tensors.
     """
     return [] if isinstance(spec, private.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
 
 
 def of_components(spec: tf.TypeSpec, parts: list[tf.Tensor]) -> Any:
-    """A part of a batch.
+    """Returns a part of a batch, made of its tensors.
 
     Args:
-        spec: of the part.
-        parts: as of `components`.
+        spec: type of the part.
+        parts: tensors of the types that `components` returns.
     """
     return None if isinstance(spec, private.NoneSpec) else tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

@@ -1,4 +1,4 @@
-"""A worker's own Keras optimizer, and the memory of parameter servers on the worker's machine: `Hogwild`."""
+"""`Hogwild`: a worker's own Keras optimizer updates the memory of parameter servers on the worker's machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger("tfdist")
 
 
 class HogwildLink(LocalLink):
-    """One optimizer's variables, which it updates here, and in memory that all workers of the machine share.
+    """Link of an optimizer that updates its variables here, and in memory that all workers of the machine share.
 
-    Where that memory cannot be opened, what has changed is pushed in each step.
+    Where that memory cannot be opened, changes are pushed in each step.
 
     Args:
         attachment: how this task attaches them.
@@ -48,7 +48,7 @@ class HogwildLink(LocalLink):
         with self._lock:
             self._writers = self._opened()
         if self._writers is not None:
-            self._base = []  # that of messages
+            self._base = []  # only messages need it
             self._read = list
         else:
             log.warning(
@@ -58,7 +58,7 @@ class HogwildLink(LocalLink):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether this worker changes the servers' memory itself."""
+        """Whether this worker changes the servers' memory directly."""
         return self._writers is not None
 
     def update(
@@ -92,7 +92,7 @@ class HogwildLink(LocalLink):
                 return [to_tensor(one) for one in self._exchanged_rows(whole, values, by_rows, rows)]
 
         values = [self._variables[place].value for place in whole]
-        # Of the samples nothing depends but when this runs: Keras runs once more what does not depend on a batch.
+        # Depends on the samples to run with a batch: where the data end, Keras runs once more what depends on none.
         inputs = [tf.cast(samples, tf.float64), *values, *indices, *before, *after]
         dtypes = [one.dtype for one in values]
         for place in by_rows:
@@ -109,7 +109,7 @@ class HogwildLink(LocalLink):
             self._variables[place].value.scatter_update(tf.IndexedSlices(rows, own))
 
     def refresh(self) -> None:
-        """Reads all values; what the chief's program has assigned since the last reading is given to the servers."""
+        """Reads all values; first, the chief gives servers what its program has assigned since the last reading."""
         if self._writers is None:
             return super().refresh()
         with self._lock, self._failing():
@@ -127,7 +127,7 @@ class HogwildLink(LocalLink):
             self._load()
 
     def _is_by_rows(self, place: int, gradient: Any) -> bool:
-        """Whether an update by a gradient changes some rows of a variable alone."""
+        """Returns whether an update by a gradient changes only some rows of a variable."""
         variable = self._variables[place]
         decays = optimizers.decays(self._optimizer, variable)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
@@ -143,16 +143,16 @@ class HogwildLink(LocalLink):
         by_rows: Sequence[int],
         rows: Sequence[Sequence[np.ndarray]],
     ) -> list[np.ndarray]:
-        """Adds what an update has changed, and reads.
+        """Adds the changes of an update to the servers' memory, and reads the newest values.
 
         Args:
-            whole: the variables that may have changed as a whole.
-            values: theirs, after the update.
-            by_rows: the others.
-            rows: for each of these, indices, and the rows before and after the update.
+            whole: places of the variables that may have changed as a whole.
+            values: values of these variables after the update.
+            by_rows: places of the variables of which only rows have changed.
+            rows: for each variable in ``by_rows``, indices, and the rows before and after the update.
 
         Returns:
-            Values, then for each of the others rows and their indices.
+            The values of ``whole``, then for each variable in ``by_rows`` rows and their indices.
         """
         for place, value in zip(whole, values, strict=True):
             writer, own = self._place(place)
@@ -179,7 +179,7 @@ class HogwildLink(LocalLink):
         return found
 
     def _opened(self) -> list[Writer] | None:
-        """The servers' memory as it is now; None if this process cannot open it."""
+        """Returns writers to the servers' memory as it is now; None if this process cannot open it."""
         known = {writer.memory.where: writer for writer in self._writers or ()}
         writers = []
         for answer, shapes in zip(self._session.memories(), self._model.shapes, strict=True):
@@ -192,18 +192,18 @@ class HogwildLink(LocalLink):
         return writers
 
     def _place(self, variable: int) -> tuple[Writer, int]:
-        """Who writes to a variable, and its number there."""
+        """Returns the writer to a variable, and the variable's number there."""
         assert self._writers is not None
         server, number = self._places[variable]
         return self._writers[server], number
 
     def _values(self, variable: int) -> np.ndarray:
-        """The memory of a variable; others change it."""
+        """Returns the memory of a variable, which other workers change."""
         writer, own = self._place(variable)
         return writer.memory.arrays[own]
 
     def _changed_by_others(self) -> dict[int, np.ndarray | None]:
-        """By variable, the rows that others have changed since the last call; None for all of them."""
+        """Returns, by variable, the rows that others have changed since the last call; None for all of them."""
         found: dict[int, np.ndarray | None] = {}
         for server, writer in enumerate(self._writers or ()):
             own = {number: variable for variable, (at, number) in self._places.items() if at == server}
@@ -215,7 +215,7 @@ class HogwildLink(LocalLink):
         found = {place: array_of(variable) for place, variable in enumerate(self._variables)}
         theirs = [place for place in found if place not in self._bases]
         differ = {place: _different_rows(found[place], self._values(place)) for place in theirs}
-        changed = self._changed_by_others()  # what they have changed by now differs for that reason
+        changed = self._changed_by_others()  # rows that others have changed differ for that reason
         for place, array in found.items():
             writer, own = self._place(place)
             if place in self._bases:
@@ -228,7 +228,7 @@ class HogwildLink(LocalLink):
                     writer.assign(own, array)
 
     def _load(self) -> None:
-        """Assigns the values."""
+        """Assigns the values in the servers' memory."""
         for place, variable in enumerate(self._variables):
             value = self._values(place).copy()
             variable.assign(value)
@@ -236,17 +236,17 @@ class HogwildLink(LocalLink):
                 self._bases[place] = value
 
     def _splits(self) -> bool:
-        """A variable is in the memory of one server."""
+        """Returns False: a variable is in the memory of one server."""
         return False
 
     def _state(self) -> State:
-        """What the servers' memory has, also after the death of a server."""
+        """Returns the values in the servers' memory, also after the death of a server."""
         if self._writers is None:
             return super()._state()
         return State([self._values(place).copy() for place in range(len(self._variables))])
 
 
 def _different_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Indices of the rows in which two arrays differ; of a scalar, 0."""
+    """Returns the indices of the rows in which two arrays differ; 0 for different scalars."""
     rows = max(1, len(one) if one.ndim else 1)
     return np.flatnonzero((one.reshape(rows, -1) != other.reshape(rows, -1)).any(axis=1))

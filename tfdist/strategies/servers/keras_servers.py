@@ -1,4 +1,4 @@
-"""Keras on parameter servers: updates are made there, and what reads the model reads its newest parameters."""
+"""Keras hooks for parameter servers: servers make updates, and evaluation and saving read the newest parameters."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tfdist.strategies.servers.dealt_batches import Ticketed
 log = logging.getLogger("tfdist")
 
 _LEAST_BOUND = 2
-"""The clock of a worker that comes back is that of the slowest when its update comes: of one optimizer, and of the next
-one when the slowest is up to the bound and one more ahead. With a lower bound than this, one worker could wait with its
-first update for another that waits with its second one for the first."""
+"""Least bound for steps with several optimizers. After a pause, a worker's clock for each optimizer is set to that of
+the slowest worker, which may take as many steps as the bound and one more between two optimizers. With a lower bound,
+one worker's first update and another one's second update could wait for each other."""
 
 
 class _Step:
-    """A step that is traced, or run eagerly.
+    """A training step that is traced, or run eagerly.
 
     Args:
-        samples: their number, a scalar tensor.
-        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+        samples: number of samples in the step, a scalar tensor.
+        ticket: ticket of the batch, an int64 scalar; None if the batch was not dealt.
 
     Attributes:
-        samples: as given.
+        samples: number of samples in the step.
         always_updates: whether each step of the graph makes the update that has the ticket.
     """
 
@@ -58,10 +58,10 @@ class _Step:
 
         Args:
             optimizer: a Keras optimizer.
-            bound: of `BoundedStaleness`; None in other modes.
+            bound: the bound of `BoundedStaleness`; None in other modes.
 
         Raises:
-            ValueError: it is another one than before, and the bound is so low that workers could wait for each other.
+            ValueError: the step has several optimizers, and the bound is so low that workers could wait for each other.
         """
         self._optimizers.add(id(optimizer))
         if bound is not None and bound < _LEAST_BOUND and len(self._optimizers) > 1:
@@ -71,18 +71,18 @@ class _Step:
             )
 
     def ticket(self, waits: bool) -> tf.Tensor | None:
-        """The ticket, for the first update of the step; None for others.
+        """Returns the ticket for the first update of the step; None for others.
 
         Args:
             waits: whether workers wait for each other.
 
         Raises:
-            ValueError: this is another update, and workers wait for each other.
+            ValueError: the step has several updates, and workers wait for each other.
         """
         if self._ticket is None:
             return None
         if self._is_taken:
-            if waits:  # one would wait with its first update for another that waits with its second one for the first
+            if waits:  # a worker's first update and another one's second would wait for each other
                 raise ValueError(
                     'data="shared" needs steps with one update in modes in which workers wait for each other. Use '
                     'Asynchronous() or SoftSync(), or data="own".'
@@ -94,7 +94,7 @@ class _Step:
 
 
 class _Steps(threading.local):
-    """The steps that this thread traces, or runs eagerly; the innermost last."""
+    """Stack of the steps that a thread traces, or runs eagerly; the innermost is last."""
 
     def __init__(self) -> None:
         self.under_way: list[_Step] = []
@@ -112,7 +112,7 @@ def install() -> None:
 
 
 class OnServers(optimizer.OptimizerHooks):
-    """Updates are made by servers.
+    """Hooks that have servers make an optimizer's updates.
 
     Args:
         extended: the strategy's `extended`.
@@ -122,7 +122,7 @@ class OnServers(optimizer.OptimizerHooks):
         self._extended = extended
 
     def apply(self, call: optimizer.OptimizerCall) -> None:
-        """Has gradients sent to servers."""
+        """Sends gradients to servers in place of the update here."""
         if call.applies_itself and len(call.arguments["grads"]):
             call.replace(lambda: self._applied(call))
 
@@ -143,7 +143,7 @@ def _hooks_of(one: Any) -> list[OnServers]:
 
 
 def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
-    """The `extended` of the strategy that an optimizer was made under, if its updates are made on servers."""
+    """Returns the `extended` of the strategy that an optimizer was made under, if servers make its updates."""
     return at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers)
 
 
@@ -172,12 +172,12 @@ def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
-    """Steps know what they send to servers, and what reads the model reads what servers have."""
+    """Hooks that tell steps what to send to servers, and read the servers' values before the model is read."""
 
     ability = UpdatesOnServers
 
     def make_function(self, call: ModelCall) -> None:
-        """Steps know their number of samples, by which gradients are averaged.
+        """Gives steps their number of samples, by which gradients are averaged.
 
         The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where
         the data end.
@@ -199,12 +199,12 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
         call.arguments["step_function"] = step
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Nobody waits for a worker between epochs; one that does not write backs up the number of its epoch alone."""
+        """Adds the callback for pauses between epochs; workers other than the chief back up only the epoch's number."""
         return [Pauses(self.extended), *keras_backup.on_servers(given, self.extended)]
 
     @contextlib.contextmanager
     def evaluate(self, call: ModelCall) -> Iterator[None]:
-        """`evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
+        """Has `evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
         with contextlib.ExitStack() as stack:
             for link in self.extended.links(call.model):
                 stack.enter_context(link.newest())
@@ -216,7 +216,7 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     @contextlib.contextmanager
     def save(self, call: ModelCall) -> Iterator[None]:
-        """Saved models hold the newest values, and the optimizer's variables as the servers have them."""
+        """Has models saved with the newest values, and with the optimizer's variables that the servers have."""
         if self.extended.worker:
             _say_that_the_chief_writes(self.extended, call.name)
         with contextlib.ExitStack() as stack:
@@ -228,7 +228,7 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
 
 
 def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
-    """Warns once. Ranks with collectives are expected to call it together; workers of servers need not."""
+    """Warns once that the chief writes: unlike ranks with collectives, workers need not save together."""
     if name not in extended.reported:
         extended.reported.add(name)
         log.warning(
@@ -239,7 +239,7 @@ def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
 
 
 class Pauses(keras.callbacks.Callback):
-    """Lets other workers go on while this one is between epochs, and gives it the newest values before the next one.
+    """Callback that lets other workers go on between this worker's epochs, and reads the newest values before each.
 
     Args:
         extended: the strategy's `extended`.
@@ -251,7 +251,7 @@ class Pauses(keras.callbacks.Callback):
         self._names = ["loss"]
 
     def set_params(self, params: Any) -> None:
-        """The progress bar's end is that of the epoch, whichever workers get its batches."""
+        """Sets the progress bar's end to that of the epoch, whichever workers get its batches."""
         if self.model is not None and (shared := keras_shared_data.of(self.model)) is not None:
             params["steps"] = shared.source.batches
         super().set_params(params)
@@ -265,7 +265,7 @@ class Pauses(keras.callbacks.Callback):
             shared.epochs.begin(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Nobody waits for this worker's callbacks."""
+        """Tells servers that nobody needs to wait for this worker's callbacks."""
         shared = keras_shared_data.of(self.model)
         for link in self._extended.links(self.model):
             link.suspend()
@@ -275,7 +275,7 @@ class Pauses(keras.callbacks.Callback):
             self._without_batches(shared.epochs.taken, logs)
 
     def _without_batches(self, taken: int, logs: Any) -> None:
-        """A step's own logs are not numbers if this worker got no batch of the epoch: 0 would be the best loss."""
+        """Makes the logs NaN if this worker got no batch of the epoch: a loss of 0 would be the best one."""
         names = [name for name in logs if not name.startswith("val_")]
         if taken:
             self._names = names
@@ -284,6 +284,6 @@ class Pauses(keras.callbacks.Callback):
             log.warning("tfdist: this worker got no batch of the epoch; its logs are NaN.")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Nobody waits for this worker before it trains again."""
+        """Tells servers that nobody needs to wait for this worker before it trains again."""
         for link in self._extended.links(self.model):
             link.suspend(is_end=True)

@@ -35,12 +35,12 @@ log = logging.getLogger("tfdist")
 
 @dataclass
 class Shared:
-    """What a call of `fit` shares with those of other workers.
+    """Epochs and data that a call of `fit` shares with those of other workers.
 
     Attributes:
-        epochs: deals this worker's batches to it.
-        source: of the batches.
-        has_all_logs: whether the logs of the last epoch are of all workers.
+        epochs: epochs whose batches are dealt to this worker.
+        source: source of the batches.
+        has_all_logs: whether the logs of the last epoch cover all workers.
     """
 
     epochs: SharedEpochs
@@ -49,7 +49,7 @@ class Shared:
 
 
 _of_models: dict[int, Shared] = {}
-"""By `id` of the model, while its `fit` is under way."""
+"""Shared data by `id` of the model, while its `fit` is under way."""
 
 
 @Once
@@ -60,26 +60,26 @@ def install() -> None:
 
 
 def of(model: Any) -> Shared | None:
-    """What the call of `fit` under way shares.
+    """Returns what the call of `fit` under way shares with other workers.
 
     Args:
         model: a Keras model.
 
     Returns:
-        None if the model trains on this worker's own data.
+        The shared epochs and data; None if the model trains on this worker's own data.
     """
     return _of_models.get(id(model))
 
 
 @contextlib.contextmanager
 def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
-    """Context of a step, in a graph or eagerly: its variables are the newest if it had to wait for its batch.
+    """Context of a step, in a graph or eagerly, that reads the newest variables if the step had to wait for its batch.
 
-    Others have gone on meanwhile, and nobody has waited for this worker.
+    Other workers have gone on in the meantime, without waiting for this one.
 
     Args:
-        model: that is trained.
-        ticket: of the batch, an int64 scalar; None if nobody dealt it.
+        model: the Keras model that is trained.
+        ticket: ticket of the batch, an int64 scalar; None if the batch was not dealt.
     """
 
     def refresh() -> np.int64:
@@ -107,11 +107,11 @@ def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
 
 
 def settle(model: Any, ticket: Any) -> None:
-    """Behind a step that may have made no update: its batch is used up then. In a graph, or eagerly.
+    """Reports a batch as used up if its step made no update; called behind the step, in a graph or eagerly.
 
     Args:
-        model: that is trained.
-        ticket: of the batch, an int64 scalar.
+        model: the Keras model that is trained.
+        ticket: ticket of the batch, an int64 scalar.
     """
 
     def skip(ticket: tf.Tensor, *updates: tf.Tensor) -> np.int64:
@@ -128,12 +128,12 @@ def settle(model: Any, ticket: Any) -> None:
 
 
 class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
-    """`fit` trains on batches that are dealt out, and `evaluate` reads its own data."""
+    """Hooks by which `fit` trains on batches that are dealt out, and `evaluate` reads its own data."""
 
     ability = UpdatesOnServers
 
     def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Takes part in epochs whose batches are dealt, if the data can be."""
+        """Takes part in epochs whose batches are dealt, if the data can be dealt."""
         given = call.arguments
         if not self.extended.shares_data or not call.model.compiled:
             return None
@@ -180,7 +180,7 @@ class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     @contextlib.contextmanager
     def evaluate(self, call: ModelCall) -> Iterator[None]:
-        """Each worker evaluates all of the data it is given, also within `fit`."""
+        """Has each worker evaluate all of the data that it is given, also within `fit`."""
         shared = _of_models.pop(id(call.model), None)
         try:
             yield
@@ -189,13 +189,13 @@ class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
                 _of_models[id(call.model)] = shared
 
     def epoch_logs(self, call: ModelCall) -> None:
-        """Logs of an epoch are of all workers, where Keras takes them from the metrics and the epoch has ended."""
+        """Replaces the logs of a complete epoch by those of all workers, where Keras takes them from the metrics."""
         model, logs, shared = call.model, call.arguments["logs"], of(call.model)
         if shared is not None and not model.stop_training:  # else others have not ended the epoch
             call.replace(lambda: _of_all_workers(model, logs, shared))
 
     def symbolic_build(self, call: ModelCall) -> None:
-        """Keras would draw a batch to learn its shapes, and drop it."""
+        """Gives Keras the shapes to build with, for which it would draw and drop a batch."""
         shared, iterator = of(call.model), call.arguments["iterator"]
         if shared is not None and iterator is not None and _is_dealt(iterator):
             first = tree.map_structure(lambda part: part, shared.source.first())
@@ -219,7 +219,7 @@ def _rule(variable: Any) -> Rule:
 
 
 def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Batches | str:
-    """The data that `fit` was given: by index, else as the chief's stream; or why they cannot be shared."""
+    """Returns the data of `fit` by index, else as the chief's stream; or the reason why they cannot be shared."""
     names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight", "steps_per_epoch")
     if extended.is_sharing:
         return "another call of fit in this process shares data at the moment"
@@ -252,7 +252,7 @@ def _say_once(extended: UpdatesOnServers, text: str) -> None:
 
 
 def _of_any_length(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Each epoch has another number of batches on each worker; Keras would warn, and expect as many in the next one."""
+    """Allows another number of batches in each epoch; Keras would warn, and expect as many in the next one."""
 
     def catch_stop_iteration(self: Any) -> Any:
         return _ending(self) if _is_dealt(self) else original(self)

@@ -1,4 +1,4 @@
-"""Keras weights that no server updates: frozen ones, moving statistics. Workers begin `fit` with those of the chief."""
+"""Keras weights that no server updates, such as moving statistics: workers begin `fit` with the chief's."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tfdist.tensors import to_array, unnumbered
 
 
 class LayerStates:
-    """The non-trainable weights of a worker's models. The state of seed generators is not among them.
+    """The non-trainable weights of a worker's models, without the state of seed generators.
 
     Args:
-        connect: yields a new connection to the first server.
+        connect: function that makes a connection to the first server.
         worker: this task's number.
     """
 
@@ -40,14 +40,14 @@ class LayerStates:
         self._lock = threading.Lock()
 
     def begin(self, model: Any, updated: Collection[int], again: bool = False) -> None:
-        """Before the first epoch with a set of non-trainable weights, takes the chief's; the chief gives its own.
+        """Takes the chief's non-trainable weights before the first epoch with them; the chief gives its own.
 
-        The chief does so before each epoch, as the server may have been started again.
+        The chief gives them before each epoch, as the server may have been started again.
 
         Args:
-            model: a Keras model. One that its first step builds takes them before the second epoch.
-            updated: `id`s of variables that servers have updated, which are not assigned to.
-            again: whether to take the chief's also where that was done before, as evaluators do.
+            model: a Keras model; if its first step builds it, it takes the weights before the second epoch.
+            updated: `id`s of variables that servers have updated, which are not assigned.
+            again: whether to take the chief's weights also where that was done before, as evaluators do.
 
         Raises:
             RefusedError: the chief trains another model.

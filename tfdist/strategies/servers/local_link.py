@@ -1,4 +1,4 @@
-"""A worker's own Keras optimizer and the parameter servers: they exchange what the optimizer's steps have changed."""
+"""Links of a worker's own Keras optimizer to the parameter servers: they exchange the changes that its steps make."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfdist.tensors import to_array, to_tensor
 
 
 class LocalLink(Link):
-    """One optimizer's variables, which it updates here, and on the servers.
+    """Link of an optimizer that updates its variables here, and pushes the changes to the servers.
 
     The servers add what is pushed: their optimizer is SGD with the learning rate 1, for which an update u is the
     gradient −u.
@@ -53,7 +53,7 @@ class LocalLink(Link):
         apply: Callable[[], None] = lambda: None,
         ticket: Any = None,
     ) -> None:
-        """Makes an update here, and exchanges what has changed if it is time; see `Link.update`."""
+        """Makes an update here, and exchanges the changes if it is time; see `Link.update`."""
         self._placed(gradients, variables)  # raises its errors
         if not tf.executing_eagerly():
             super().suspend()
@@ -68,28 +68,28 @@ class LocalLink(Link):
             tf.cond(pending >= self._pushes.steps, self._exchange, lambda: tf.constant(0))
 
     def refresh(self) -> None:
-        """Makes this copy the newest, with what it has not pushed yet."""
+        """Pushes pending changes, and reads the newest values."""
         self._flush()
         super().refresh()
 
     def suspend(self, is_end: bool = False) -> None:
-        """Pushes what is left; see `Link.suspend`."""
+        """Pushes pending changes; see `Link.suspend`."""
         self._flush()
         super().suspend(is_end)
 
     def fetch(self) -> None:
-        """Assigns the newest values. Slots are this worker's."""
+        """Assigns the newest values; slots stay this worker's."""
         self.refresh()
 
     def close(self) -> None:
-        """Pushes what is left, and leaves the servers."""
+        """Pushes pending changes, and leaves the servers."""
         with contextlib.suppress(TfdistError, tf.errors.OpError):
             self._flush()
         super().close()
 
     @property
     def averages_here(self) -> bool:
-        """The optimizer's moving averages are this worker's."""
+        """True: moving averages are kept by this worker's optimizer."""
         return True
 
     def _flush(self) -> None:
@@ -98,7 +98,7 @@ class LocalLink(Link):
                 self._exchange()
 
     def _exchange(self) -> tf.Tensor:
-        """Exchanges what has changed; in the graph under construction, or eagerly."""
+        """Exchanges the changes; in the graph under construction, or eagerly."""
         values = [one.value for one in self._variables]
         given = [given_to(server, values, self._model) for server in range(len(self._model.shapes))]
 
@@ -117,12 +117,12 @@ class LocalLink(Link):
         return tf.constant(0)
 
     def _exchanged(self, own: Vectors, samples: float) -> Vectors:
-        """Pushes what has changed since the last exchange, and yields what the variables are to be."""
+        """Pushes the changes since the last exchange, and returns the variables' new values."""
         self._base = self._step(self._pushed(_each(np.subtract, self._base, own)), samples, None)
         return self._base
 
     def _pushed(self, vectors: Vectors) -> list[Gradients]:
-        """What is pushed, as gradients."""
+        """Returns vectors in the form of dense gradients."""
         dense: Kind = "dense"
         return [
             Gradients((dense,) * len(shapes.shapes), own)
@@ -140,7 +140,7 @@ class LocalLink(Link):
         return keras.optimizers.SGD(1.0)
 
     def _held(self) -> list[Held]:
-        """Constraints and weight decay are the worker's."""
+        """Describes the variables without constraints and weight decay, which are the worker's."""
         return [msgspec.structs.replace(one, constraint=None, decays=False) for one in super()._held()]
 
     def _state(self) -> State:
@@ -148,7 +148,7 @@ class LocalLink(Link):
 
 
 class ElasticLink(LocalLink):
-    """One optimizer's variables, whose copies on the workers and the servers' one attract each other.
+    """Link of an optimizer whose workers' copies of the variables and the servers' copy attract each other.
 
     Args:
         attachment: how this task attaches them.
@@ -170,7 +170,7 @@ class ElasticLink(LocalLink):
         super().__init__(attachment, optimizer, variables, pushes)
 
     def refresh(self) -> None:
-        """Gives the servers what the chief's program has assigned. This worker's copy is its own."""
+        """Gives the servers what the chief's program has assigned; this worker's copy stays its own."""
         with self._lock:
             if not int(self._pending):
                 self._put_assigned()
@@ -197,7 +197,7 @@ class ElasticLink(LocalLink):
     newest_state = newest
 
     def _flush(self) -> None:
-        """A copy on its way is not told."""
+        """Pushes nothing: this worker's copy moves only when it is time."""
 
     def _exchanged(self, own: Vectors, samples: float) -> Vectors:
         with self._lock, self._failing():
@@ -210,7 +210,7 @@ class ElasticLink(LocalLink):
 
 
 def _each(function: Callable[[Any, Any], Any], one: Vectors, other: Vectors) -> Vectors:
-    """A function of the vectors at the same places."""
+    """Applies a function to the vectors at the same places."""
     return [
         [function(mine, its) for mine, its in zip(mine, its, strict=True)] for mine, its in zip(one, other, strict=True)
     ]

@@ -38,36 +38,36 @@ _ARGUMENTS = {
     "hierarchy": "servers=tfdist.parameter_server.PerHost(…)",
     "variable_partitioner": "nothing: each variable is divided over all servers",
 }
-"""Arguments that others have, or this one had, and what they are here."""
+"""Arguments that the strategy does not take, and what to use instead."""
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
-    """Trains Keras models with variables and optimizers on parameter servers.
+    """Training of Keras models with variables and optimizers on parameter servers.
 
-    Every task runs the same script. On a ``ps`` task this serves until the job is over, and then ends the process; the
+    Every task runs the same script. On a ``ps`` task this serves until the job is over, and then ends the process. The
     chief and the workers train, each on its own data, at its own pace. An evaluator reads the newest parameters, and
     evaluates. A process without parameter servers trains as usual.
 
     Args:
-        cluster_resolver: describes the cluster; by default TF_CONFIG does.
-        synchronization: when updates are applied, and what late gradients are worth: `tfdist.parameter_server`'s
+        cluster_resolver: description of the cluster; by default TF_CONFIG.
+        synchronization: when updates are applied, and how late gradients are weighted: `tfdist.parameter_server`'s
             `Asynchronous`, `BoundedStaleness`, `SoftSync` or `Synchronous`.
-        pushes: what workers push, and how it is sent: `tfdist.parameter_server.Gradients`, of which the servers make
-            updates. `LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes its updates, and what they
-            have changed is pushed. `Hogwild`: likewise, and workers on a server's machine change its memory themselves.
-        servers: how they keep their state: `tfdist.parameter_server.Servers`, with snapshots and copies. `PerHost` for
-            a server on each host, which joins the gradients of the host's workers; ``synchronization`` is then between
-            hosts.
+        pushes: what workers push, and how it is sent. `tfdist.parameter_server.Gradients`: the servers make updates of
+            gradients. `LocalSteps` or `ElasticAveraging`: each worker's own optimizer makes updates, and their changes
+            are pushed. `Hogwild`: likewise, but workers on a server's machine change its memory directly.
+        servers: how servers keep their state: `tfdist.parameter_server.Servers`, with snapshots and copies. Or
+            `PerHost`: a server on each host joins the gradients of the host's workers, and ``synchronization`` is
+            between hosts.
         data: "own" to train on all that `fit` is given; "shared" to deal the batches of each epoch out to the workers,
             so that every sample of an epoch counts once, whichever worker dies. All workers must then give `fit` the
             same data.
-        device: on which a worker computes, such as "GPU:0"; by default a GPU, of which the workers of a machine get
-            different ones, or the CPU if there is none. Servers compute on the CPU.
+        device: the device on which a worker computes, such as "GPU:0"; by default a GPU, another one for each worker of
+            a machine, or the CPU if there is none. Servers compute on the CPU.
         timeouts: how long to wait for other tasks.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: an argument is not what it may be, or does not go with another one.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value, or excludes another one.
         TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
@@ -107,7 +107,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     @property
     def _cluster_coordinator(self) -> Any:
-        """What TensorFlow's coordinator asks a strategy for first."""
+        """Raises a `TypeError`: TensorFlow's coordinator, which asks for this first, is not supported."""
         raise TypeError(
             "a tf.distribute.coordinator.ClusterCoordinator schedules steps of TensorFlow's own "
             "ParameterServerStrategy. Under tfdist.ParameterServerStrategy every worker runs the whole script, and "
@@ -117,9 +117,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     @property
     def rank(self) -> int:
-        """This process's place among the workers that the cluster names; the chief's is 0.
+        """Rank of this process among the workers that the cluster names; the chief's is 0.
 
-        It is -1 in an evaluator, and in a worker that the cluster does not name.
+        The rank is -1 in an evaluator, and in a worker that the cluster does not name.
         """
         if self._cluster is None:
             return 0

@@ -1,4 +1,4 @@
-"""Reading what users give to `fit` by index, so that any worker can make any batch.
+"""Random access to the data that `fit` is given, so that any worker can make any batch.
 
 The batches are those that Keras would make: its own adapters check the arguments, turn class weights into sample
 weights, and convert dtypes.
@@ -22,7 +22,7 @@ from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapter
 from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
 
 _NUMBERS = "biufc"
-"""Kinds of NumPy's own dtypes that are indexed by NumPy. TensorFlow indexes all others."""
+"""Kinds of dtypes whose arrays NumPy indexes. TensorFlow indexes all others."""
 
 
 class Source(Batches):
@@ -31,8 +31,8 @@ class Source(Batches):
     The index of an item is its place in the data. Items are samples, or whole batches where a batch cannot be divided.
 
     Args:
-        items: their number.
-        items_per_batch: in each batch but the last; 1 if items are batches.
+        items: number of items in the data.
+        items_per_batch: number of items in each batch but the last; 1 if items are batches.
         element_spec: the type of a batch, a structure of `tf.TypeSpec`.
         shuffle: what Keras would shuffle: all items, the samples inside each batch, or nothing.
     """
@@ -50,33 +50,33 @@ class Source(Batches):
         return -(-self.items // self.items_per_batch)
 
     def plan(self, seed: int | None) -> Plan:
-        """See `Batches`."""
+        """Returns how the items of an epoch are divided into batches."""
         return Plan(self.items, self.items_per_batch, seed)
 
     def first(self) -> Any:
-        """The first batch."""
+        """Returns the first batch."""
         return self.batch(np.arange(min(self.items, self.items_per_batch)))
 
     @property
     def part_specs(self) -> Sequence[tf.TensorSpec]:
-        """The indices, and the types of `_arrays`."""
+        """The types of the indices and of `_arrays`."""
         rows = self.items_per_batch if self.items % self.items_per_batch == 0 else None
         return tf.TensorSpec([rows], tf.int64), *self._array_specs
 
     def parts(self, found: np.ndarray) -> Sequence[np.ndarray]:
-        """The indices, and what Python reads by them."""
+        """Returns the indices, and the arrays that Python reads by them."""
         indices = np.asarray(found, np.int64)
         return indices, *self._arrays(indices)
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
-        """See `Batches`."""
+        """Returns a batch made from the indices and arrays of `parts`."""
         return self._assembled(parts[0], parts[1:])
 
     def batch(self, indices: np.ndarray) -> Any:
-        """A batch, eagerly.
+        """Returns a batch, eagerly.
 
         Args:
-            indices: int64 ``(items of the batch,)``.
+            indices: indices of the batch's items, int64 ``(items,)``.
 
         Returns:
             A structure of tensors of the type `element_spec`.
@@ -90,12 +90,12 @@ class Source(Batches):
         return ()
 
     def _arrays(self, indices: np.ndarray) -> Sequence[np.ndarray]:
-        """The parts of a batch that Python reads; they share no memory with the data."""
+        """Returns the parts of a batch that Python reads; they share no memory with the data."""
         return ()
 
     @abstractmethod
     def _assembled(self, indices: tf.Tensor, arrays: Sequence[tf.Tensor]) -> Any:
-        """A batch from the indices and what `_arrays` has read; in a graph, or eagerly."""
+        """Returns a batch from the indices and what `_arrays` has read; in a graph, or eagerly."""
 
 
 def source_of(
@@ -107,22 +107,22 @@ def source_of(
     class_weight: dict[int, float] | None = None,
     steps_per_epoch: int | None = None,
 ) -> Source | str:
-    """What `fit` was given, by index. Nothing is read from data that can be read only once.
+    """Returns the data that `fit` was given, for reading by index. Reads nothing from data that can be read only once.
 
     Args:
-        x: as of `keras.Model.fit`.
-        y: as of `fit`.
-        sample_weight: as of `fit`.
-        batch_size: as of `fit`.
-        shuffle: as of `fit`.
-        class_weight: as of `fit`.
-        steps_per_epoch: as of `fit`; without a batch size, that of arrays follows from it.
+        x: inputs or a dataset, as `keras.Model.fit` takes them.
+        y: targets, as `fit` takes them.
+        sample_weight: weights of the samples, as `fit` takes them.
+        batch_size: number of samples in a batch; None for Keras's default.
+        shuffle: whether to shuffle all samples, or, for "batch", the samples inside each batch.
+        class_weight: weights of the classes, by class.
+        steps_per_epoch: number of batches in an epoch; without a batch size, that of arrays follows from it.
 
     Returns:
-        The source; or, for a message, why there is none: a clause about the data.
+        The source; or the reason why there is none, a clause about the data for a message.
 
     Raises:
-        ValueError: of Keras, which does not take these arguments either.
+        ValueError: Keras does not take these arguments either.
     """
     is_array = array_slicing.can_slice_array
     if all(is_array(part) for part in tree.flatten((x, y, sample_weight))):
@@ -148,9 +148,9 @@ class _Arrays(Source):
     """Arrays, tensors and data frames, nested in any way.
 
     Args:
-        inputs: a structure, as Keras has checked and packed it.
-        batch_size: samples in a batch.
-        shuffle: as of `Source`.
+        inputs: structure of the arrays, as Keras has checked and packed it.
+        batch_size: number of samples in a batch.
+        shuffle: what Keras would shuffle: all samples, the samples inside each batch, or nothing.
     """
 
     def __init__(self, inputs: Any, batch_size: int, shuffle: bool | Literal["batch"]) -> None:
@@ -177,7 +177,7 @@ class _Arrays(Source):
 
 
 def _by_index(part: Any) -> Any:
-    """A leaf of the user's arrays, converted as Keras does; with what is needed to take its rows by index."""
+    """Returns a leaf of the user's arrays, converted as Keras does, so that its rows can be taken by index."""
     part = array_slicing.convert_to_sliceable(part, target_backend="tensorflow")
     if isinstance(part, np.ndarray) and (part.dtype.kind not in _NUMBERS or part.dtype.isbuiltin != 1):
         return tf.convert_to_tensor(part)
@@ -193,7 +193,7 @@ def _rows(part: Any, indices: tf.Tensor) -> Any:
 
 
 def _spec_of_rows(batch: Any, rows: int | None) -> Any:
-    """The type of batches like this one, with the given number of rows."""
+    """Returns the type of batches like this one, with the given number of rows."""
 
     def spec_of(part: Any) -> Any:
         if part is None:
@@ -208,12 +208,12 @@ def _spec_of_rows(batch: Any, rows: int | None) -> Any:
 
 
 class _PyDataset(Source):
-    """A `keras.utils.PyDataset`, batch by batch.
+    """A `keras.utils.PyDataset`, read batch by batch.
 
     Args:
-        batches: their number.
-        batch_at: gives a batch as Keras's adapter does.
-        element_spec: of the batches.
+        batches: number of batches.
+        batch_at: function that returns a batch as Keras's adapter does.
+        element_spec: type of the batches.
         shuffle: whether Keras would shuffle the batches.
     """
 
@@ -261,10 +261,10 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
 
 
 def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:
-    """Copies of what a part of a batch consists of: a `PyDataset` may use the memory of its batches again.
+    """Returns copies of the arrays of a part of a batch: a `PyDataset` may reuse the memory of its batches.
 
     Raises:
-        ValueError: it has another shape than the first batches.
+        ValueError: the part has another shape than in the first batches.
     """
     if isinstance(spec, private.NoneSpec):
         return []
@@ -281,10 +281,10 @@ def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:
 
 
 class _Dataset(Source):
-    """A `tf.data.Dataset`, batch by batch.
+    """A `tf.data.Dataset`, read batch by batch.
 
     Args:
-        batches: a dataset with random access.
+        batches: a dataset of batches, with random access.
     """
 
     def __init__(self, batches: tf.data.Dataset) -> None:

@@ -1,4 +1,4 @@
-"""The `extended` of `ParameterServerStrategy` on tasks that train: optimizers update on servers."""
+"""The `extended` of `ParameterServerStrategy` on workers and evaluators: servers make the optimizers' updates."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ log = logging.getLogger("tfdist")
 
 
 class OneDevice(private.OneDeviceExtended, Ability):
-    """One device; a process without servers trains as usual."""
+    """The `extended` of one device, on which a process without servers trains as usual."""
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        """The dataset itself. Its tuner would keep the end of an epoch waiting; see `private.not_tuned`."""
+        """Returns the dataset untuned: a tuner would delay the end of an epoch; see `private.not_tuned`."""
         return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
 class ServerExtended(OneDevice, UpdatesOnServers):
-    """One device, whose optimizers update on servers.
+    """The `extended` of one device, whose optimizers update on servers.
 
     Args:
         strategy: the strategy that this is the `extended` of.
-        member: this task's membership.
+        member: this task's membership in the job.
         timeouts: how long to wait for servers.
         arguments: the strategy's arguments.
-        device: on which the worker computes.
+        device: the device on which the worker computes.
         observes: whether this task is an evaluator, which reads and does not train.
     """
 
@@ -101,7 +101,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
 
     @property
     def is_writer(self) -> bool:
-        """The chief writes."""
+        """Whether this worker is the chief, which writes files."""
         return self._is_chief
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
 
     def links(self, model: Any) -> list[Link]:
-        """The links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Returns the links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         if self.observes:
             self._observe(model)
         variables = {id(variable) for variable in model.variables}
@@ -145,7 +145,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
     def shared_epochs(
         self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
     ) -> Iterator[SharedEpochs]:
-        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Context in which this worker takes part in epochs whose batches are dealt to all workers."""
         self._epochs = epochs = SharedEpochs(
             lambda: self._servers.connection(0),
             self._task,
@@ -168,19 +168,19 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         self._begun.states.begin(model, ids, again=self.observes)
 
     def version(self, model: Any, reads: bool = True) -> int:
-        """See `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Returns the number of updates that a model's parameters contain."""
         return sum(link.newest_version() if reads else link.session.version for link in self.links(model))
 
     def link_of(self, optimizer: Any) -> Link | None:
-        """The link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Returns the link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
-        """A new table on the servers; see `tfdist.strategies.abilities.Ability`."""
+        """Returns a new table on the servers; see `tfdist.strategies.abilities.Ability`."""
         return self._tables.table(name, form, cache)
 
     def _observe(self, model: Any) -> None:
-        """Connects an evaluator with what the servers have of a model."""
+        """Connects an evaluator to the servers' state of a model's optimizers."""
         if not model.built:
             raise TfdistError(
                 f"the evaluator cannot read the model {model.name} from the servers before it is built: give it an "
@@ -196,7 +196,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
                     self._connect(optimizer)
 
     def _connect(self, optimizer: Any) -> None:
-        """Makes the link of an optimizer, which takes its variables over from others."""
+        """Makes the link of an optimizer, which takes over variables that other optimizers had."""
         variables = [variable for variable in variables_of(optimizer) if rows_of(variable) is None]
         servers = 1 if self._arguments.makes_updates else len(self._servers)
         _check(optimizer, variables, servers, clips=not self._arguments.averages)
@@ -215,14 +215,14 @@ class ServerExtended(OneDevice, UpdatesOnServers):
                     raise
                 log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
                 self._alone.add(optimizer)
-                begun.models.append("")  # it has its place
+                begun.models.append("")  # it counts for the places of later models
                 return
             stack.pop_all()
         begun.models.append(link.name)
         self._links[id(optimizer)] = link
 
     def _linked(self, attachment: Attachment, optimizer: Any, variables: list[Any]) -> Link:
-        """The link for what is pushed."""
+        """Returns a link of the kind that fits what is pushed."""
         pushes = self._arguments.pushes
         if isinstance(pushes, LocalSteps):
             return LocalLink(attachment, optimizer, variables, pushes)
@@ -242,7 +242,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
 def _at_once(next_creator: Callable[..., Any], **arguments: Any) -> Any:
     """Makes a variable outside of the graph under construction.
 
-    A `tf.function` gives the variables that it makes their values when it is traced; servers need them before.
+    Variables that a `tf.function` makes get their values only once it is traced; servers need them before.
     """
     if tf.executing_eagerly():
         return next_creator(**arguments)
@@ -255,10 +255,10 @@ def _is_optimizer(one: Any) -> bool:
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
-    """Refuses what the servers cannot do.
+    """Checks that the servers can make an optimizer's updates.
 
     Raises:
-        ValueError: with what the optimizer or a variable asks for.
+        ValueError: the optimizer or a variable needs what the servers cannot do.
     """
     clips = clips and not optimizer.gradient_accumulation_steps
     if optimizer.global_clipnorm and servers > 1 and not clips:

@@ -1,4 +1,4 @@
-"""What an epoch on parameter servers was like, in figures."""
+"""Figures about an epoch on parameter servers, such as updates, staleness and bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tfdist.strategies.abilities import UpdatesOnServers
 
 @dataclass(frozen=True)
 class Reading:
-    """What the servers have done for a model until now.
+    """Counters of the servers for a model, at one time.
 
     Attributes:
-        time: on the monotonic clock.
-        updates: that were made.
+        time: time of the reading, in seconds of the monotonic clock.
+        updates: number of updates that were made.
         received: bytes of arrays from workers.
         sent: bytes of arrays to workers.
-        dropped: pushes that were dropped.
-        staleness: how many pushes had which staleness.
-        waited: by worker's number, seconds.
+        dropped: number of pushes that were dropped.
+        staleness: number of pushes, by their staleness.
+        waited: seconds that workers have waited for others, by worker's number.
     """
 
     time: float
@@ -34,7 +34,7 @@ class Reading:
 
 
 def read(extended: UpdatesOnServers, model: Any) -> Reading:
-    """Reads the counters of all servers, of all optimizers of a model.
+    """Reads the counters of all servers for all optimizers of a model.
 
     Args:
         extended: the strategy's `extended`.
@@ -58,10 +58,10 @@ def read(extended: UpdatesOnServers, model: Any) -> Reading:
 
 
 def figures(before: Reading, now: Reading) -> tuple[dict[str, float], Counter[int]]:
-    """What happened between two readings.
+    """Computes the figures of the time between two readings.
 
     Returns:
-        The figures by name, and how many pushes had which staleness.
+        The figures by name, and the number of pushes by their staleness.
     """
     seconds = now.time - before.time
     staleness = now.staleness - before.staleness

@@ -1,4 +1,4 @@
-"""Between a Keras optimizer and the parameter servers: gradients go out of the graph, and new values come in."""
+"""The link between a Keras optimizer and the parameter servers: gradients leave the graph, and new values enter it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Attachment:
 
 
 class Link:
-    """One optimizer's variables on the servers. Made eagerly, when its first update is traced.
+    """Link of one optimizer to its variables on the servers. Made eagerly, when its first update is traced.
 
     Args:
         attachment: how this task attaches them.
@@ -61,7 +61,7 @@ class Link:
 
     Attributes:
         failure: the error that has ended the communication, or None.
-        last_ticket: of the batch whose gradients were sent last; -1 if nobody dealt it.
+        last_ticket: ticket of the batch whose gradients were sent last; -1 if it was not dealt.
     """
 
     def __init__(self, attachment: Attachment, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -107,7 +107,7 @@ class Link:
 
     @property
     def session(self) -> Session:
-        """The connections."""
+        """The connections to the servers."""
         return self._session
 
     @property
@@ -137,10 +137,10 @@ class Link:
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None.
-            variables: of the gradients; some of those of the optimizer.
-            samples: their weight where those of several workers are averaged; a number or a scalar tensor.
-            apply: would make the update here.
-            ticket: of their batch, an int64 scalar; None if nobody dealt it.
+            variables: Keras variables of the gradients; some or all of the optimizer's.
+            samples: weight of the gradients where those of several workers are averaged; a number or a scalar tensor.
+            apply: function that would make the update here; called by subclasses only.
+            ticket: ticket of the batch, an int64 scalar; None if the batch was not dealt.
 
         Raises:
             ValueError: a variable is not one of the optimizer's, or cannot be lazy.
@@ -164,7 +164,7 @@ class Link:
             own = None if ticket is None else number_of(int(number))
             vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
             return [
-                np.int64(self._session.iterations),  # TensorFlow keeps all Python numbers that it makes tensors of
+                np.int64(self._session.iterations),  # TensorFlow caches Python numbers that it converts
                 *(to_tensor(one) for own in vectors for one in own),
             ]
 
@@ -184,7 +184,7 @@ class Link:
         count.assign(tf.cast(iterations, count.dtype))
 
     def refresh(self) -> None:
-        """Assigns the newest values. What the chief's program has assigned since the last reading is the newest."""
+        """Assigns the newest values; first, the chief gives servers what its program has assigned in the meantime."""
         with self._lock:
             self._put_assigned()
             self._assign(self._session.pull())
@@ -199,17 +199,17 @@ class Link:
 
     @contextlib.contextmanager
     def newest_state(self) -> Iterator[None]:
-        """Context as `newest`, in which also the optimizer's slots and scalars are as they are to be saved."""
+        """Context like `newest`, in which the optimizer's slots and scalars, too, are as they are to be saved."""
         self.suspend()
         self.fetch()
         self._take_final()
         yield
 
     def suspend(self, is_end: bool = False) -> None:
-        """Other workers do not wait for this one until its next update.
+        """Tells servers that other workers need not wait for this one until its next update.
 
         Args:
-            is_end: whether a call of `fit` has ended: then also those do not that take every step together.
+            is_end: whether a call of `fit` has ended; then workers that take every step together do not wait either.
         """
         with self._lock:
             self._session.suspend(is_end)
@@ -217,8 +217,8 @@ class Link:
     def fetch(self) -> None:
         """Assigns values and the optimizer's slots and scalars, as they are to be saved.
 
-        The learning rate is the chief's, which sends it with each step: what a callback of its own has set since the
-        last one stays. All other scalars are the servers'.
+        The chief keeps its learning rate, which it sends with each step, as a callback may have set it since the last
+        one. All other scalars are the servers'.
         """
         with self._lock:
             self._put_assigned()
@@ -234,7 +234,7 @@ class Link:
                 variable.assign(state.scalars[name])
 
     def finalize(self) -> None:
-        """Assigns the moving averages of the values, if the optimizer keeps them; the chief's are the newest values."""
+        """Assigns moving averages of the values, if the optimizer keeps them; the chief's become the newest values."""
         with self._lock:
             averages = self._session.averages()
             self._session.forget()
@@ -243,7 +243,7 @@ class Link:
         self._is_finalized = not self._is_chief
 
     def _take_final(self) -> None:
-        """Assigns averages after `fit`: the chief's, too, come to the servers only when it reads or saves again."""
+        """Assigns averages after `fit`, as the chief sends its own to servers only when it reads or saves again."""
         if self._is_finalized:
             with self._lock:
                 found = self._session.final()
@@ -251,13 +251,13 @@ class Link:
                 variable.assign(value)
 
     def newest_version(self) -> int:
-        """Of an evaluator: the number of updates that the servers' parameters contain now."""
+        """Returns the number of updates that the servers' parameters contain now; for evaluators only."""
         with self._lock:
             assert isinstance(self._session, Observer)
             return self._session.newest_version()
 
     def report(self) -> ModelReport:
-        """What the servers have done so far for these variables."""
+        """Returns what the servers have done so far for these variables."""
         with self._lock:
             return self._session.report()
 
@@ -266,7 +266,7 @@ class Link:
         self._session.close()
 
     def hand_over(self, successor: Any) -> None:
-        """Leaves the variables, with their newest values, and the optimizer, with its slots, to another optimizer.
+        """Reads the newest values and slots, and leaves the variables to another optimizer.
 
         Args:
             successor: the other optimizer.
@@ -285,7 +285,7 @@ class Link:
             self._session.put(own)
 
     def _placed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """A gradient for each variable of the optimizer; None for others than the given ones."""
+        """Returns a gradient for each variable of the optimizer; None for variables that are not given."""
         found = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         unknown = [variable.path for variable in variables if id(variable) not in self.ids]
         if unknown:
@@ -322,7 +322,7 @@ class Link:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Context that notes an error, as TensorFlow makes another one of it."""
+        """Context that keeps an error, as TensorFlow raises another one in its place."""
         try:
             yield
         except TfdistError as error:
@@ -330,15 +330,15 @@ class Link:
             raise
 
     def _name(self) -> str:
-        """What the model's name says about the optimizer."""
+        """Returns the part of the model's name that describes the optimizer."""
         return type(self._optimizer).__name__
 
     def _splits(self) -> bool:
-        """Whether variables without a constraint may be split by rows."""
+        """Returns whether variables without a constraint may be split by rows."""
         return is_elementwise(self._on_servers)
 
     def _optimizer_on_servers(self) -> Any:
-        """A copy of the optimizer that does what is not done here."""
+        """Returns a copy of the optimizer, without the work that is done here."""
         copy = type(self._optimizer).from_config(self._optimizer.get_config())
         copy.loss_scale_factor = None
         if self._clips:
@@ -357,7 +357,7 @@ class Link:
         return held
 
     def _state(self) -> State:
-        """Values and the optimizer's variables as this worker has them."""
+        """Returns values and the optimizer's variables as this worker has them."""
         slots, scalars = self._of_optimizer()
         of_variables: list[dict[str, np.ndarray]] = [{} for _ in self._variables]
         for slot in slots:
@@ -390,7 +390,7 @@ class Link:
         self._read = lambda: arrays
 
     def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
-        """Gradients as they are sent: unscaled, and clipped if that is done here."""
+        """Returns gradients as they are sent: unscaled, and clipped if that is done here."""
         given = [
             one if isinstance(one, (tf.IndexedSlices, type(None))) else tf.convert_to_tensor(one) for one in gradients
         ]
@@ -403,5 +403,5 @@ class Link:
 
 
 def array_of(variable: Any) -> np.ndarray:
-    """A copy of a Keras variable's value."""
+    """Returns a copy of a Keras variable's value."""
     return to_array(variable.value.read_value())

@@ -24,7 +24,7 @@ log = logging.getLogger("tfdist")
 
 
 class Servers:
-    """The parameter servers of a task's job; with a hierarchy, its roots.
+    """The parameter servers of a task's job; with a hierarchy, its root servers.
 
     Args:
         member: the task's membership.
@@ -34,9 +34,9 @@ class Servers:
         ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
 
     Attributes:
-        member: as given.
-        tasks: of the job.
-        numbers: of the servers' tasks, in the order of the servers.
+        member: membership of the task.
+        tasks: tasks of the job.
+        numbers: numbers of the servers' tasks, in the order of the servers.
         own: number of the server of this task's host; None if it has none.
     """
 
@@ -62,13 +62,13 @@ class Servers:
         return len(self.numbers)
 
     def connection(self, server: int) -> Connection:
-        """A new connection to a server, when it has published its address.
+        """Returns a new connection to a server, once it has published its address.
 
         Args:
-            server: its place among the servers.
+            server: place of the server among the servers.
 
         Raises:
-            RequestTimeoutError: it did not come in time.
+            RequestTimeoutError: the server did not publish its address in time.
         """
         return self._connection(self.numbers[server], f"ps {server}")
 
@@ -80,7 +80,7 @@ class Servers:
         )
 
     def of_model(self, stack: contextlib.ExitStack) -> list[Connection]:
-        """New connections to where this task's gradients go: the server of its host, else all servers."""
+        """Returns new connections for this task's gradients: to the server of its host, else to all servers."""
         if self.own is None:
             return self.connections(stack)
         made = self._connection(self.own, f"ps {self.tasks[self.own].index}")
@@ -88,7 +88,7 @@ class Servers:
         return [made]
 
     def connections(self, stack: contextlib.ExitStack) -> list[Connection]:
-        """New connections to all servers. The process could not end with one that is open: ``stack`` closes them."""
+        """Returns new connections to all servers, closed by ``stack``: open ones would keep the process from ending."""
         made = []
         for server in range(len(self)):
             made.append(self.connection(server))
@@ -97,16 +97,16 @@ class Servers:
 
 
 class ServerTables:
-    """Tables on all servers of a job.
+    """Tables of embeddings on all servers of a job.
 
     Args:
-        servers: of the job.
-        workers: how many workers update each table together, once in each step; 0 if each gradient is an update. Where
-            workers wait for each other, a server that is lost ends the job: its rows are gone, and the weights of all
-            workers belong to them.
-        prefix: of the tables' names, the same on all workers. Objects of this class in a process have different ones,
-            or count together.
-        numbers: counts the tables by name; None for a count of its own.
+        servers: the parameter servers of the job.
+        workers: number of workers that update each table together, once in each step; 0 if each gradient is an update.
+            Where workers wait for each other, a server that is lost ends the job: its rows are gone, and the weights of
+            all workers belong to them.
+        prefix: prefix of the tables' names, the same on all workers. Objects of this class in a process have different
+            prefixes, or share ``numbers``.
+        numbers: counter of the tables by name; None for a new one.
     """
 
     def __init__(
@@ -131,15 +131,15 @@ class ServerTables:
         return None if self._line is None else self._line.failure
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
-        """A new table, which other workers get by the same calls.
+        """Returns a new table, which other workers get by the same calls.
 
         Args:
-            name: of a layer.
-            form: of the table.
-            cache: which rows this worker keeps; None for none.
+            name: name of the layer.
+            form: number of columns, initial values and policy of the table.
+            cache: which rows this worker keeps; None keeps none.
 
         Raises:
-            ValueError: rows are to be kept, though workers update together.
+            ValueError: ``cache`` is given, but workers update together.
             TfdistError: a server cannot be reached.
         """
         if cache is not None and self._workers:
@@ -164,19 +164,19 @@ class ServerTables:
                 self._line.close()
                 self._line = None
 
-    # As a `tfdist.cluster.control.Watcher`.
+    # Methods of a `tfdist.cluster.control.Watcher`.
 
     def lost(self, task: int, error: TfdistError) -> None:
-        """Ends this process's part of the job if a server is lost that has tables."""
+        """Ends this process's part of the job if the lost task is a server with tables."""
         if task in self._servers.numbers and self._line is not None:
             why = f"{error} Rows of embeddings were on it. Start the job again, from a backup or a saved model."
             self._servers.member.control.fail(PeerLostError(why))
 
     def came(self, task: int) -> None:
-        """Means nothing: a server that comes again after its loss comes too late."""
+        """Does nothing: a server that comes again after its loss comes too late."""
 
     def left(self, task: int) -> None:
-        """Means nothing: servers leave after the workers."""
+        """Does nothing: servers leave after the workers."""
 
     def over(self) -> None:
-        """Means nothing to a worker."""
+        """Does nothing on a worker."""

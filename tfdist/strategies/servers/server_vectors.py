@@ -12,11 +12,11 @@ from tfdist.parameter_server.worker.model import Model
 
 
 def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
-    """The kinds of gradients, by server, of its parts.
+    """Returns, for each server, the kinds of the gradients of its parts.
 
     Args:
         gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
-        model: the variables.
+        model: description of the variables on the servers.
     """
     kinds: list[Kind] = [
         "none" if one is None else "sparse" if isinstance(one, tf.IndexedSlices) else "dense" for one in gradients
@@ -25,12 +25,12 @@ def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
 
 
 def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Tensor]:
-    """The tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient.
+    """Returns the tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient.
 
     Args:
-        server: its number.
+        server: number of the server.
         gradients: tensors, `tf.IndexedSlices` or None, one for each variable.
-        model: the variables.
+        model: description of the variables on the servers.
     """
     parts, shapes = model.dealing.shards[server], model.shapes[server]
     layout = shapes.layout(kinds_of(gradients, model)[server])
@@ -52,14 +52,14 @@ def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Ten
 
 
 class Answered:
-    """What the servers answer to a push: values, and of variables with a sparse gradient the rows that have changed.
+    """Layout of the servers' answers to a push: values, but only changed rows of variables with a sparse gradient.
 
     Args:
-        kinds: of the gradients, by server.
-        model: the variables.
+        kinds: kinds of the gradients, by server.
+        model: description of the variables on the servers.
 
     Attributes:
-        dtypes: of the tensors: for each server a vector of each dtype, then rows and indices of each variable by rows.
+        dtypes: types of the tensors: for each server a vector of each dtype, then rows and indices of each sparse part.
     """
 
     def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
@@ -76,7 +76,7 @@ class Answered:
 
         Args:
             variables: the Keras variables of the model.
-            tensors: as `dtypes` describes them.
+            tensors: answered tensors, with the types in `dtypes`.
         """
         rest = iter(tensors)
         parts: dict[int, list[tuple[int, tf.Tensor]]] = {}

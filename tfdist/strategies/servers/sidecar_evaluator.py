@@ -13,15 +13,15 @@ from tfdist.strategies import at_work, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at whether the parameters have changed."""
+"""Seconds between two checks whether the parameters have changed."""
 
 
 class SidecarEvaluator:
-    """Evaluates a model in an evaluator of a job with parameter servers, again and again until the job is over.
+    """Evaluator of a job with parameter servers, which evaluates a model again and again until the job is over.
 
-    As `tf.keras.utils.SidecarEvaluator` of Keras 2, but it reads the parameter servers, and no checkpoints. No worker
-    waits for it. Each evaluation is of one version of the parameters, and each version is evaluated once at most; the
-    last one is of the newest that could be read when the training had ended.
+    Like `tf.keras.utils.SidecarEvaluator` of Keras 2, but it reads parameter servers instead of checkpoints. No worker
+    waits for it. Each evaluation reads one version of the parameters, and each version is evaluated at most once. The
+    last evaluation reads the newest version that is available when training has ended.
 
     Example:
         >>> if tfdist.role() == "evaluator":
@@ -30,15 +30,15 @@ class SidecarEvaluator:
         ...     model.fit(train_data)
 
     Args:
-        model: made and compiled under `tfdist.ParameterServerStrategy`, as on the workers.
-        data: as ``x`` of `keras.Model.evaluate`; or a tuple of x, y and, if there are some, sample weights.
-        max_evaluations: after which it ends; None for no limit.
+        model: a Keras model, made and compiled under `tfdist.ParameterServerStrategy`, as on the workers.
+        data: inputs or a dataset, as ``x`` of `keras.Model.evaluate`; or a tuple of x, y and optional sample weights.
+        max_evaluations: number of evaluations after which `start` returns; None for no limit.
         callbacks: Keras callbacks, of which `evaluate` calls ``on_test_begin`` and the like.
         evaluate: further arguments of `keras.Model.evaluate`, such as ``batch_size`` or ``steps``; ``verbose`` is 2 by
             default.
 
     Raises:
-        TfdistError: this process is no evaluator of a job with parameter servers.
+        TfdistError: this process is not an evaluator of a job with parameter servers.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class SidecarEvaluator:
 
 @Once
 def install() -> None:
-    """Installs the hook. It has to be around the others of `fit`, which do not apply where nothing trains."""
+    """Installs the hook, around the others of `fit`, which do not apply where nothing trains."""
     keras_hooks.add(InsteadOfFit)
 
 
 class InsteadOfFit(keras_hooks.ModelHooks[UpdatesOnServers]):
-    """In an evaluator, `fit` evaluates the validation data as long as others train."""
+    """Hooks by which `fit` in an evaluator evaluates the validation data as long as others train."""
 
     ability = UpdatesOnServers
 
     def fit(self, call: ModelCall) -> None:
-        """Has data evaluated.
+        """Evaluates the validation data in place of training.
 
         Raises:
-            TfdistError: there are none.
+            TfdistError: there is no validation data.
         """
         if not self.extended.observes:
             return
@@ -118,7 +118,7 @@ class InsteadOfFit(keras_hooks.ModelHooks[UpdatesOnServers]):
 
 
 def _history(model: Any, logs: list[dict[str, float]]) -> keras.callbacks.History:
-    """What `fit` returns."""
+    """Returns what `fit` returns: the history of the evaluations."""
     history = keras.callbacks.History()
     history.set_model(model)
     history.epoch = [int(one["iterations"]) for one in logs]
