@@ -29,7 +29,7 @@ class Servers:
     Args:
         member: the task's membership.
         timeouts: how long to wait for servers.
-        hierarchy: as of `tfdist.ParameterServerStrategy`.
+        hierarchy: servers of hosts, if each host has one; None if workers push to all servers.
         has_copies: whether the next server has a copy of each server's state, and takes over from it.
         ended: yields why nobody needs to wait for a server any more, beside the failure of the job.
 
