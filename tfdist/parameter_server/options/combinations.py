@@ -1,4 +1,4 @@
-"""Which options of `tfdist.ParameterServerStrategy` do not go together: one table, for the check and for the docs."""
+"""Options of `tfdist.ParameterServerStrategy` that exclude each other: one table, for the check and for the docs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.parameter_server.options.synchronization import Asynchronous, Synchr
 
 
 class Given(NamedTuple):
-    """The arguments that are checked, as the strategy takes them."""
+    """The strategy's arguments that are checked."""
 
     synchronization: Synchronization
     pushes: Any
@@ -25,9 +25,9 @@ class _Choice(NamedTuple):
     """A choice that a user may have made.
 
     Attributes:
-        label: in the docs.
-        argument: that it is made in.
-        is_made: whether it is.
+        label: name of the choice in the docs.
+        argument: name of the strategy's argument.
+        is_made: function that returns whether the user has made this choice.
     """
 
     label: str
@@ -36,12 +36,12 @@ class _Choice(NamedTuple):
 
 
 class Exclusion(NamedTuple):
-    """Two choices that do not go together.
+    """Two choices that exclude each other.
 
     Attributes:
-        one: of them.
-        other: of them.
-        why: they do not.
+        one: first choice.
+        other: second choice.
+        why: reason.
     """
 
     one: _Choice
@@ -103,13 +103,13 @@ def check(synchronization: Synchronization, pushes: Any, servers: Any, data: str
     """Checks that options go together.
 
     Args:
-        synchronization: as the strategy's argument.
-        pushes: as the strategy's argument.
-        servers: as the strategy's argument.
-        data: as the strategy's argument.
+        synchronization: the strategy's mode.
+        pushes: option for what workers push.
+        servers: option for how servers keep their state.
+        data: the strategy's argument, "own" or "shared".
 
     Raises:
-        ValueError: two do not.
+        ValueError: two options exclude each other.
     """
     given = Given(synchronization, pushes, servers, data)
     for one, other, why in EXCLUSIONS:
@@ -119,6 +119,6 @@ def check(synchronization: Synchronization, pushes: Any, servers: Any, data: str
 
 
 def table() -> str:
-    """The exclusions, as the docs have them."""
+    """Returns the exclusions as a Markdown table for the docs."""
     rows = [f"| {one.label} | {other.label} | {why} |" for one, other, why in EXCLUSIONS]
     return "\n".join(["| this | does not go with | because |", "|---|---|---|", *rows])
