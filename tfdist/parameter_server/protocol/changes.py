@@ -1,4 +1,4 @@
-"""Which rows of a server's variables have changed since a worker read them."""
+"""Tracks which rows of a server's variables have changed since a worker read them."""
 
 from __future__ import annotations
 

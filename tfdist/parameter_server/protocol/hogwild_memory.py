@@ -87,7 +87,7 @@ class Memory:
 
 
 class Writer:
-    """Changes variables in the memory for one process, notes that in its place, and reads the notes of the others.
+    """Changes variables in the memory for one process, notes the changes in its place, and reads the others' notes.
 
     Args:
         memory: memory of a server.

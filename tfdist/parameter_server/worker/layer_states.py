@@ -101,7 +101,7 @@ class LayerStates:
             answer(Waiting(message.id, (CHIEF,)), ())
 
     def lost(self, worker: int) -> None:
-        """Forgets the requests of a worker that is gone. If the chief is gone, waiting workers keep their own weights."""
+        """Forgets the requests of a worker that is gone. If it is the chief, waiting workers keep their own weights."""
         self._parked = [one for one in self._parked if one[0].worker != worker]
         if worker == CHIEF:
             for message, answer in self._parked:

@@ -121,8 +121,8 @@ class Session:
         Args:
             held: description of each whole variable.
             optimizer: the optimizer, as `keras.saving.serialize_keras_object` describes it.
-            values: function of the chief that returns its state of the model, for servers that do not have the model
-                and find no snapshot; None on other workers.
+            values: function that returns the first state of the model, for servers that do not have the model and find
+                no snapshot; None on workers other than the chief.
             follows: whether to go on to the model that all others have gone on to.
 
         Returns:
