@@ -1,7 +1,7 @@
-"""Training on parameter servers: when updates are applied, and what late ones are worth.
+"""Options for training on parameter servers.
 
-`tfdist.ParameterServerStrategy` takes modes, with policies for late gradients, as ``synchronization=``; ``pushes=``
-says what workers push, and ``servers=`` how servers keep it.
+`tfdist.ParameterServerStrategy` takes them: ``synchronization=`` a mode, with a policy for late gradients; ``pushes=``
+what workers push; and ``servers=`` how the servers keep their state.
 """
 
 from tfdist.parameter_server.options.per_host import PerHost

@@ -1,1 +1,1 @@
-"""What users choose, as every task knows it: when updates are applied, what is pushed, which rows embeddings keep."""
+"""Options that users choose and every task knows: modes, pushes, servers, and the rows that embeddings keep."""

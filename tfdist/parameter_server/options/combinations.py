@@ -1,4 +1,4 @@
-"""Which options of `tfdist.ParameterServerStrategy` do not go together: one table, for the check and for the docs."""
+"""Options of `tfdist.ParameterServerStrategy` that exclude each other: one table, for the check and for the docs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Choice(NamedTuple):
     """A choice that a user may have made.
 
     Attributes:
-        label: in the docs.
-        argument: that it is made in.
-        is_made: whether it is.
+        label: name of the choice in the docs.
+        argument: name of the strategy's argument.
+        is_made: function that returns whether the user has made this choice.
     """
 
     label: str
@@ -47,12 +47,12 @@ class _Choice(NamedTuple):
 
 
 class Exclusion(NamedTuple):
-    """Two choices that do not go together.
+    """Two choices that exclude each other.
 
     Attributes:
-        one: of them.
-        other: of them.
-        why: they do not.
+        one: first choice.
+        other: second choice.
+        why: reason.
     """
 
     one: _Choice
@@ -117,7 +117,7 @@ def check(given: Given) -> None:
         given: the arguments of the strategy.
 
     Raises:
-        ValueError: two do not.
+        ValueError: two options exclude each other.
     """
     for one, other, why in EXCLUSIONS:
         if one.is_made(given) and other.is_made(given):
@@ -126,6 +126,6 @@ def check(given: Given) -> None:
 
 
 def table() -> str:
-    """The exclusions, as the docs have them."""
+    """Returns the exclusions as a Markdown table for the docs."""
     rows = [f"| {one.label} | {other.label} | {why} |" for one, other, why in EXCLUSIONS]
     return "\n".join(["| this | does not go with | because |", "|---|---|---|", *rows])

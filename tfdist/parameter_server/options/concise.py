@@ -1,4 +1,4 @@
-"""Options whose text has what differs from the defaults only."""
+"""Options whose text shows only what differs from the defaults."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Concise:
 
 
 def text_of(value: object) -> str:
-    """A value as text that is equal in all processes; a default `repr` has an address.
+    """Returns a value as text that is equal in all processes, unlike a default `repr`, which contains an address.
 
     Args:
-        value: of an option.
+        value: value of an option.
     """
     return type(value).__qualname__ if type(value).__repr__ is object.__repr__ else repr(value)

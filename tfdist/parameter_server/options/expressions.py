@@ -10,20 +10,20 @@ _MOST_CHARACTERS = 1 << 16
 
 
 class ExpressionError(ValueError):
-    """A text is no such expression."""
+    """A text is not an expression that `read` understands."""
 
 
 def read(text: str, known: Mapping[str, Callable[..., Any]]) -> Any:
-    """The object that a text describes, such as ``skip_small(TopK(ratio=0.01), elements=1024)``.
+    """Returns the object that a text describes, such as ``skip_small(TopK(ratio=0.01), elements=1024)``.
 
-    Literals, dictionaries, lists and tuples are read, and calls of what is known. Nothing else has a meaning.
+    The text may have literals, dictionaries, lists, tuples, and calls of known functions and classes.
 
     Args:
-        text: as `repr` yields it.
-        known: what may be called, by name.
+        text: expression, as `repr` yields it.
+        known: functions and classes that may be called, by name.
 
     Raises:
-        ExpressionError: the text says something else, or a call does not take its arguments.
+        ExpressionError: the text contains something else, or a call does not take its arguments.
     """
     if len(text) > _MOST_CHARACTERS:
         raise ExpressionError(f"{len(text)} characters; expected at most {_MOST_CHARACTERS}")

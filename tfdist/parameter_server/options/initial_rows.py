@@ -11,22 +11,23 @@ import numpy as np
 from tfdist.parameter_server.options.key_hash import GAMMA, mix
 
 _KEYS_AT_ONCE = 2048
-"""So that what is computed for them stays in the cache."""
+"""Number of keys computed at a time, so that their intermediate arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
 class InitialRows:
     """Random rows that depend on the seed and the key only.
 
-    So a row is the same on every worker and every server, whenever its key is first seen, and after it was evicted.
+    So a row is the same on every worker and server, whenever its key is first seen, and also after an eviction.
     Each key begins a SplitMix64 sequence, from which its columns are drawn in order.
 
     Attributes:
         distribution: "uniform" between ``mean`` − ``scale`` and ``mean`` + ``scale``, or "normal" with the standard
             deviation ``scale``. Uniform rows are equal to the last bit on all platforms, normal ones up to the
             rounding of the platform's logarithm and cosine.
-        scale: at least 0; with 0 every element is ``mean``. The default is that of `keras.layers.Embedding`.
-        mean: of each element.
+        scale: spread around ``mean``, at least 0; with 0 every element is ``mean``. The default is that of
+            `keras.layers.Embedding`.
+        mean: mean of each element.
         seed: any number of 64 bits.
     """
 
@@ -42,10 +43,10 @@ class InitialRows:
             raise ValueError(f"scale must be at least 0 and finite; got {self.scale!r}")
 
     def rows(self, keys: np.ndarray, dim: int, dtype: np.dtype) -> np.ndarray:
-        """The rows of keys.
+        """Returns the rows of keys.
 
         Args:
-            keys: int64 [n].
+            keys: keys, int64 [n].
             dim: number of columns.
             dtype: float32 or float64.
 
@@ -61,7 +62,7 @@ class InitialRows:
         return rows
 
     def _noise(self, keys: np.ndarray, pairs: int, dtype: np.dtype) -> np.ndarray:
-        """Uniform between −1 and 1, or standard normal: [n, 2 ``pairs``]."""
+        """Returns numbers that are uniform between −1 and 1, or standard normal: [n, 2 ``pairs``]."""
         seed = mix(np.array([self.seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
         starts = mix(keys.view(np.uint64) ^ seed)
         words = mix(starts[:, np.newaxis] + np.arange(1, pairs + 1, dtype=np.uint64) * np.uint64(GAMMA))

@@ -1,4 +1,4 @@
-"""A hash of int64 keys that is equal on every platform: which server holds a key, and where an index keeps it."""
+"""A hash of int64 keys, equal on every platform, that says which server holds a key and where an index keeps it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def mix(words: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64: a bijection of 64-bit words, in which an input bit changes half of the output.
+    """Applies SplitMix64's output function: a bijection of 64-bit words, in which an input bit changes half the output.
 
     Args:
-        words: any shape, int64 or uint64.
+        words: words in any shape, int64 or uint64.
 
     Returns:
         A new array of uint64.
@@ -30,19 +30,19 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 
 def server_of(keys: np.ndarray, servers: int) -> np.ndarray:
-    """The server of each key. It depends on the key and on the number of servers only.
+    """Returns the server of each key. It depends only on the key and on the number of servers.
 
-    It uses the upper half of the hash, and `KeyIndex` the lower bits: those of one server's keys are still uniform.
+    It uses the upper half of the hash. So the lower bits, which `KeyIndex` uses, are uniform among one server's keys.
 
     Args:
-        keys: int64.
-        servers: at least 1, below 2³¹.
+        keys: keys, int64.
+        servers: number of servers, at least 1 and below 2³¹.
 
     Returns:
         Numbers from 0 to ``servers`` − 1, int64, in the shape of ``keys``.
 
     Raises:
-        ValueError: there is no server.
+        ValueError: ``servers`` is out of this range.
     """
     if not 1 <= servers < 1 << 31:
         raise ValueError(f"the number of servers must be from 1 to {(1 << 31) - 1}; got {servers}")

@@ -1,4 +1,4 @@
-"""The option of a hierarchy of servers."""
+"""The option for a hierarchy of servers: one on each host, below root servers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ class PerHost(KeepsSnapshots):
     """A server on each host joins the gradients of the host's workers, and pushes them to the root servers as one.
 
     The first ``roots`` tasks of the job ``ps`` are the roots: they have the variables and the optimizer. Each further
-    one is the server of the workers whose addresses name the same host as its own. Workers without a server on their
-    host go to the roots themselves.
+    task is the server of the workers whose addresses name the same host as its own. Workers without a server on their
+    host push to the roots.
 
     Attributes:
-        synchronization: between the workers of a host: which of their gradients are joined, and who waits. The
-            strategy's own ``synchronization`` is then between hosts, and says what late gradients are worth.
-        roots: at least 1.
-        snapshots: of the roots, as of `Servers`.
-        snapshot_seconds: between two snapshots.
+        synchronization: mode between the workers of a host, which says which gradients are joined and which workers
+            wait. The strategy's own ``synchronization`` then applies between hosts, and has the policy for late
+            gradients.
+        roots: number of root servers, at least 1.
+        snapshots: folder in which the roots write snapshots, as in `Servers`. None for no snapshots.
+        snapshot_seconds: seconds between two snapshots.
 
     References:
         Gupta, Zhang and Wang, *Model accuracy and runtime tradeoff in distributed deep learning: a systematic study*,

@@ -1,4 +1,4 @@
-"""The options of `ParameterServerStrategy` that all tasks of a job have alike, as they are published and compared."""
+"""The options of `ParameterServerStrategy` as text, which the tasks of a job publish and compare."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _COMPARED = ("synchronization", "pushes", "servers", "data")
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Options as text. What a text says is `tfdist.parameter_server.options.expressions`' matter.
+    """Options as text, which `tfdist.parameter_server.options.expressions` reads.
 
     Attributes:
-        synchronization: as the strategy's argument.
-        pushes: as the strategy's argument.
-        servers: as the strategy's argument, without snapshots: their folder is the servers' matter.
-        data: as the strategy's argument.
-        snapshots: their folder; None for none.
-        snapshot_seconds: between two.
-        own: names of the options whose value, or a part of it, is of a class of the user's.
+        synchronization: text of the strategy's argument.
+        pushes: text of the strategy's argument.
+        servers: text of the strategy's argument without snapshots, which only servers need and tasks do not compare.
+        data: the strategy's argument.
+        snapshots: folder of the snapshots; None for no snapshots.
+        snapshot_seconds: seconds between two snapshots.
+        own: names of the options whose value, or a part of it, is of a user-defined class.
     """
 
     synchronization: str
@@ -53,7 +53,7 @@ class Options(msgspec.Struct, frozen=True):
     own: tuple[str, ...] = ()
 
     def encode(self) -> str:
-        """As text."""
+        """Returns the options as one text."""
         return msgspec.json.encode(self).decode()
 
     def arguments(self) -> Arguments:
@@ -68,13 +68,13 @@ class Options(msgspec.Struct, frozen=True):
         return Arguments(self.made("synchronization"), self.made("pushes"), servers, self.data)
 
     def made(self, name: str) -> Any:
-        """The value of an option.
+        """Returns the value of an option.
 
         Args:
-            name: of the option.
+            name: name of the option.
 
         Raises:
-            TfdistError: it is of a class of the user's.
+            TfdistError: the value is of a user-defined class.
         """
         if name not in self.own:
             try:
@@ -106,10 +106,10 @@ def of(arguments: Arguments) -> Options:
 
 
 def decode(text: str) -> Options:
-    """Options from what `Options.encode` yields.
+    """Decodes what `Options.encode` has returned.
 
     Raises:
-        TfdistError: it is no such text.
+        TfdistError: the text is not valid.
     """
     try:
         return msgspec.json.decode(text, type=Options)
@@ -118,15 +118,15 @@ def decode(text: str) -> Options:
 
 
 def check_equal(own: Options, other: Options, task: str) -> None:
-    """Compares a task's options with another's.
+    """Checks that this task's options equal those of another task.
 
     Args:
-        own: of this task.
-        other: of the other task.
-        task: the other's name.
+        own: options of this task.
+        other: options of the other task.
+        task: name of the other task.
 
     Raises:
-        MismatchError: they differ.
+        MismatchError: the options differ.
     """
     for name in _COMPARED:
         mine, its = str(getattr(own, name))[:200], str(getattr(other, name))[:200]
@@ -145,7 +145,7 @@ def _is_tfdists(value: Any) -> bool:
 
 
 def _is_same(made: Any, value: Any) -> bool:
-    """Whether what a text says is what it was made of: a user's class may have the text of one of tfdist's."""
+    """Returns whether what was read from a text equals the original: a user's class may have the text of tfdist's."""
     if type(made) is not type(value) or repr(made) != repr(value):
         return False
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()

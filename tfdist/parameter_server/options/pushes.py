@@ -1,4 +1,4 @@
-"""What a worker pushes: gradients, of which servers make updates, or what its own optimizer has changed."""
+"""Options for what a worker pushes: gradients for the servers' optimizer, or changes that its own optimizer made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdist.compression.policy import Choice, Policy, Schedule, as_policy
 from tfdist.parameter_server.options.concise import Concise
 
 Compression = Choice | Schedule | Policy
-"""What ``compression=`` takes."""
+"""Values that ``compression=`` takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,15 +17,14 @@ class Gradients(Concise):
     """Workers push gradients, and get parameters back.
 
     Attributes:
-        compression: a method, schedule or policy of `tfdist.compression`, for dense gradients. What an encoding lacks
-            is added to the worker's next one. None for no compression.
-        parameters: likewise, for the parameters that come back: the servers send what they differ by from those that
-            the worker has, and keep these for each worker. Not with `DelayCompensated`.
-        prefetch: 1 to compute the next step while the last one is on its way; its gradient is then of parameters that
-            lack the worker's own last update, which counts as staleness. Not with `Synchronous`.
-        sparse: "exact" for the optimizer's own mathematics; "lazy" to update, of a variable with a sparse gradient (an
-            `Embedding`) and of its slots, only the rows that the gradient names. Workers get the rows that are newer,
-            where other rows keep their values.
+        compression: a method, schedule or policy of `tfdist.compression`, for dense gradients. What compression loses
+            is added to the worker's next gradient. None for no compression.
+        parameters: a method, schedule or policy for the parameters that come back: the servers keep a copy of each
+            worker's parameters, and send compressed differences. None for no compression. Not with `DelayCompensated`.
+        prefetch: 1 to compute the next step while the last push is on its way. The next gradient is then computed at
+            parameters without the worker's own last update, which counts as staleness. Not with `Synchronous`.
+        sparse: "exact" for the optimizer's own mathematics; "lazy" to update only the rows that a sparse gradient (of
+            an `Embedding`) names, and their slots. Where an update keeps the other rows, workers get only newer rows.
     """
 
     compression: Compression = None
@@ -44,14 +43,14 @@ class Gradients(Concise):
 
 @dataclass(frozen=True, repr=False)
 class LocalSteps(Concise):
-    """The worker's optimizer makes ``steps`` updates of the worker's own copy; then their sum is pushed.
+    """The worker's optimizer makes ``steps`` updates of the worker's own copy; then the worker pushes their sum.
 
-    The servers add what comes, or its mean over workers where they average, and the worker goes on from what they have
-    then. The optimizer's slots, its iterations and its learning rate are each worker's own.
+    The servers add the sum, or the mean of the workers' sums where they average, and the worker continues from their
+    new values. The optimizer's slots, its iterations and its learning rate are each worker's own.
 
     Attributes:
-        steps: at least 1.
-        compression: of the sum, as of `Gradients`.
+        steps: number of updates between two pushes, at least 1.
+        compression: compression of the sum, as in `Gradients`.
 
     References:
         Dean et al., *Large scale distributed deep networks*, NeurIPS 2012 (Downpour SGD with n_push = n_fetch).
@@ -67,16 +66,16 @@ class LocalSteps(Concise):
 
 @dataclass(frozen=True, repr=False)
 class ElasticAveraging(Concise):
-    """Each worker trains a copy of its own, which is tied to the servers' by a spring: asynchronous EASGD.
+    """Each worker trains a copy of its own, which is tied to the servers' values by a spring: asynchronous EASGD.
 
     Every ``steps`` steps a worker at x and the servers at c move towards each other by ``rate`` (x − c). The
     optimizer's slots, its iterations and its learning rate are each worker's own. `evaluate`, `predict` and `save`
     read c.
 
     Attributes:
-        steps: between two moves, at least 1.
-        rate: above 0 and at most 1; None for 0.9 divided by the number of workers.
-        compression: of what the servers are moved by, as of `Gradients`.
+        steps: number of steps between two moves, at least 1.
+        rate: part of the distance for each move, above 0 and at most 1; None for 0.9 divided by the number of workers.
+        compression: compression of what the servers are moved by, as in `Gradients`.
 
     References:
         Zhang, Choromanska and LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015.
@@ -97,12 +96,12 @@ class ElasticAveraging(Concise):
 class Hogwild:
     """Workers on the server's machine change its memory directly, in each step, without locks and without messages.
 
-    The worker's optimizer makes its update of the worker's copy; what has changed is added to the server's memory, and
-    what others have changed there is read. Where two workers write to an element at the same time, one of the two
-    changes may be lost: rare where gradients are sparse, or the model is large. Of an embedding, only rows that a batch
-    has, and those that others have changed, are touched, if the optimizer leaves the other rows alone (SGD without
-    momentum, Adagrad, Adadelta, RMSprop without momentum). Slots, iterations and the learning rate are each worker's
-    own. Workers on other machines push what their optimizers have changed in each step.
+    The worker's optimizer updates the worker's copy. Its changes are added to the server's memory, and what others have
+    changed there is read. Where two workers write to an element at the same time, one of the two changes may be lost;
+    this is rare where gradients are sparse, or the model is large. Of an embedding, a step touches only the rows of its
+    batch and those that others have changed, if the optimizer does not change other rows (SGD without momentum,
+    Adagrad, Adadelta, RMSprop without momentum). Slots, iterations and the learning rate are each worker's own. Workers
+    on other machines push what their optimizers have changed in each step.
 
     References:
         Recht, Ré, Wright and Niu, *Hogwild!: a lock-free approach to parallelizing stochastic gradient descent*,
@@ -116,12 +115,12 @@ def _check_steps(name: str, steps: object) -> None:
 
 
 def policy_of(compression: Compression) -> Policy | None:
-    """A choice of compression as a policy; None for none.
+    """Returns a choice of compression as a policy; None for no compression.
 
     Args:
-        compression: as of `Gradients`.
+        compression: method, schedule or policy, as in `Gradients`.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: ``compression`` is none of these.
     """
     return None if compression is None else as_policy(compression)

@@ -1,4 +1,4 @@
-"""Which keys of a table get a row, and which rows are evicted."""
+"""The policy that decides which keys of a table get a row, and which rows are evicted."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """When a key gets a row, and when it loses it. By default every key has one forever.
+    """Decides when a key gets a row, and when it loses it. By default every key has its row forever.
 
     A key is *used* by a lookup of training that contains it, and a row also by an update. Several occurrences in one
     lookup are one use: workers may send a key once or as often as it occurs in the batch. Time is counted in updates.
 
     Attributes:
-        admit_after: number of uses, the last of which makes the row; 1 makes it at once. Rare keys then take no row.
-            Uses before are counted exactly, in about 40 bytes a key (the counter filter of DeepRec).
-        evict_after: rows are evicted, and counts of keys without a row forgotten, that have not been used for more
-            updates than that (``steps_to_live`` of DeepRec). They are searched for every ``evict_after`` // 8 updates.
-            None for no limit.
-        max_rows: maximum number of rows, and of keys without a row that are counted. When it would be exceeded, room is
-            made for the new rows and for ``max_rows`` // 16 more, so that a full table is not searched in each step.
-            None for no limit.
-        evict_first: what ``max_rows`` evicts: the "least_recently_used" rows (of these the least used), or the
-            "least_used" ones (of these the least recently used). Rows of the keys in a lookup are not evicted by it; if
-            it contains more keys than ``max_rows``, the highest ones get no row.
+        admit_after: number of the use that makes the row; 1 makes it at the first use. With more, rare keys take no
+            row; their uses are counted exactly, in about 40 bytes a key (the counter filter of DeepRec).
+        evict_after: maximum number of updates without a use (``steps_to_live`` of DeepRec). Beyond it, rows are
+            evicted, and counts of keys without a row are forgotten. A search for both runs every
+            ``evict_after`` // 8 updates. None for no limit.
+        max_rows: maximum number of rows, and of keys without a row that are counted. A full table makes room for the
+            new rows and for ``max_rows`` // 16 more, so that it is not searched in each step. None for no limit.
+        evict_first: rows that ``max_rows`` evicts: the "least_recently_used" rows (of these the least used), or the
+            "least_used" ones (of these the least recently used). A lookup never evicts the rows of its own keys; if it
+            has more keys than ``max_rows``, the highest ones get no row.
 
     Raises:
         ValueError: a number is too low, or ``evict_first`` unknown.
@@ -51,15 +50,15 @@ class RowPolicy:
             )
 
     def is_time_to_search(self, now: int) -> bool:
-        """Whether rows that were not used for long are evicted after update number ``now``."""
+        """Returns whether rows that were not used for long are evicted after update number ``now``."""
         return self.evict_after is not None and now % max(1, self.evict_after // 8) == 0
 
     def expired(self, last_used: np.ndarray, now: int) -> np.ndarray:
-        """The slots that were not used for more than ``evict_after`` updates.
+        """Returns the slots that were not used for more than ``evict_after`` updates.
 
         Args:
-            last_used: by slot, the number of updates at that time.
-            now: the number of updates.
+            last_used: by slot, the number of updates at its last use.
+            now: current number of updates.
         """
         assert self.evict_after is not None
         return np.flatnonzero(last_used < now - self.evict_after)
@@ -72,17 +71,17 @@ class RowPolicy:
         new: int,
         kept: np.ndarray,
     ) -> np.ndarray:
-        """The slots to evict so that ``max_rows`` leaves room for new rows. It does not depend on the order of slots.
+        """Returns the slots to evict so that ``max_rows`` leaves room for new rows, whatever the order of slots.
 
         Args:
-            keys: by slot.
-            uses: by slot.
-            last_used: by slot, the number of updates at that time.
-            new: the number of rows to come.
+            keys: by slot, its key.
+            uses: by slot, its number of uses.
+            last_used: by slot, the number of updates at its last use.
+            new: number of new rows.
             kept: slots that must stay; they may repeat.
 
         Returns:
-            Distinct slots; too few where too many must stay.
+            Distinct slots; too few if too many must stay.
         """
         if self.max_rows is None or len(keys) + new <= self.max_rows:
             return np.empty(0, np.int64)
@@ -95,7 +94,7 @@ class RowPolicy:
 
 
 def _lowest(number: int, slots: np.ndarray, scores: Sequence[np.ndarray]) -> np.ndarray:
-    """The slots with the lowest scores, compared by the first and, where these are equal, by the next ones."""
+    """Returns the slots with the lowest scores: first scores are compared, and where they are equal, the next ones."""
     if number == 0 or number == len(slots):
         return slots[:number]
     score = scores[0][slots]

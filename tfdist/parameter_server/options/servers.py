@@ -1,4 +1,4 @@
-"""How parameter servers keep their state, where workers push to all of them."""
+"""Options for how parameter servers keep their state: snapshots, and copies on other servers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfdist.parameter_server.options.concise import Concise
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class KeepsSnapshots(Concise):
-    """Servers that may write snapshots.
+    """Base of the options of servers that may write snapshots.
 
     Attributes:
-        snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
+        snapshots: folder in which the servers write snapshots, and from which they continue, even in a job with another
             number of servers; the same for all servers. None for no snapshots.
-        snapshot_seconds: between two snapshots.
+        snapshot_seconds: seconds between two snapshots.
     """
 
     snapshots: str | os.PathLike[str] | None = None
@@ -33,14 +33,14 @@ class KeepsSnapshots(Concise):
 
 @dataclass(frozen=True, repr=False)
 class Servers(KeepsSnapshots):
-    """Each variable is divided over all servers, to which all workers push.
+    """Variables are divided over all servers, and each worker pushes to all of them.
 
     Attributes:
-        snapshots: folder in which the servers write snapshots, and from which they go on, also a job with another
+        snapshots: folder in which the servers write snapshots, and from which they continue, even in a job with another
             number of servers; the same for all servers. None for no snapshots.
-        snapshot_seconds: between two snapshots.
-        copies: 1 to keep a copy of each server's state on the next server, which takes over if the first one dies; no
-            update that a worker has been told of is lost then. Needs two servers or more.
+        snapshot_seconds: seconds between two snapshots.
+        copies: 1 to keep a copy of each server's state on the next server, which takes over if the first one dies. No
+            update that a server has acknowledged is lost then. Needs two servers or more.
     """
 
     copies: int = 0

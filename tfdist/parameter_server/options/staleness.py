@@ -1,4 +1,4 @@
-"""What a late gradient is worth: policies for staleness, which modes take as ``late=``.
+"""Policies for late gradients, which modes take as ``late=``.
 
 The *staleness* τ of a gradient is the number of updates that its shard has applied since its worker read the
 parameters.
@@ -13,23 +13,23 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class StalenessPolicy(Protocol):
-    """A policy."""
+    """A policy that scales or drops late gradients."""
 
     def scale(self, staleness: int) -> float | None:
-        """The factor of a gradient; None if it is dropped.
+        """Returns the factor of a gradient; None drops it.
 
         Args:
-            staleness: τ, at least 0.
+            staleness: staleness τ of the gradient, at least 0.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Unscaled:
-    """A late gradient counts as any other."""
+    """A late gradient counts like any other."""
 
     def scale(self, staleness: int) -> float | None:
-        """1."""
+        """Returns 1 for any staleness."""
         return 1.0
 
 
@@ -42,7 +42,7 @@ class Inverse:
     """
 
     def scale(self, staleness: int) -> float | None:
-        """1 / τ."""
+        """Returns 1 / τ, or 1 where τ is 0."""
         return 1.0 / max(1, staleness)
 
 
@@ -51,7 +51,7 @@ class Exponential:
     """A gradient is scaled by exp(−``rate`` τ).
 
     Attributes:
-        rate: above 0.
+        rate: rate of the decay, above 0.
 
     References:
         Chan and Lane, *Distributed asynchronous optimization of convolutional neural networks*, Interspeech 2014.
@@ -64,16 +64,16 @@ class Exponential:
             raise ValueError(f"Exponential(rate=…) must be above 0; got {self.rate!r}")
 
     def scale(self, staleness: int) -> float | None:
-        """exp(−rate τ)."""
+        """Returns exp(−rate τ)."""
         return math.exp(-self.rate * staleness)
 
 
 @dataclass(frozen=True)
 class DropBeyond:
-    """A gradient with more than ``limit`` updates since its read is dropped.
+    """A gradient with a staleness of more than ``limit`` is dropped.
 
     Attributes:
-        limit: at least 0.
+        limit: maximum staleness, at least 0.
     """
 
     limit: int
@@ -83,20 +83,20 @@ class DropBeyond:
             raise ValueError(f"DropBeyond(limit=…) must be at least 0; got {self.limit!r}")
 
     def scale(self, staleness: int) -> float | None:
-        """1 up to the limit."""
+        """Returns 1 up to the limit, and None beyond."""
         return 1.0 if staleness <= self.limit else None
 
 
 @dataclass(frozen=True)
 class DelayCompensated:
-    """A late gradient g of the parameters w′ is corrected to what it might be at the parameters w: g + λ g² (w − w′).
+    """A late gradient g at the parameters w′ is corrected to an estimate at the newest parameters w: g + λ g² (w − w′).
 
-    The squared gradient stands in for the diagonal of the Hessian. A server then keeps the parameters that each worker
+    The squared gradient approximates the diagonal of the Hessian. A server then keeps the parameters that each worker
     has read.
 
     Attributes:
         rate: λ, above 0; with ``decay`` it is divided by the root of the moving mean of the squared gradient.
-        decay: of the moving mean, between 0 and 1 (adaptive DC-ASGD); None for a constant λ.
+        decay: decay of the moving mean, at least 0 and below 1 (adaptive DC-ASGD); None for a constant λ.
 
     References:
         Zheng et al., *Asynchronous stochastic gradient descent with delay compensation*, ICML 2017 (DC-ASGD).
@@ -112,5 +112,5 @@ class DelayCompensated:
             raise ValueError(f"DelayCompensated(decay=…) must be at least 0 and below 1; got {self.decay!r}")
 
     def scale(self, staleness: int) -> float | None:
-        """1."""
+        """Returns 1: gradients are corrected, not scaled."""
         return 1.0

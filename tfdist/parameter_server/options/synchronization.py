@@ -1,4 +1,4 @@
-"""When an update is applied, and who may read: the modes of a parameter server.
+"""The modes of a parameter server: when an update is applied, and when a worker may read.
 
 A worker's *clock* is the number of steps that it has pushed. A shard's *version* is the number of updates that it has
 applied. Each server decides for its own shard; what holds for every shard holds for the model.
@@ -16,7 +16,7 @@ class Synchronization(Concise):
     """Base of all modes: every gradient is an update, and nobody waits.
 
     Attributes:
-        late: what late gradients are worth.
+        late: policy for late gradients.
     """
 
     late: StalenessPolicy = Unscaled()
@@ -28,19 +28,19 @@ class Synchronization(Concise):
 
     @property
     def averages(self) -> bool:
-        """Whether an update may be of several gradients."""
+        """Whether an update may average several gradients."""
         return False
 
     def quorum(self, members: int) -> int:
-        """The number of gradients that are averaged into one update.
+        """Returns the number of gradients that are averaged into one update.
 
         Args:
-            members: the number of live workers, at least 1.
+            members: number of live workers, at least 1.
         """
         return 1
 
     def lead(self) -> int | None:
-        """How many steps a worker may be ahead of the slowest live one when it reads; None for any number."""
+        """Returns how many steps a worker may be ahead of the slowest live one when it reads; None for any number."""
         return None
 
 
@@ -49,7 +49,7 @@ class Asynchronous(Synchronization):
     """Every gradient is applied when it comes, and nobody waits.
 
     Attributes:
-        late: what late gradients are worth.
+        late: policy for late gradients.
 
     References:
         Dean et al., *Large scale distributed deep networks*, NeurIPS 2012 (Downpour SGD).
@@ -68,8 +68,8 @@ class BoundedStaleness(Synchronization):
     A read at clock c contains all updates with a clock below c − ``steps`` of every live worker.
 
     Attributes:
-        steps: at least 0, which lets nobody read before all have finished the step before.
-        late: what late gradients are worth.
+        steps: maximum lead, at least 0. With 0, no worker reads before all have finished the step before.
+        late: policy for late gradients.
 
     References:
         Ho et al., *More effective distributed ML via a stale synchronous parallel parameter server*, NeurIPS 2013.
@@ -83,17 +83,18 @@ class BoundedStaleness(Synchronization):
         _check_late(self)
 
     def lead(self) -> int | None:
-        """The bound."""
+        """Returns the bound, ``steps``."""
         return self.steps
 
 
 @dataclass(frozen=True, repr=False)
 class SoftSync(Synchronization):
-    """n-softsync: the gradients of every P / n workers, of P live ones, are averaged into one update.
+    """n-softsync: with P live workers, every P / n gradients are averaged into one update.
 
     Attributes:
-        n: at least 1, which averages as many gradients as there are workers; P or more is `Asynchronous`.
-        late: what late gradients are worth.
+        n: divisor of P, at least 1. With 1, as many gradients as there are workers are averaged; P or more is
+            `Asynchronous`.
+        late: policy for late gradients.
 
     References:
         Zhang, Gupta, Lian and Liu, *Staleness-aware async-SGD for distributed deep learning*, IJCAI 2016.
@@ -108,11 +109,11 @@ class SoftSync(Synchronization):
 
     @property
     def averages(self) -> bool:
-        """It may."""
+        """Returns True: an update may average several gradients."""
         return True
 
     def quorum(self, members: int) -> int:
-        """The integer part of P / n, at least 1."""
+        """Returns the integer part of P / n, at least 1."""
         return max(1, members // self.n)
 
 
@@ -121,7 +122,7 @@ class Synchronous(Synchronization):
     """All workers take each step together: equal to one process that has the global batch.
 
     Attributes:
-        backup_workers: so many of the slowest are not waited for; their gradients of that step are dropped.
+        backup_workers: number of workers that a step does not wait for; the gradients of the slowest are dropped.
 
     References:
         Chen et al., *Revisiting distributed synchronous SGD*, 2016 (backup workers).
@@ -134,20 +135,20 @@ class Synchronous(Synchronization):
 
     @property
     def in_rounds(self) -> bool:
-        """Only gradients of the step count."""
+        """Returns True: only gradients of the current step count."""
         return True
 
     @property
     def averages(self) -> bool:
-        """It may."""
+        """Returns True: an update may average several gradients."""
         return True
 
     def quorum(self, members: int) -> int:
-        """All but the backup workers, at least 1."""
+        """Returns the number of all but the backup workers, at least 1."""
         return max(1, members - self.backup_workers)
 
     def lead(self) -> int | None:
-        """The step before has been applied."""
+        """Returns 0: a worker reads when the step before has been applied."""
         return 0
 
 

@@ -1,1 +1,1 @@
-"""What workers and servers say to each other: values, messages, frames, and the line that they travel on."""
+"""The protocol between workers and servers: values, messages, frames, and the sockets that carry them."""

@@ -1,4 +1,4 @@
-"""Which rows of a server's variables have changed since a worker read them."""
+"""Tracks which rows of a server's variables have changed since a worker read them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 Edition = tuple[int, int]
-"""Of values: a random number of their `Changes`, and how many changes they contain."""
+"""Edition of values: a random number that identifies a `Changes` object, and the number of changes noted there."""
 
 
 class Changes:
     """The edition of a shard's values, and of each row that has changed apart from others.
 
-    A worker says which edition it has, and gets the rows that are newer. So the server keeps nothing about workers, and
-    lost and repeated messages do no harm. A server that was started again has another random number, with which all
-    that workers have is old.
+    A worker sends the edition that it has, and gets the rows that are newer. So the server stores nothing for each
+    worker, and lost or repeated messages do no harm. A server that was started again has another random number, so that
+    everything that workers have counts as old.
 
     Args:
-        shapes: of the variables.
-        itemsizes: bytes of an element of each.
+        shapes: shapes of the shard's variables.
+        itemsizes: bytes per element of each variable.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]) -> None:
@@ -35,15 +35,15 @@ class Changes:
 
     @property
     def edition(self) -> Edition:
-        """Of the newest values."""
+        """Edition of the newest values."""
         return self._number, self._count
 
     def note(self, whole: Iterable[int], rows: dict[int, np.ndarray]) -> None:
         """Notes a change.
 
         Args:
-            whole: the variables of which all rows may have changed.
-            rows: by variable, indices of the rows that may have changed; all others have not.
+            whole: variables of which all rows may have changed.
+            rows: by variable, indices of the rows that may have changed; its other rows have not.
         """
         self._count += 1
         for place in whole:
@@ -54,14 +54,14 @@ class Changes:
             self._rows[place][indices] = self._count
 
     def since(self, edition: Edition) -> dict[int, np.ndarray]:
-        """The rows that a worker lacks.
+        """Returns the rows that a worker lacks.
 
         Args:
-            edition: that it has.
+            edition: edition that the worker has.
 
         Returns:
-            By variable, the indices of these rows, in ascending order. Variables are missing that have to be sent
-            whole, since all of their rows may have changed, or so many that whole is as short.
+            By variable, the indices of these rows, in ascending order. A variable that is missing has to be sent whole:
+            its changes are not known by rows, or these rows take more than half as many bytes as the variable.
         """
         number, count = edition
         if number != self._number or not 0 <= count <= self._count:

@@ -1,8 +1,8 @@
-"""Encryption between workers and parameter servers, by the secret of their job.
+"""Encryption between workers and parameter servers, with keys made from the secret of their job.
 
 ZeroMQ's CURVE needs a pair of keys on each side, and a client has to know the server's public key. Both pairs are made
-from the job's secret, and no key is ever sent in the clear. So a worker without the secret cannot complete the
-handshake, nor can a server that a worker would believe.
+from the job's secret, and no key is ever sent in the clear. So neither a worker nor a server can complete the handshake
+without the secret.
 
 References:
     CurveZMQ, https://rfc.zeromq.org/spec/26/.
@@ -20,18 +20,18 @@ from zmq.utils import z85
 from tfdist.errors import TfdistError
 
 OVERHEAD_BYTES = 33
-"""By which a frame becomes longer."""
+"""Bytes that encryption adds to a frame."""
 
 _SIDES = (b"server", b"client")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a job.
+    """The private keys of a job.
 
     Attributes:
         server: the servers' private key, 40 characters of Z85.
-        client: the workers' private key.
+        client: the workers' private key, 40 characters of Z85.
     """
 
     server: bytes
@@ -39,13 +39,13 @@ class Keys:
 
     @classmethod
     def of_secret(cls, secret: bytes) -> Keys | None:
-        """The keys that a secret gives; None without a secret.
+        """Returns the keys made from a secret; None without a secret.
 
         Args:
-            secret: of the job; may be empty.
+            secret: secret of the job; may be empty.
 
         Raises:
-            TfdistError: this ZeroMQ has no CURVE.
+            TfdistError: this ZeroMQ was built without CURVE.
         """
         if not secret:
             return None
@@ -58,13 +58,13 @@ class Keys:
         return cls(z85.encode(server), z85.encode(client))
 
     def secure_server(self, socket: zmq.Socket[Any]) -> None:
-        """Has a socket accept only those who know the secret. Before it is bound."""
+        """Makes a socket accept only peers that know the secret. To be called before the socket is bound."""
         socket.curve_server = True
         socket.curve_secretkey = self.server
         socket.curve_publickey = zmq.curve_public(self.server)
 
     def secure_client(self, socket: zmq.Socket[Any]) -> None:
-        """Has a socket talk only to servers that know the secret. Before it is connected."""
+        """Makes a socket accept only servers that know the secret. To be called before the socket connects."""
         socket.curve_serverkey = zmq.curve_public(self.server)
         socket.curve_secretkey = self.client
         socket.curve_publickey = zmq.curve_public(self.client)

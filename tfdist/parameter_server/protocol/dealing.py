@@ -1,6 +1,6 @@
-"""The messages about batches that are dealt out; see `tfdist.parameter_server.protocol.messages` for the rest.
+"""The messages about batches that a dealer gives to workers; other messages are in `messages.py`.
 
-They do not belong to a model's shard: they need no `Attach`. All messages may arrive twice.
+They do not belong to a model's shard, and need no `Attach`. All messages may arrive twice.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Literal
 from tfdist.parameter_server.protocol.wire import Message
 
 Rule = Literal["sum", "mean", "max", "min", "first"]
-"""How the values of a metric's variable are merged; "first" takes that of the worker with the lowest number."""
+"""How the values of a metric's variable are merged; "first" takes the value of the worker with the lowest number."""
 
 
 class DealerMessage(Message, frozen=True):
-    """Base of what a worker says about the epochs of a call of `fit`.
+    """Base of a worker's messages about the epochs of a call of `fit`.
 
     Attributes:
-        worker: its task's number.
-        incarnation: a random number of this call of `fit`.
+        worker: number of the worker's task.
+        incarnation: random number of this call of `fit`.
     """
 
     id: int
@@ -27,14 +27,14 @@ class DealerMessage(Message, frozen=True):
 
 
 class BeginEpoch(DealerMessage, frozen=True):
-    """A worker takes part in an epoch whose batches are dealt to all workers. It need not have attached.
+    """Says that a worker takes part in an epoch whose batches are dealt to all workers; `Planned` answers.
 
     Attributes:
-        fit: how many such calls of `fit` this worker has made before.
+        fit: number of calls of `fit` with dealt batches that this worker has made before.
         epoch: number of the epoch.
-        samples: as of `tfdist.parameter_server.dealing.plan.Plan`.
-        batch_size: as of `Plan`.
-        seed: proposed for the order; None if samples are not shuffled.
+        samples: number of samples, or of whole batches; None for a stream (`dealing.plan.Plan`).
+        batch_size: samples in each batch but the last; 1 if ``samples`` counts whole batches.
+        seed: seed that the worker proposes for the order; None if samples are not shuffled.
         brings: whether this worker has the stream of the batches.
     """
 
@@ -47,14 +47,14 @@ class BeginEpoch(DealerMessage, frozen=True):
 
 
 class Bring(DealerMessage, frozen=True):
-    """A batch of a stream for all workers, whose parts follow as arrays; `Brought` answers when there is room for more.
+    """Brings a batch of a stream, whose parts follow as arrays; `Brought` answers when there is room for more.
 
     Attributes:
-        fit: as of `BeginEpoch`.
-        epoch: as of `BeginEpoch`.
-        number: of the batch in the epoch, from 0 on.
-        is_end: whether the stream has ended, before this batch.
-        failure: why it has ended; None without a failure.
+        fit: number of the call of `fit`, as in `BeginEpoch`.
+        epoch: number of the epoch.
+        number: number of the batch in the epoch, from 0.
+        is_end: whether the stream has ended before this batch.
+        failure: error that has ended the stream; None without an error.
     """
 
     fit: int
@@ -65,14 +65,14 @@ class Bring(DealerMessage, frozen=True):
 
 
 class Take(DealerMessage, frozen=True):
-    """Asks for a batch.
+    """Asks for a batch; `Dealt` or `NoBatch` answers.
 
     Attributes:
-        fit: as of `BeginEpoch`.
-        epoch: as of `BeginEpoch`.
-        request: higher than that of all earlier ones.
-        is_idle: whether the worker has told all servers that nobody has to wait for it. Otherwise it is told when it
-            has to wait for a batch and has none.
+        fit: number of the call of `fit`, as in `BeginEpoch`.
+        epoch: number of the epoch.
+        request: number of the request, higher than those of all earlier ones.
+        is_idle: whether the worker has told all servers that nobody has to wait for it. If not, the answer is `NoBatch`
+            when the worker has no batch left and would have to wait for one.
     """
 
     fit: int
@@ -82,13 +82,13 @@ class Take(DealerMessage, frozen=True):
 
 
 class Skip(DealerMessage, frozen=True):
-    """A batch was used up in a step that made no update: it counts as committed."""
+    """Says that a batch was used in a step that made no update: it counts as committed."""
 
     ticket: int
 
 
 class LeaveEpoch(DealerMessage, frozen=True):
-    """The worker takes no more batches in this call of `fit`: those that it has are dealt again."""
+    """Says that the worker takes no more batches in this call of `fit`: the batches that it has are dealt again."""
 
     id: int
     worker: int
@@ -96,11 +96,11 @@ class LeaveEpoch(DealerMessage, frozen=True):
 
 
 class MergeMetrics(DealerMessage, frozen=True):
-    """Asks for the state of metrics at the end of an epoch, over all workers; the worker's own follows in arrays.
+    """Asks for the state of metrics over all workers at the end of an epoch; the worker's own state follows in arrays.
 
     Attributes:
-        fit: as of `BeginEpoch`.
-        epoch: as of `BeginEpoch`.
+        fit: number of the call of `fit`, as in `BeginEpoch`.
+        epoch: number of the epoch.
         rules: how each array is merged.
     """
 
@@ -110,10 +110,10 @@ class MergeMetrics(DealerMessage, frozen=True):
 
 
 class Planned(Message, frozen=True):
-    """The worker takes part in the epoch.
+    """Confirms that the worker takes part in the epoch.
 
     Attributes:
-        seed: of its order, for all workers.
+        seed: seed of the epoch's order, the same for all workers; None if samples are not shuffled.
     """
 
     id: int
@@ -121,7 +121,7 @@ class Planned(Message, frozen=True):
 
 
 class Dealt(Message, frozen=True):
-    """A batch; see `tfdist.parameter_server.dealing.dealer.Batch`; what a stream has brought follows in arrays."""
+    """Gives a worker a batch (`dealing.dealer.Batch`). If it is of a stream, its parts follow in arrays."""
 
     id: int
     ticket: int
@@ -130,10 +130,10 @@ class Dealt(Message, frozen=True):
 
 
 class Brought(Message, frozen=True):
-    """There is room for a batch.
+    """Says that there is room for another batch of a stream.
 
     Attributes:
-        wanted: number of the batch that has to come next; None if the epoch needs no more.
+        wanted: number of the batch to bring next; None if the epoch needs no more.
     """
 
     id: int
@@ -141,7 +141,7 @@ class Brought(Message, frozen=True):
 
 
 class NoBatch(Message, frozen=True):
-    """There is no batch for the worker.
+    """Says that there is no batch for the worker now.
 
     Attributes:
         is_over: whether the epoch is over. If not, the worker may ask again, after it has told all servers that nobody
@@ -153,6 +153,6 @@ class NoBatch(Message, frozen=True):
 
 
 class Merged(Message, frozen=True):
-    """The state of metrics over all workers, in arrays that follow."""
+    """Gives the state of metrics over all workers, in arrays that follow."""
 
     id: int

@@ -1,9 +1,8 @@
-"""Parameters in fewer bytes: a server sends what they differ by from those that a worker has.
+"""Compressed parameters: a server sends their differences from the parameters that a worker has.
 
-What is sent of a difference is in `tfdist.compression.differences`. Answers are in order: a worker takes each once, in
-the order of its pushes, and a push that comes again gets the same answer. Where there is doubt, whole parameters are
-sent and are the new base: to a worker that has attached, and when a worker says so by another generation, as after a
-reading.
+`tfdist.compression.differences` encodes a difference. A worker takes each answer once, in the order of its pushes, and
+a push that arrives again gets the same answer. In case of doubt the server sends whole parameters, which are the new
+base: to a worker that has attached, and to one that sends a new generation, for example because it has pulled.
 
 Source: the compressed differences of DORE (Liu et al., A double residual compression algorithm, 2020).
 """
@@ -25,11 +24,11 @@ from tfdist.parameter_server.protocol.messages import Push
 from tfdist.parameter_server.protocol.packing import Methods, Whole
 
 _REMEMBERED = 2
-"""Answers to a worker that may be asked for again: as many as it may wait for."""
+"""Number of answers to a worker that are kept for repeated pushes: as many as it may wait for."""
 
 Copy = tuple[int, int, int]
-"""The worker's generation; the number of differences since whole parameters, 0 for these; the step, by which methods
-are chosen."""
+"""State of a worker's copy: the generation; the number of differences since whole parameters, 0 for whole ones; and the
+step that the methods are chosen for."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Answered:
     """The parameters in an answer.
 
     Attributes:
-        kinds: as of `Values`; empty if all are dense.
-        arrays: of the message.
-        copy: what the worker has then; None if nobody keeps that.
+        kinds: one kind for each variable, as in `Values`; empty if all are dense.
+        arrays: arrays of the message.
+        copy: state of the worker's copy after this answer; None if the server keeps no such copy.
     """
 
     kinds: tuple[Kind, ...]
@@ -49,15 +48,15 @@ class Answered:
 
 @dataclass
 class _Record:
-    """What a worker has.
+    """What the server knows about a worker's copy.
 
     Attributes:
-        generation: of the worker.
-        count: differences since whole parameters.
-        newest: sequence of the last push that was answered.
-        has: by variable, its values, in the dtype in which they are encoded.
-        states: by variable, of its encoding.
-        answers: the last ones, by sequence.
+        generation: generation of the worker's copy.
+        count: number of differences since whole parameters.
+        newest: sequence of the last push that was answered; -1 before the first.
+        has: by variable, the worker's values, in the dtype in which they are encoded.
+        states: by variable, the state of its encoding.
+        answers: the last answers, by sequence of the push.
     """
 
     generation: int
@@ -69,10 +68,10 @@ class _Record:
 
 
 class _Encoded(Methods):
-    """The method for each variable, in each step, as differences need it."""
+    """The method for each variable in each step, adapted to differences."""
 
     def difference_at(self, place: int, step: int) -> Method | None:
-        """The method for a variable; None if it is not compressed.
+        """Returns the method for a variable; None if it is not compressed.
 
         Raises:
             ValueError: the method cannot encode differences.
@@ -85,33 +84,33 @@ class _Encoded(Methods):
 
 
 class Differences(_Encoded):
-    """A server's side; arguments as of `Methods`."""
+    """The server's side, which encodes parameters; takes the arguments of `Methods`."""
 
     def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
         super().__init__(policy, variables, shapes)
         self._records: dict[int, _Record] = {}
 
     def forget(self, worker: int) -> None:
-        """The next answer to a worker is whole.
+        """Makes the next answer to a worker whole.
 
         Args:
-            worker: its number; may be unknown.
+            worker: number of the worker; may be unknown.
         """
         self._records.pop(worker, None)
 
     def answered(self, message: Push, values: Gradients) -> Answered:
-        """The answer to a push.
+        """Returns the answer to a push.
 
         Args:
             message: the push.
-            values: the parameters: whole ones, and rows of others.
+            values: whole parameters, or only rows of those in ``message.rows``.
 
         Raises:
             ValueError: a method cannot encode differences.
         """
         record = self._records.get(message.worker)
         if record is not None and message.sequence <= record.newest:
-            kept = record.answers.get(message.sequence)  # without one, nobody waits for the answer any more
+            kept = record.answers.get(message.sequence)  # if it is not kept, the worker no longer waits for it
             return kept or Answered(values.kinds, values.arrays())
         if record is None or record.generation != message.generation:
             record = self._records[message.worker] = _Record(message.generation)
@@ -156,16 +155,16 @@ class Differences(_Encoded):
         )
 
     def _dense(self, message: Push, values: Gradients) -> dict[int, np.ndarray]:
-        """By variable, the values of those that are compressed at times, and of which no rows are sent."""
+        """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
         arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
         return {place: one for place, one in arrays.items() if self.is_chosen(place) and place not in message.rows}
 
 
 class Copies(_Encoded):
-    """A worker's side, of one server; arguments as of `Methods`.
+    """The worker's side for one server, which decodes parameters; takes the arguments of `Methods`.
 
     Attributes:
-        generation: raised when the next answer has to be whole.
+        generation: number of this copy, raised when the next answer has to be whole.
     """
 
     def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
@@ -175,19 +174,19 @@ class Copies(_Encoded):
         self._has: dict[int, np.ndarray] = {}
 
     def forget(self) -> None:
-        """The next answer has to be whole, as this worker has read others."""
+        """Makes the next answer whole, because this worker has read other parameters."""
         self.generation += 1
 
     def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: Copy) -> Answered:
-        """The parameters of an answer, without differences.
+        """Decodes the differences in an answer, and returns whole parameters.
 
         Args:
-            kinds: as of `Values`.
-            arrays: of the message.
-            copy: as of `Values`.
+            kinds: one kind for each variable, as in `Values`.
+            arrays: arrays of the message.
+            copy: state of this copy after the answer.
 
         Raises:
-            ValueError: they do not fit the variables, or do not follow the last answer.
+            ValueError: the arrays do not fit the variables, or do not follow the last answer.
         """
         _, count, step = copy
         packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
@@ -209,7 +208,7 @@ class Copies(_Encoded):
                 raise ValueError("a difference where none is expected: all tasks need the same Gradients(parameters=…)")
             try:
                 method.decode(payload, has, np.add)
-            except Exception as error:  # of NumPy, for what a peer has sent
+            except Exception as error:  # NumPy raises many types of errors for invalid bytes
                 raise ValueError(f"a difference cannot be decoded: {error}") from error
             left[place] = has.astype(self.shapes.dtypes[place]).reshape(self.shapes.shapes[place])
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds) or plain.kinds

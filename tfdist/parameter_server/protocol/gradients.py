@@ -11,16 +11,16 @@ import numpy as np
 from tfdist.parameter_server.protocol.layout import Layout
 
 Kind = Literal["none", "dense", "sparse", "packed"]
-"""What a gradient is: absent; an array; rows and their indices, of which one may occur several times; or, only on its
-way, in fewer bytes (`tfdist.parameter_server.protocol.packing`)."""
+"""Kind of a gradient: absent; an array; rows and their indices, which may repeat; or, in messages only, compressed
+(`tfdist.parameter_server.protocol.packing`)."""
 
 
 class Shapes:
     """The variables of a shard, and the layouts of gradients for them.
 
     Args:
-        shapes: of the variables.
-        dtypes: of the variables.
+        shapes: shape of each variable.
+        dtypes: dtype of each variable.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype]) -> None:
@@ -30,15 +30,15 @@ class Shapes:
 
     @property
     def nbytes(self) -> int:
-        """Of all variables."""
+        """Number of bytes of all variables."""
         layout = self.layout()
         return sum(dtype.itemsize * length for dtype, length in zip(layout.dtypes, layout.lengths, strict=True))
 
     def layout(self, kinds: Sequence[Kind] | None = None) -> Layout:
-        """The layout of the dense gradients.
+        """Returns the layout of the dense gradients.
 
         Args:
-            kinds: one for each variable; all are dense by default.
+            kinds: one kind for each variable; all are dense by default.
         """
         key: tuple[Kind, ...] = tuple(["dense"] * len(self.shapes) if kinds is None else kinds)
         if key not in self._layouts:
@@ -51,8 +51,8 @@ class Gradients:
     """Gradients, one for each variable of a shard.
 
     Attributes:
-        kinds: what each is.
-        vectors: the dense ones, in the layout for these kinds.
+        kinds: kind of each gradient.
+        vectors: dense gradients, in the layout for these kinds.
         sparse: by variable, rows of shape ``(n, *shape[1:])`` and int indices of shape ``(n,)``.
     """
 
@@ -62,15 +62,15 @@ class Gradients:
 
     @classmethod
     def received(cls, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], shapes: Shapes) -> Gradients:
-        """From the arrays of a message: the vectors, then rows and indices of each sparse one.
+        """Makes gradients from the arrays of a message: the vectors, then rows and indices of each sparse gradient.
 
         Args:
-            kinds: one for each variable; empty if all are dense.
-            arrays: of the message.
-            shapes: of the shard's variables.
+            kinds: one kind for each variable; empty if all are dense.
+            arrays: arrays of the message.
+            shapes: the shard's variables.
 
         Raises:
-            ValueError: they do not fit the variables.
+            ValueError: the arrays do not fit the variables.
         """
         if not kinds:
             kinds = ["dense"] * len(shapes.shapes)
@@ -91,12 +91,12 @@ class Gradients:
         return cls(tuple(kinds), vectors, sparse)
 
     def copy(self) -> Gradients:
-        """The same in memory of their own."""
+        """Returns a copy in memory of its own."""
         sparse = {place: (rows.copy(), indices.copy()) for place, (rows, indices) in self.sparse.items()}
         return Gradients(self.kinds, [vector.copy() for vector in self.vectors], sparse)
 
     def arrays(self) -> list[np.ndarray]:
-        """The arrays of a message, as `received` expects them."""
+        """Returns the arrays of a message, as `received` expects them."""
         return [*self.vectors, *(array for pair in self.sparse.values() for array in pair)]
 
 
@@ -108,7 +108,7 @@ def _check_rows(rows: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -
 
 
 def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and indices of a sparse gradient, with the sums of rows that have the same index."""
+    """Returns rows and indices of a sparse gradient, in which rows with the same index are summed."""
     distinct, places = np.unique(indices, return_inverse=True)
     if len(distinct) == len(indices):
         return rows, indices
@@ -118,12 +118,12 @@ def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np
 
 
 def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:
-    """The sum of gradients, each times its weight. Rows stay as they are where all are sparse.
+    """Returns the sum of gradients, each times its weight. It is sparse for variables whose gradients are all sparse.
 
     Args:
-        pushes: at least one.
-        weights: of each.
-        shapes: of the variables.
+        pushes: gradients of one or more pushes.
+        weights: weight of each push.
+        shapes: the shard's variables.
     """
     if len(pushes) == 1 and weights[0] == 1:
         return pushes[0]
@@ -137,7 +137,7 @@ def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: 
 
 
 def _sum_of_kinds(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:
-    """Variable by variable, as some have gradients of different kinds."""
+    """Sums variable by variable, because some have gradients of different kinds."""
     dense = [shapes.layout(push.kinds).arrays(push.vectors) for push in pushes]
     kinds: list[Kind] = []
     totals: list[np.ndarray | None] = []
@@ -172,5 +172,5 @@ def _rows(pairs: Sequence[tuple[np.ndarray, np.ndarray]], weights: Sequence[floa
 
 
 def _scaled(array: np.ndarray, weight: float) -> np.ndarray:
-    """A new array."""
+    """Returns a new array."""
     return array * array.dtype.type(weight)

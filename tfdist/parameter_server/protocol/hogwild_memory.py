@@ -1,7 +1,7 @@
-"""Memory that a server makes, and that workers on its machine map: variables, and what workers note for each other.
+"""Memory that a server makes and workers on its machine map: variables, and notes of what each worker has changed.
 
-Nobody locks anything. Each worker has a *place*, to which it alone writes: how many updates it has made, by their
-staleness, and a ring of the rows that it has changed, from which the others learn what to read again.
+There are no locks. Each worker has a *place*, to which it alone writes: the number of updates that it has made, by
+their staleness, and a ring of the rows that it has changed, which tells the others what to read again.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from tfdist.parameter_server.protocol.gradients import Shapes
 from tfdist.parameter_server.protocol.nameless import HEAD_BYTES, Where
 
 PLACES = 64
-"""Workers that the memory has room for; the first place is the server's."""
+"""Number of places in the memory; the first one is the server's."""
 DELAYS = 64
-"""Stalenesses that are told apart; higher ones count as the highest."""
+"""Number of staleness values that are counted apart; higher ones count as the highest."""
 RING = 1 << 17
-"""Rows that a worker's ring remembers. Who has not looked for longer reads whole variables."""
+"""Number of rows that a ring holds. A worker that has missed more than half as many reads whole variables."""
 
 _ALIGNMENT = 64
 _ROW_BITS = 40
 _WHOLE = (1 << _ROW_BITS) - 1
-"""In place of a row: all rows."""
+"""Number that stands for all rows, in place of a row."""
 
 
 class Memory:
     """The mapped memory.
 
     Args:
-        mapped: memory that `size_of` tells the size of.
-        where: as others find it.
-        shapes: of the variables.
+        mapped: mapped memory of `size_of` bytes.
+        where: location at which other processes find it.
+        shapes: the shard's variables.
 
     Attributes:
-        where, shapes: as given.
-        arrays: the variables.
-        counts: updates, by place and staleness, int64 of shape ``(PLACES, DELAYS)``.
+        where, shapes: the arguments of these names.
+        arrays: values of the variables.
+        counts: number of updates, by place and staleness, int64 of shape ``(PLACES, DELAYS)``.
         heads: by place, the number of rows that were ever written to its ring, int64.
         rings: by place, the last of these rows, int64 of shape ``(PLACES, RING)``.
     """
@@ -57,13 +57,13 @@ class Memory:
 
     @classmethod
     def make(cls, shapes: Shapes) -> Memory:
-        """Makes memory, full of zeros.
+        """Makes memory that is filled with zeros.
 
         Args:
-            shapes: of the variables.
+            shapes: the shard's variables.
 
         Raises:
-            OSError: this system has no such files, or no memory is left.
+            OSError: this system does not support such memory, or has none left.
         """
         return cls(*nameless.make(size_of(shapes), is_reserved=False), shapes)
 
@@ -72,26 +72,26 @@ class Memory:
         """Maps memory that a server has made.
 
         Args:
-            where: as the server says.
-            shapes: of the variables.
+            where: location that the server has sent.
+            shapes: the shard's variables.
 
         Returns:
-            None if this process cannot open it; see `tfdist.parameter_server.protocol.nameless.mapped`.
+            The memory; None if this process cannot open it, see `tfdist.parameter_server.protocol.nameless.mapped`.
         """
         found = nameless.mapped(where, size_of(shapes))
         return None if found is None else cls(found, where, shapes)
 
     def updates(self) -> int:
-        """How many updates workers have made."""
+        """Returns the number of updates that workers have made."""
         return int(self.counts.sum())
 
 
 class Writer:
-    """What one process writes to its place, and reads from the others' since it looked last.
+    """Changes variables in the memory for one process, notes the changes in its place, and reads the others' notes.
 
     Args:
-        memory: of a server.
-        place: this process's own.
+        memory: memory of a server.
+        place: number of this process's place.
     """
 
     def __init__(self, memory: Memory, place: int) -> None:
@@ -104,20 +104,20 @@ class Writer:
         """Adds to a whole variable. What another process adds to an element at the same time may be lost.
 
         Args:
-            variable: its number.
-            change: of its shape and dtype.
+            variable: number of the variable.
+            change: array to add, of the variable's shape and dtype.
         """
         array = self.memory.arrays[variable]
         np.add(array, change, out=array)
         self._note(variable, np.array([_WHOLE]))
 
     def add_rows(self, variable: int, rows: np.ndarray, change: np.ndarray) -> None:
-        """Adds to some rows.
+        """Adds to some rows of a variable.
 
         Args:
-            variable: its number.
-            rows: their indices, each once.
-            change: of them.
+            variable: number of the variable.
+            rows: indices of the rows, each once.
+            change: array to add to these rows.
         """
         self.memory.arrays[variable][rows] += change
         self._note(variable, rows)
@@ -126,36 +126,36 @@ class Writer:
         """Sets a whole variable.
 
         Args:
-            variable: its number.
-            value: of its shape and dtype.
+            variable: number of the variable.
+            value: new value, of the variable's shape and dtype.
         """
         self.memory.arrays[variable][...] = value
         self._note(variable, np.array([_WHOLE]))
 
     def assign_rows(self, variable: int, rows: np.ndarray, values: np.ndarray) -> None:
-        """Sets some rows.
+        """Sets some rows of a variable.
 
         Args:
-            variable: its number.
-            rows: their indices, each once.
-            values: of them.
+            variable: number of the variable.
+            rows: indices of the rows, each once.
+            values: new values of these rows.
         """
         self.memory.arrays[variable][rows] = values
         self._note(variable, rows)
 
     def count(self) -> None:
-        """Counts an update of the values that were read before the last `changed_by_others`."""
+        """Counts an update. Its staleness is the number of updates since the last call of `changed_by_others`."""
         staleness = self.memory.updates() - self._updates
         self.memory.counts[self._place, min(max(0, staleness), DELAYS - 1)] += 1
 
     def changed_by_others(self, variables: Sequence[int]) -> dict[int, np.ndarray | None]:
-        """The rows that others have changed since the last call; to be called before values are read.
+        """Returns the rows that others have changed since the last call; to be called before values are read.
 
         Args:
-            variables: that somebody asks about.
+            variables: numbers of the variables to look for.
 
         Returns:
-            For each of them, indices, some of them perhaps several times; None for the whole variable.
+            For each variable, indices of its rows, which may repeat; None if all rows may have changed.
         """
         self._updates = self.memory.updates()
         found, is_known = [], True
@@ -163,7 +163,7 @@ class Writer:
             if place == self._place:
                 continue
             head, seen = int(self.memory.heads[place]), int(self._seen[place])
-            is_known = is_known and head - seen <= RING // 2  # the rest may be written over while it is read
+            is_known = is_known and head - seen <= RING // 2  # older ones may be overwritten during the read
             found.append(self.memory.rings[place][np.arange(seen, head) % RING] if is_known else np.empty(0, np.int64))
             self._seen[place] = head
         if not is_known:
@@ -172,17 +172,17 @@ class Writer:
         return {variable: _rows_of(rows, variable) for variable in variables}
 
     def _note(self, variable: int, rows: np.ndarray) -> None:
-        """After the values: who reads the note reads the change."""
+        """Notes changed rows, after their values: a process that reads the note then also reads the change."""
         head, rows = int(self.memory.heads[self._place]), rows[-RING:]
         self.memory.rings[self._place][np.arange(head, head + len(rows)) % RING] = (variable << _ROW_BITS) | rows
         self.memory.heads[self._place] = head + len(rows)
 
 
 def size_of(shapes: Shapes) -> int:
-    """Bytes of the memory for variables.
+    """Returns the number of bytes of the memory for variables.
 
     Args:
-        shapes: of the variables.
+        shapes: the shard's variables.
     """
     return _places(shapes)[-1]
 
@@ -201,7 +201,7 @@ def _dtypes(shapes: Shapes) -> list[np.dtype]:
 
 
 def _places(shapes: Shapes) -> list[int]:
-    """Where each array begins, and where the memory ends."""
+    """Returns the offset of each array, and of the end of the memory."""
     found = [HEAD_BYTES]
     for shape, dtype in zip(_shapes(shapes), _dtypes(shapes), strict=True):
         found.append(found[-1] + -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)

@@ -27,18 +27,18 @@ class Span:
 class Layout:
     """Variables in flat vectors, one for each dtype, in the order of the variables.
 
-    One vector is sent, converted, averaged and updated in a fraction of the time that as many elements take in an array
-    for each variable.
+    Sending, converting, averaging and updating one vector takes a fraction of the time that as many elements take in
+    separate arrays.
 
     Args:
-        shapes: of the variables.
-        dtypes: of the variables.
-        included: which of them the vectors contain; all by default.
+        shapes: shape of each variable.
+        dtypes: dtype of each variable.
+        included: for each variable, whether the vectors contain it; all by default.
 
     Attributes:
-        dtypes: of the vectors, in the order in which the variables have them.
-        lengths: elements of the vectors.
-        spans: by variable, where its elements are; without those that are not included.
+        dtypes: dtype of each vector, in the order in which the variables have them.
+        lengths: number of elements of each vector.
+        spans: by variable, where its elements are; without variables that are not included.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Layout:
         self.lengths = tuple(lengths.values())
 
     def check(self, vectors: Sequence[np.ndarray]) -> None:
-        """Checks that vectors are as this layout describes.
+        """Checks that vectors fit this layout.
 
         Raises:
-            ValueError: with what was expected and what came.
+            ValueError: a vector has another dtype or length, or their number differs.
         """
         found = [(vector.dtype.name, vector.shape) for vector in vectors]
         expected = [(dtype.name, (length,)) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
@@ -70,21 +70,21 @@ class Layout:
             raise ValueError(f"vectors {found}; expected {expected}")
 
     def array(self, place: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """The array of one variable: a view of its vector.
+        """Returns the array of one variable: a view of its vector.
 
         Args:
             place: index of the variable.
-            vectors: as `dtypes` and `lengths` describe them.
+            vectors: vectors in this layout.
         """
         span = self.spans[place]
         return vectors[span.vector][span.begin : span.end].reshape(self._shapes[place])
 
     def arrays(self, vectors: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-        """The arrays of all variables that are included, by index: views of the vectors."""
+        """Returns the arrays of all included variables, by index: views of the vectors."""
         return {place: self.array(place, vectors) for place in self.spans}
 
     def vectors(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """The vectors of arrays, one for each variable; of those that are not included None."""
+        """Joins arrays into vectors. There is an array for each variable; None is allowed where it is not included."""
         made = [np.empty(length, dtype) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
         for place, span in self.spans.items():
             made[span.vector][span.begin : span.end] = np.reshape(arrays[place], -1)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""A ZeroMQ socket of parameter servers, workers, and processes that meet: what all of them have in common.
+"""ZeroMQ sockets with the options that parameter servers, workers and peers of a quorum have in common.
 
-With keys no frame on the way has more than 64 KiB: ZeroMQ finds memory for a frame of whatever length a stranger
-announces, and reads it, before there is proof that this is no stranger. A longer frame travels in *parts*, all of which
-but the last one are full. That is the faster way, too: parts are decrypted while others arrive.
+With keys, no frame on the wire has more than 64 KiB: ZeroMQ allocates memory for a frame of any announced length, and
+reads the frame, before the sender has proved that it knows the secret. A longer frame travels in *parts*, all of which
+but the last one are full. This is also faster: parts are decrypted while others arrive.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ MAX_FRAME = 1 << 36
 """Maximum bytes of a frame without keys: 64 GiB."""
 
 MAX_ENCRYPTED = 1 << 16
-"""Maximum bytes of a frame with keys, as it travels."""
+"""Maximum bytes of an encrypted frame on the wire."""
 
 _PART = MAX_ENCRYPTED - OVERHEAD_BYTES
 
 _COPIED_BYTES = 1 << 18
-"""Smaller frames are copied: ZeroMQ's own way back, which frees memory when it is sent, costs more."""
+"""Frames with fewer bytes are copied: that costs less than ZeroMQ's callback, which frees memory after it is sent."""
 
 
 class Line:
-    """A socket, whose messages are frames of any length.
+    """A socket whose messages consist of frames of any length.
 
     Args:
-        context: of the socket.
-        kind: of it, as ZeroMQ numbers them.
-        keys: of the job; None for no encryption.
-        options: of the socket, beside those that all have.
+        context: ZeroMQ context of the socket.
+        kind: type of the socket, as ZeroMQ numbers them.
+        keys: keys of the job; None sends without encryption.
+        options: options of the socket, in addition to those that all sockets have.
 
     Attributes:
-        socket: to wait for.
+        socket: ZeroMQ socket, for polling.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Line:
         *options: tuple[int, int],
         whose: str = "the parameter server",
     ) -> tuple[Line, str]:
-        """Listens at an address, or, where that is not this machine's own, at all of the machine's.
+        """Listens at an address, or at all addresses of this machine if that is not one of them.
 
-        The identities of peers are the socket's own, as one that a peer chooses could be taken twice: then ZeroMQ is
-        silent to the second for ever.
+        The socket chooses the identities of its peers. If peers chose them, two could take the same one, and ZeroMQ
+        would never answer the second.
 
         Args:
-            context: of the socket.
+            context: ZeroMQ context of the socket.
             address: ``host:port``; port 0 takes a free one.
-            keys: of the job; None for no encryption.
-            options: of the socket.
-            whose: address it is, for messages.
+            keys: keys of the job; None sends without encryption.
+            options: options of the socket, in addition to those that all sockets have.
+            whose: name of the process whose address this is, for messages.
 
         Returns:
             The line, and the address by which others reach it.
@@ -93,12 +93,12 @@ class Line:
 
     @classmethod
     def to(cls, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Keys | None) -> Line:
-        """Connects to one that listens, as soon as it does, and again if it has to.
+        """Connects to a listening socket, as soon as it listens, and again if the connection breaks.
 
         Args:
-            context: of the socket.
-            address: ``host:port`` of it.
-            keys: of the job; None for no encryption.
+            context: ZeroMQ context of the socket.
+            address: ``host:port`` of the listening socket.
+            keys: keys of the job; None sends without encryption.
         """
         made = cls(context, zmq.DEALER, keys, (zmq.RECONNECT_IVL, 50), (zmq.IPV6, int("[" in address)))
         if keys is not None:
@@ -107,7 +107,7 @@ class Line:
         return made
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Sends a message. Without a connection, for example while ZeroMQ retries, it may get lost.
+        """Sends a message. Without a connection, for example while ZeroMQ reconnects, it may get lost.
 
         Args:
             frames: bytes, or objects with a buffer, which must not change until the message has arrived.
@@ -116,11 +116,11 @@ class Line:
             self.socket.send_multipart(list(_parts(frames)) if self._has_parts else frames, zmq.DONTWAIT, copy=False)
 
     def answer(self, peer: bytes, frames: Sequence[Any]) -> None:
-        """Sends a message to one of those that have connected. One that is gone asks again when it is back.
+        """Sends a message to a connected peer. A peer that is gone asks again when it is back.
 
         Args:
-            peer: as `receive_from` gave it.
-            frames: as of `send`.
+            peer: identity of the peer, as `receive_from` returned it.
+            frames: bytes or objects with a buffer, as in `send`.
         """
         with contextlib.suppress(zmq.ZMQError):
             self.send([peer, *frames])
@@ -129,7 +129,7 @@ class Line:
         """Waits for a message.
 
         Returns:
-            Its frames, with buffers.
+            The buffers of its frames.
         """
         received = self.socket.recv_multipart(copy=False)
         self._last = received[-1]
@@ -137,13 +137,13 @@ class Line:
         return list(_whole(frames)) if self._has_parts else frames
 
     def receive_from(self) -> tuple[bytes, list[Any]]:
-        """As `receive`, with the peer that it came from."""
+        """Waits for a message; returns the identity of its sender, and its frames."""
         peer, *frames = self.receive()
         return bytes(peer), frames
 
     @property
     def last_address(self) -> str:
-        """Where the last message came from, for messages to people."""
+        """Address that the last message came from, to be shown to people."""
         try:
             return "an unknown peer" if self._last is None else str(self._last.get("Peer-Address"))
         except zmq.ZMQError:
@@ -153,10 +153,10 @@ class Line:
         """Waits until there is a message.
 
         Args:
-            seconds: to wait at most.
+            seconds: maximum time to wait.
 
         Returns:
-            Whether there is one.
+            Whether there is a message.
         """
         return bool(self.socket.poll(int(1000 * seconds)))
 
@@ -175,7 +175,7 @@ def _parts(frames: Sequence[Any]) -> Iterator[Any]:
 
 
 def _whole(parts: Sequence[Any]) -> Iterator[Any]:
-    """The frames that parts were; of what is no whole frame, what there is."""
+    """Yields the frames that parts make up; of an incomplete last frame, the parts that are there."""
     begin = 0
     for place, part in enumerate(parts, 1):
         if len(part) < _PART or place == len(parts):
@@ -187,7 +187,7 @@ def _bind(bound: zmq.Socket[bytes], address: str, whose: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # the latter of a name that no name can be
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         raise TfdistError(f"{whose}'s own address {address} cannot be resolved ({error})") from None
     numeric = f"[{target[0]}]" if family == socket.AF_INET6 else target[0]
     bound.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))

@@ -1,7 +1,7 @@
 """The messages between workers and parameter servers; arrays follow in frames (`wire.py`).
 
 Every message of a worker has an ``id``, which the server's answer repeats. A worker sends a message again if no answer
-comes: all of them may arrive twice.
+comes, so each message may arrive twice.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from tfdist.parameter_server.protocol.wire import Codec, Message
 
 
 class Attach(Message, frozen=True):
-    """A worker enters.
+    """Says that a worker takes part in training a model; `Attached` answers.
 
     Attributes:
-        worker: its task's number.
-        incarnation: a random number of this entry, so that a worker that comes again is not taken for the first.
-        model: its name (`worker.model.Model.name`). What else comes over this connection is about it.
-        occurrence: how often this worker has begun a model of this name before.
-        place: how many models this worker has begun before.
-        variables: of the model, described for messages.
-        joins: whether it is the server of a host, which asks what it has pushed for its workers before.
-        program: a random number of the process, the same for all of its models; 0 if it is the incarnation.
+        worker: number of the worker's task.
+        incarnation: random number of this session, so that a worker that comes again is not taken for the first.
+        model: name of the model (`worker.model.Model.name`). Later messages over this connection are about it.
+        occurrence: number of models of this name that this worker has begun before.
+        place: number of models that this worker has begun before.
+        variables: text with path, shape and dtype of each of the model's variables.
+        joins: whether the sender is the server of a host, which asks what it has pushed for its workers before.
+        program: random number of the process, the same for all of its models; 0 if ``incarnation`` is that number.
     """
 
     id: int
@@ -68,22 +68,22 @@ class Attach(Message, frozen=True):
 
 
 class Create(Message, frozen=True):
-    """Describes the server's part of the model, to a server that does not have it. Only the first counts.
+    """Describes the server's part of the model, to a server that does not have it. Only the first description counts.
 
-    If the server finds a snapshot, it goes on from there. Otherwise it needs the values, in a `State` in arrays that
-    follow; the chief gives them.
+    If the server finds a snapshot, it continues from there. Otherwise it needs a `State`, whose arrays follow in the
+    chief's message.
 
     Attributes:
-        worker: its task's number.
-        incarnation: as of `Attach`.
-        model: as of `Attach`.
-        held: the server's.
-        optimizer: as `keras.saving.serialize_keras_object` describes it.
+        worker: number of the worker's task.
+        incarnation: random number of the session, as in `Attach`.
+        model: name of the model.
+        held: rows of variables that the server holds.
+        optimizer: the optimizer, as `keras.saving.serialize_keras_object` describes it.
         has_values: whether the arrays follow.
         slots: for each variable, the names of its slots.
         scalars: names of the optimizer's scalars.
-        shapes: of what is held.
-        dtypes: of what is held, by name.
+        shapes: shapes of the rows in ``held``.
+        dtypes: names of the dtypes of the rows in ``held``.
     """
 
     id: int
@@ -100,16 +100,16 @@ class Create(Message, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What the server with the dealer has made of a push with a ticket. The other servers do the same.
+    """How the server with the dealer has counted a push with a ticket. The other servers count it in the same way.
 
-    If each server decided by itself, the workers' clocks and rounds could differ between servers: then one worker could
-    wait on one server for another worker that waits for it on another server.
+    If each server decided by itself, the workers' clocks and rounds could differ between servers. Then two workers
+    could wait for each other on different servers.
 
     Attributes:
-        clock: the worker's, after the push; None if others do not wait for it, as it was lost meanwhile.
-        scale: factor of the gradients by the staleness policy.
-        round: where there are rounds, the one that the push belongs to.
-        peers: the workers whose gradients made the round's update.
+        clock: clock of the worker after the push; None if others do not wait for it, because it was lost meanwhile.
+        scale: factor of the gradients, from the staleness policy.
+        round: round that the push belongs to; None without rounds.
+        peers: numbers of the workers whose gradients made the round's update.
     """
 
     clock: int | None
@@ -122,22 +122,21 @@ class Push(Message, frozen=True):
     """Gradients of one step, followed by their arrays (`Gradients.arrays`).
 
     Attributes:
-        worker: its task's number.
-        incarnation: as of `Attach`.
-        sequence: of this push; each counts once.
-        clock: the number of steps that the worker has finished.
-        read: the version of the parameters that the gradients are of.
-        samples: their weight where several are averaged.
-        kinds: of the gradients, one for each variable; empty if all are dense.
-        pulls: whether the answer is to be `Values`, when the worker may have them, instead of `Done`.
-        learning_rate: the chief's; None from others, and where a schedule sets it.
-        ticket: of the batch that the gradients are of, to the server with the dealer; None if nobody dealt it.
-        decision: of that server, to the others.
-        edition: of the values that the worker has; None if it wants whole variables.
-        rows: the variables of which it takes newer rows in place of the whole.
-        generation: of its copy of the values, where differences to that are sent; with another one than before it wants
-            whole values.
-        parts: of the server of a host, the worker, incarnation and sequence of each push that it has joined.
+        worker: number of the worker's task.
+        incarnation: random number of the session, as in `Attach`.
+        sequence: number of this push; a push that arrives twice counts once.
+        clock: number of steps that the worker has finished.
+        read: version of the parameters that the gradients were computed at.
+        samples: weight of the gradients where several pushes are averaged.
+        kinds: kind of each variable's gradient; empty if all are dense.
+        pulls: whether the answer is `Values`, when the worker may have them, instead of `Done`.
+        learning_rate: the chief's learning rate; None from other workers, and where a schedule sets it.
+        ticket: ticket of the batch, for the server with the dealer; None for other servers, and if no dealer is used.
+        decision: decision of the server with the dealer, for the other servers.
+        edition: edition of the values that the worker has; None asks for whole variables.
+        rows: variables of which the worker takes newer rows in place of the whole.
+        generation: generation of the worker's copy, where differences are sent; a new one asks for whole values.
+        parts: from the server of a host, the worker, incarnation and sequence of each push that is part of this one.
     """
 
     id: int
@@ -159,11 +158,11 @@ class Push(Message, frozen=True):
 
 
 class OpenMemory(Message, frozen=True):
-    """Asks for the memory in which the values are, with `Hogwild`; the answer is `OpenedMemory`.
+    """Asks for the memory that the values are in, with `Hogwild`; `OpenedMemory` answers.
 
     Attributes:
-        worker: its task's number.
-        incarnation: as of `Attach`.
+        worker: number of the worker's task.
+        incarnation: random number of the session, as in `Attach`.
     """
 
     id: int
@@ -174,17 +173,17 @@ class OpenMemory(Message, frozen=True):
 What = Literal["values", "averages", "final", "state"]
 """What a worker pulls.
 
-The parameters; their moving averages; what the parameters are after `fit`, which is their averages unless something was
-assigned since the last update; or parameters, slots and scalars (`State`).
+"values" are the parameters, and "averages" their moving averages. "final" is what the parameters are after `fit`: their
+averages, unless something was assigned since the last update. "state" has parameters, slots and scalars (`State`).
 """
 
 
 class Read(Message, frozen=True):
-    """Asks for the newest model of a name, by a task that takes no part in its training; the answer is `Values`.
+    """Asks for the newest model of a name, for a task that takes no part in its training; `Values` answers.
 
     Attributes:
-        model: its name.
-        what: as of `Pull`.
+        model: name of the model.
+        what: what the answer contains.
     """
 
     id: int
@@ -193,10 +192,10 @@ class Read(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Asks for the parameters as they are.
+    """Asks for the current parameters; `Values` answers.
 
     Attributes:
-        what: of them.
+        what: what the answer contains.
     """
 
     id: int
@@ -206,7 +205,7 @@ class Pull(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """The chief's program has assigned to variables: their vectors follow. Slots stay as they are."""
+    """Assigns to the variables what the chief's program has assigned: their vectors follow. Slots do not change."""
 
     id: int
     worker: int
@@ -214,10 +213,10 @@ class Put(Message, frozen=True):
 
 
 class Suspend(Message, frozen=True):
-    """Nobody is to wait for this worker until its next push.
+    """Says that nobody needs to wait for this worker until its next push.
 
     Attributes:
-        is_end: whether a call of `fit` has ended, so that also others need not wait that take every step together.
+        is_end: whether a call of `fit` has ended. Only then do workers that take every step together stop waiting.
     """
 
     id: int
@@ -227,10 +226,11 @@ class Suspend(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The worker needs the model no more.
+    """Says that the worker no longer takes part in training the model.
 
     Attributes:
-        is_over: whether it goes on with another optimizer for the same variables. When all have, the model is dropped.
+        is_over: whether the worker goes on with another optimizer for the same variables. When the chief has gone on
+            and all workers have left, the server drops the model.
     """
 
     id: int
@@ -240,17 +240,17 @@ class Leave(Message, frozen=True):
 
 
 class GiveState(Message, frozen=True):
-    """Compares a model's weights that no server updates with the chief's. The chief gives its own.
+    """Compares a model's weights that no server updates with the chief's; the chief gives its own.
 
     Attributes:
-        worker: its task's number.
-        incarnation: as of `Attach`.
-        model: a digest of the variables.
-        occurrence: as of `Attach`.
-        place: how many sets of such weights this worker has compared before.
-        variables: described for messages.
-        digests: of the values.
-        given: the places of the arrays that follow, which the chief's server has asked for.
+        worker: number of the worker's task.
+        incarnation: random number of the worker's process.
+        model: digest of the variables' descriptions.
+        occurrence: number of sets of weights with this digest that this worker has compared before.
+        place: number of sets of weights that this worker has compared before.
+        variables: text with path, shape and dtype of each variable.
+        digests: digest of each variable's value.
+        given: places of the arrays that follow, which the server has asked the chief for.
     """
 
     id: int
@@ -265,13 +265,13 @@ class GiveState(Message, frozen=True):
 
 
 class Share(Message, frozen=True):
-    """Arrays may be in a segment (`tfdist.parameter_server.protocol.shared_memory`) from now on, over this connection.
+    """Offers a segment for the arrays of this connection (`tfdist.parameter_server.protocol.shared_memory`).
 
     Attributes:
-        worker: its task's number.
-        where: the segment.
-        area: bytes of an area.
-        slots: how many there are.
+        worker: number of the worker's task.
+        where: location of the segment.
+        area: bytes of each area.
+        slots: number of slots.
     """
 
     id: int
@@ -282,7 +282,7 @@ class Share(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Asks for a `Report`; from anybody who has the secret."""
+    """Asks for a `Report`; any process that has the secret may send it."""
 
     id: int
 
@@ -291,12 +291,12 @@ class Inspect(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """The worker has entered.
+    """Confirms that the worker takes part in training the model.
 
     Attributes:
-        clock: with which it begins.
+        clock: clock that the worker begins with.
         is_created: whether the server has its part of the model.
-        counted: to the server of a host, worker, incarnation and sequence of the last pushes that were counted.
+        counted: for the server of a host, worker, incarnation and sequence of the last pushes that were counted.
     """
 
     id: int
@@ -306,12 +306,12 @@ class Attached(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The message has taken effect, now or when it came first.
+    """Confirms that the message has taken effect, now or when it first came.
 
     Attributes:
-        version: of the parameters.
-        is_refused: as of `Values`.
-        decision: as of `Values`.
+        version: version of the parameters.
+        is_refused: whether the push was not applied, because its batch is dealt again.
+        decision: decision about the push, if it had a ticket.
     """
 
     id: int
@@ -324,18 +324,18 @@ class Values(Message, frozen=True):
     """The parameters, in arrays that follow, in the order of `Gradients.arrays`.
 
     Attributes:
-        version: of the parameters.
-        iterations: updates that the optimizer has made.
-        clock: of the worker.
-        slots: as of `Create`, if the state was asked for.
-        scalars: as of `Create`, if the state was asked for.
-        is_refused: whether the push was not applied, because its batch is dealt again; the other servers must not get
-            it.
-        decision: about the push, if it had a ticket.
-        edition: of the parameters.
-        kinds: one for each variable, "sparse" where only those rows follow that are newer than what the worker has,
+        version: version of the parameters.
+        iterations: number of updates that the optimizer has made.
+        clock: clock of the worker.
+        slots: for each variable, the names of its slots, if the state was asked for.
+        scalars: names of the optimizer's scalars, if the state was asked for.
+        is_refused: whether the push was not applied, because its batch is dealt again. Then the other servers must not
+            get it.
+        decision: decision about the push, if it had a ticket.
+        edition: edition of the parameters.
+        kinds: kind of each variable's values: "sparse" where only rows follow that are newer than the worker's,
             "packed" where a difference follows; empty if all are whole.
-        copy: what the worker has then, where differences are sent (`differences.Copy`).
+        copy: state of the worker's copy after this answer, where differences are sent (`differences.Copy`).
     """
 
     id: int
@@ -352,12 +352,12 @@ class Values(Message, frozen=True):
 
 
 class StateDiffers(Message, frozen=True):
-    """Answers `GiveState`.
+    """Answers `GiveState` with the arrays that differ.
 
     Attributes:
-        places: to the chief, of the arrays that the server lacks; to others, of those that differ from the chief's,
-            which follow.
-        is_known: whether the server has the chief's; without them the worker keeps its own, as the chief is gone.
+        places: for the chief, places of the arrays that the server lacks; for others, places of the arrays that differ
+            from the chief's, which follow.
+        is_known: whether the server has the chief's arrays. If not, the chief is gone, and the worker keeps its own.
     """
 
     id: int
@@ -366,10 +366,10 @@ class StateDiffers(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """The answer comes when other workers have pushed, or the chief has given values: a sign of life meanwhile.
+    """A sign of life: the answer has to wait until other workers have pushed, or the chief has given values.
 
     Attributes:
-        awaited: numbers of the workers that are waited for.
+        awaited: numbers of the workers that the answer waits for.
     """
 
     id: int
@@ -377,11 +377,11 @@ class Waiting(Message, frozen=True):
 
 
 class OpenedMemory(Message, frozen=True):
-    """Where the values are (`tfdist.parameter_server.protocol.hogwild_memory.Memory`).
+    """Says where the values are (`tfdist.parameter_server.protocol.hogwild_memory.Memory`).
 
     Attributes:
-        where: the memory.
-        place: the worker's own.
+        where: location of the memory.
+        place: number of the worker's place in it.
     """
 
     id: int
@@ -390,13 +390,14 @@ class OpenedMemory(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The message is not taken.
+    """Says that the server refuses a message.
 
     Attributes:
-        is_unknown: whether the worker has to attach first: the server was started again, or took it for lost.
+        why: reason, for people to read.
+        is_unknown: whether the worker has to attach first: the server was started again, or took the worker for lost.
         is_over: whether all workers have gone on to other optimizers for the model's variables.
-        newest: then, the occurrence of the model that is trained now; None if there is none.
-        ended: a worker that is lost, or has ended, without what was asked for; None if that is not why.
+        newest: with ``is_over``, the occurrence of the model that is trained now; None if there is none.
+        ended: number of a worker that was lost or has ended before it gave its part; None for other reasons.
     """
 
     id: int
@@ -408,12 +409,12 @@ class Refused(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """What the server is doing.
+    """Reports what the server is doing.
 
     Attributes:
-        models: its shards.
-        tasks: the names of all tasks, by number.
-        servers: the addresses of all servers.
+        models: report of each shard.
+        tasks: names of all tasks, by number.
+        servers: addresses of all servers.
     """
 
     id: int

@@ -1,7 +1,7 @@
 """Memory that processes of one user on one machine share: a file without a name.
 
-Others open it through its maker's entry in ``/proc``, which lets only the same user in. Nothing is left behind by
-processes that are killed.
+Other processes open it through its maker's entry in ``/proc``, which only the same user can read. Killed processes
+leave nothing behind.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _FOLDER = "/dev/shm"
 _NAME = "tfdist-shared"
 _LINKS = f"/memfd:{_NAME}", f"{_FOLDER}/#"
 HEAD_BYTES = 64
-"""At the beginning, which are not the user's; the rest is aligned to as many."""
+"""Number of reserved bytes at the beginning, to which the rest is aligned."""
 _TOKEN_BYTES = 16
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Where a process finds the memory of another one.
+    """Location at which a process finds the memory of another one.
 
     Attributes:
-        process: the maker's number.
-        opened: the number that the open file has there.
-        token: random bytes at the beginning of the memory; other machines have processes of that number, too.
+        process: process number of the maker.
+        opened: number of the open file in that process.
+        token: random bytes at the beginning of the memory; on other machines, another process has the same number.
     """
 
     process: int
@@ -34,20 +34,20 @@ class Where(msgspec.Struct, frozen=True):
     token: bytes
 
     def close(self) -> None:
-        """Frees the number, when all have mapped the memory; in the process that has made it."""
+        """Closes the file after all processes have mapped it. To be called in the process that has made it."""
         os.close(self.opened)
 
 
 def make(size: int, is_reserved: bool) -> tuple[mmap.mmap, Where]:
-    """Makes memory, full of zeros, behind its first `HEAD_BYTES`.
+    """Makes memory that is filled with zeros behind its first `HEAD_BYTES`.
 
     Args:
-        size: bytes.
-        is_reserved: whether it has to be there now, within what ``/dev/shm`` may take, as a page that cannot be had
-            later is a SIGBUS. Otherwise it grows as it is used, up to what the machine has.
+        size: number of bytes, with the reserved ones.
+        is_reserved: whether all pages are allocated now, within the limit of ``/dev/shm``: a page that cannot be
+            allocated later is a SIGBUS. Otherwise memory grows as it is used, up to what the machine has.
 
     Raises:
-        OSError: this system has no such files, or no memory is left.
+        OSError: this system does not support such memory, or has none left.
     """
     opened = _reservable() if is_reserved else _growing()
     try:
@@ -80,12 +80,12 @@ def mapped(where: Where, size: int) -> mmap.mmap | None:
     """Maps memory that another process has made.
 
     Args:
-        where: as its maker says.
-        size: as its maker should have made it.
+        where: location that the maker has sent.
+        size: expected number of bytes.
 
     Returns:
-        None if this process cannot open it: the other one is on another machine, in another container, or of another
-        user, or this is none of its memory.
+        The memory; None if this process cannot open it: the maker is on another machine, in another container, or of
+        another user, or the location is not of such memory.
     """
     path = f"/proc/{where.process:d}/fd/{where.opened:d}"
     try:

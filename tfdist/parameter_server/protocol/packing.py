@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes, from one worker to one server."""
+"""Compressed gradients from one worker to one server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Whole:
-    """A variable of which a shard holds rows.
+    """A whole variable of which a shard holds rows.
 
     Attributes:
-        path: of the variable.
-        shape: of the whole variable, by which its method is chosen.
+        path: path of the variable.
+        shape: shape of the whole variable, by which its method is chosen.
     """
 
     path: str
@@ -30,12 +30,12 @@ class Whole:
 
 @dataclass(frozen=True)
 class Packed:
-    """Gradients as they are sent.
+    """Gradients as they are sent, some of them compressed.
 
     Attributes:
-        kinds: one for each variable.
-        vectors: the dense gradients, in the layout for these kinds.
-        rest: rows and indices of each sparse gradient; then the payload of each packed one.
+        kinds: kind of each variable's gradient.
+        vectors: dense gradients, in the layout for these kinds.
+        rest: rows and indices of each sparse gradient; then the payload of each compressed one.
     """
 
     kinds: tuple[Kind, ...]
@@ -43,20 +43,20 @@ class Packed:
     rest: list[np.ndarray]
 
     def arrays(self) -> list[np.ndarray]:
-        """The arrays of a message, as `Unpacker.received` expects them."""
+        """Returns the arrays of a message, as `Unpacker.received` expects them."""
         return [*self.vectors, *self.rest]
 
 
 class Methods:
-    """The method for each variable of a shard, in each step.
+    """The compression method for each variable of a shard, in each step.
 
     Args:
-        policy: which method each variable gets.
-        variables: that the shard has rows of.
-        shapes: of these rows.
+        policy: choice of the method for each variable.
+        variables: whole variables that the shard has rows of.
+        shapes: shapes and dtypes of these rows.
 
     Attributes:
-        shapes: as given.
+        shapes: shapes and dtypes of the rows.
     """
 
     def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
@@ -67,14 +67,14 @@ class Methods:
         ]
 
     def is_chosen(self, place: int) -> bool:
-        """Whether a variable is compressed in some step."""
+        """Returns whether a variable may be compressed in some step."""
         return self._schedules[place] is not None
 
     def at(self, place: int, step: int) -> Method | None:
-        """The method for a variable; None if it is not compressed.
+        """Returns the method for a variable; None if it is not compressed.
 
         Raises:
-            ValueError: it is one for workers that take every step together.
+            ValueError: the method is for workers that take every step together.
         """
         schedule = self._schedules[place]
         choice = None if schedule is None else schedule.at(step)
@@ -84,13 +84,13 @@ class Methods:
 
 
 class Packer(Methods):
-    """A worker's side, with the residuals of its gradients.
+    """The worker's side, which compresses gradients and keeps their residuals.
 
     Args:
-        policy: which method each variable gets.
-        variables: that the shard has rows of.
-        shapes: of these rows.
-        worker: its number, of which its random numbers depend.
+        policy: choice of the method for each variable.
+        variables: whole variables that the shard has rows of.
+        shapes: shapes and dtypes of these rows.
+        worker: number of the worker, which seeds its random numbers.
     """
 
     def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes, worker: int) -> None:
@@ -101,11 +101,11 @@ class Packer(Methods):
         ]
 
     def packed(self, gradients: Gradients, step: int) -> Packed | Gradients:
-        """Encodes the dense gradients that have a method. What their encodings lack is added to the next ones.
+        """Compresses the dense gradients that have a method. Residuals are added to the next gradients.
 
         Args:
-            gradients: of the shard's variables.
-            step: of this worker, from 0.
+            gradients: gradients of the shard's variables.
+            step: number of this worker's step, from 0.
         """
         arrays = self.shapes.layout(gradients.kinds).arrays(gradients.vectors)
         methods = {place: self.at(place, step) for place in arrays}
@@ -129,18 +129,18 @@ class Packer(Methods):
 
 
 class Unpacker(Methods):
-    """A server's side; see `Packer`."""
+    """The server's side, which decodes what a `Packer` has compressed; takes the arguments of `Methods`."""
 
     def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], step: int) -> Gradients:
-        """The gradients of a message; see `Gradients.received`.
+        """Decodes the gradients of a message; like `Gradients.received`.
 
         Args:
-            kinds: one for each variable; empty if all are dense.
-            arrays: of the message.
-            step: of the worker.
+            kinds: kind of each variable's gradient; empty if all are dense.
+            arrays: arrays of the message.
+            step: number of the worker's step.
 
         Raises:
-            ValueError: they do not fit the variables, or their methods.
+            ValueError: the arrays do not fit the variables, or their methods.
         """
         packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
         if not packed:
@@ -155,7 +155,7 @@ class Unpacker(Methods):
         for place, payload in zip(packed, arrays[cut:], strict=True):
             try:
                 found[place] = self._decoded(place, payload, step)
-            except Exception as error:  # of NumPy, for what a peer has sent
+            except Exception as error:  # NumPy raises many types of errors for invalid bytes
                 raise ValueError(f"a packed gradient cannot be decoded: {error}") from error
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds)
         return Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)

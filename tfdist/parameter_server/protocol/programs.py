@@ -1,4 +1,4 @@
-"""Whether all workers begin the same models, in the same order."""
+"""Checks whether all workers begin the same models, in the same order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import zip_longest
 from tfdist.parameter_server.protocol.messages import Attach, GiveState
 
 CHIEF = 0
-"""The chief's number."""
+"""Number of the chief's task."""
 
 
 Begun = Attach | GiveState
-"""A worker's message when it begins a model, or compares its weights."""
+"""Message of a worker that begins a model, or compares its weights."""
 
 
 @dataclass
@@ -21,9 +21,9 @@ class Program:
     """The models that a worker has begun.
 
     Attributes:
-        incarnation: of its process.
-        is_first: whether no other process of this task has been here: one that comes again may leave models out.
-        models: by place, each one's first message.
+        incarnation: random number of the worker's process.
+        is_first: whether this is the first process of its task here. A process that comes again may leave models out.
+        models: by place, the message that began the model.
     """
 
     incarnation: int
@@ -35,10 +35,10 @@ class Programs:
     """The programs of all workers.
 
     Args:
-        chief: number of the one that others are compared with; None for no comparison.
+        chief: number of the worker that others are compared with; None compares nothing.
 
     Attributes:
-        of: each worker's, by number.
+        of: program of each worker, by number.
     """
 
     def __init__(self, chief: int | None = CHIEF) -> None:
@@ -46,7 +46,7 @@ class Programs:
         self.of: dict[int, Program] = {}
 
     def note(self, begun: Begun) -> Program:
-        """Notes that a worker begins a model.
+        """Notes that a worker has begun a model.
 
         Returns:
             The worker's program.
@@ -60,11 +60,11 @@ class Programs:
         return program
 
     def differences(self, begun: Begun) -> list[tuple[Begun, str]]:
-        """What differs from the chief's program at the place of a message that was noted.
+        """Compares models with the chief's, at the place of a message that was noted.
 
         Returns:
-            The messages of workers whose model is another one, each with an explanation: that of the sender; if the
-            chief is the sender, those of all others.
+            The messages that began a model other than the chief's, each with an explanation. Only the sender's model is
+            compared; if the chief is the sender, those of all workers are.
         """
         chief = None if self._chief is None else self.of.get(self._chief)
         if chief is None:
@@ -79,7 +79,7 @@ class Programs:
 
 
 def _difference(chief: Program, program: Program, place: int) -> str | None:
-    """How a model differs from the chief's at the same place; None if it does not, or if that cannot be told."""
+    """Explains how a model differs from the chief's at the same place; None if it does not, or if that is unknown."""
     expected, own = chief.models.get(place), program.models[place]
     if expected is None or expected.model == own.model or not (chief.is_first and program.is_first):
         return None
@@ -94,5 +94,5 @@ def _difference(chief: Program, program: Program, place: int) -> str | None:
 
 
 def _quoted(text: Sequence[str]) -> str:
-    """A peer's text, cut."""
+    """Returns a peer's text, cut to 200 characters."""
     return str(text)[:200]

@@ -1,4 +1,4 @@
-"""What a server tells of its shards, for people to see."""
+"""Reports of a server about its shards, for people to read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """A worker, as a shard knows it.
 
     Attributes:
-        number: of its task.
-        is_there: whether it is attached.
-        is_active: whether others may wait for it; in rounds it need not be.
-        clock: the number of steps that it has pushed; as far as the slowest where it came late.
-        counted: its pushes that count.
-        dropped: its pushes that were dropped.
+        number: number of the worker's task.
+        is_there: whether the worker is attached.
+        is_active: whether others may wait for it; where there are rounds, the same as ``is_there``.
+        clock: number of steps that it has pushed; a worker that comes late begins with the clock of the slowest.
+        counted: number of its pushes that count.
+        dropped: number of its pushes that were dropped.
         waited: seconds that its answers have waited for other workers.
     """
 
@@ -31,15 +31,15 @@ class ModelReport(msgspec.Struct, frozen=True):
     """A server's shard of a model.
 
     Attributes:
-        model: its name.
-        occurrence: how many models of this name came before it.
-        variables: of which it holds something.
-        nbytes: of their values.
-        version: updates that it has made.
+        model: name of the model.
+        occurrence: number of models of this name that came before it.
+        variables: number of variables of which the shard holds rows.
+        nbytes: bytes of their values.
+        version: number of updates that the shard has made.
         received: bytes of arrays from workers.
         sent: bytes of arrays to workers.
-        staleness: how many pushes had which staleness.
-        workers: by number.
+        staleness: number of pushes, by their staleness.
+        workers: report of each worker, in the order of their numbers.
     """
 
     model: str
@@ -54,10 +54,10 @@ class ModelReport(msgspec.Struct, frozen=True):
 
 
 def together(parts: list[ModelReport]) -> ModelReport:
-    """The report of a whole model.
+    """Joins the reports of a model's shards into one.
 
     Args:
-        parts: of its shards; at least one.
+        parts: reports of the shards; at least one.
     """
     workers = [
         WorkerReport(

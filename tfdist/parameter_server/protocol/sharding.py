@@ -1,4 +1,4 @@
-"""How variables are dealt over servers: by bytes, large ones split by rows."""
+"""How variables are divided over servers: by bytes, large ones split by rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from math import prod
 
 _SPLIT_BYTES = 1 << 18
-"""Smaller variables stay whole: the update of a part costs as much as that of all."""
+"""Variables with no more bytes stay whole: updating a part would take as long as updating all."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """What dealing has to know of a variable.
+    """What `deal` needs to know about a variable.
 
     Attributes:
-        shape: of its value.
+        shape: shape of its value.
         itemsize: bytes of an element.
         splits: whether its rows may be updated apart from each other.
     """
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Dealing:
-    """Which server holds what.
+    """A division of variables over servers.
 
     Attributes:
         shards: by server, its parts, in the order of the variables.
@@ -61,21 +61,21 @@ class Dealing:
 
     @property
     def imbalance(self) -> float:
-        """The largest shard against an equal share; 1 is even."""
+        """Bytes of the largest shard, divided by an equal share; 1 is even."""
         total = sum(self.nbytes)
         return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
 def deal(variables: Sequence[Variable], servers: int) -> Dealing:
-    """Deals variables over servers, so that their bytes are as even as whole variables and rows allow.
+    """Divides variables over servers, so that their bytes are as even as whole variables and rows allow.
 
-    Variables that may be split, and are large against an equal share, are cut into a part for each server. Whole ones
-    go, the largest first, to the server that has least by then (Graham's longest processing time, within 4/3 of the
-    best). The result depends on the arguments alone, so that every task finds the same.
+    Variables that may be split, and are large compared with an equal share, are cut into a part for each server. The
+    others go, the largest first, to the server with the fewest bytes so far (Graham's longest processing time, within
+    4/3 of the best). The result depends only on the arguments, so that every task computes the same.
 
     Args:
-        variables: in the order of the model.
-        servers: how many there are; at least one.
+        variables: the model's variables, in their order.
+        servers: number of servers, at least one.
 
     References:
         Graham, *Bounds on multiprocessing timing anomalies*, SIAM J. Appl. Math. 1969.

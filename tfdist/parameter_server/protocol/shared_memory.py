@@ -20,16 +20,16 @@ from tfdist.parameter_server.protocol.wire import InvalidMessageError
 _MAGIC = b"tfsm"
 _ALIGNMENT = 64
 LEAST_BYTES = 1 << 18
-"""Less than that is as fast in frames."""
+"""Minimum bytes of a message's arrays in a segment; fewer are as fast in frames."""
 
 
 class Locator(msgspec.Struct, frozen=True, array_like=True):
     """Where the arrays of a message are.
 
     Attributes:
-        id: of a request, for a server that has no segment; -1 of an answer.
-        slot: of the segment.
-        sizes: bytes of each array, which follow each other, aligned.
+        id: ``id`` of a request, for the refusal of a server that has no segment; -1 for an answer.
+        slot: slot of the segment.
+        sizes: bytes of each array; the arrays follow each other, aligned.
     """
 
     id: int
@@ -41,12 +41,12 @@ _DECODER = msgspec.msgpack.Decoder(Locator)
 
 
 class Segment:
-    """A segment: slots, each with an area for the arrays of a request and one for those of its answer.
+    """Shared memory with slots, each with an area for the arrays of a request and one for those of its answer.
 
     Args:
-        area: bytes of an area.
-        slots: how many there are.
-        memory: that is mapped.
+        area: bytes of each area.
+        slots: number of slots.
+        memory: mapped memory.
     """
 
     def __init__(self, area: int, slots: int, memory: mmap.mmap) -> None:
@@ -56,11 +56,11 @@ class Segment:
 
     @classmethod
     def make(cls, area: int, slots: int) -> tuple[Segment, Where] | None:
-        """Makes a segment; None where the machine has no room for it.
+        """Makes a segment, and returns it with its location; None if the machine has no room for it.
 
         Args:
-            area: bytes of an area.
-            slots: how many there are.
+            area: bytes of each area.
+            slots: number of slots.
         """
         try:
             made, where = nameless.make(_size_of(area, slots), is_reserved=True)
@@ -73,24 +73,27 @@ class Segment:
         """Maps a segment that another process has made.
 
         Args:
-            where: as that one says.
-            area: bytes of an area.
-            slots: how many there are.
+            where: location that the other process has sent.
+            area: bytes of each area.
+            slots: number of slots.
 
         Returns:
-            None if this process cannot open it; see `tfdist.parameter_server.protocol.nameless.mapped`.
+            The segment; None if this process cannot open it, see `tfdist.parameter_server.protocol.nameless.mapped`.
         """
         found = nameless.mapped(where, _size_of(area, slots)) if min(area, slots) > 0 else None
         return None if found is None else cls(area, slots, found)
 
     def moved(self, slot: int, frames: Sequence[Any], is_answer: bool, number: int = -1) -> list[Any]:
-        """The frames of a message whose arrays are in the segment; those given where they are small or do not fit.
+        """Copies the arrays of a message into the segment, unless they are small or do not fit.
 
         Args:
-            slot: whose area is free.
-            frames: of the message: the header, and the arrays.
-            is_answer: whether it is an answer.
-            number: the ``id`` of a request.
+            slot: slot whose area is free.
+            frames: frames of the message: the header, and the arrays.
+            is_answer: whether the message is an answer.
+            number: ``id`` of a request.
+
+        Returns:
+            The frames to send instead; the same ones if nothing was copied.
         """
         arrays = [memoryview(frame).cast("B") if len(frame) else memoryview(b"") for frame in frames[1:]]
         sizes = [len(array) for array in arrays]
@@ -101,15 +104,15 @@ class Segment:
         return [_MAGIC + msgspec.msgpack.encode(Locator(number, slot, tuple(sizes))), frames[0]]
 
     def restored(self, locator: Locator, header: Any, is_answer: bool) -> list[Any]:
-        """The frames of a message: the header, and views of the segment.
+        """Returns the frames of a message: the header, and views of the segment.
 
         Args:
-            locator: of the message.
-            header: the other frame.
-            is_answer: whether it is an answer.
+            locator: locator of the message.
+            header: other frame of the message.
+            is_answer: whether the message is an answer.
 
         Raises:
-            InvalidMessageError: the locator is of another segment.
+            InvalidMessageError: the locator does not fit this segment.
         """
         if not 0 <= locator.slot < self.slots or sum(map(_aligned, locator.sizes)) > self.area:
             raise InvalidMessageError("a locator that is of another segment")
@@ -125,13 +128,13 @@ class Segment:
 
 
 def located(frames: Sequence[Any]) -> Locator | None:
-    """The locator of a message; None if it has its arrays in frames.
+    """Returns the locator of a message; None if its arrays are in frames.
 
     Args:
-        frames: as they came.
+        frames: frames as they were received.
 
     Raises:
-        InvalidMessageError: it does not decode.
+        InvalidMessageError: the locator cannot be decoded, or has a negative size.
     """
     if len(frames) != 2 or bytes(frames[0][: len(_MAGIC)]) != _MAGIC:
         return None
@@ -145,11 +148,11 @@ def located(frames: Sequence[Any]) -> Locator | None:
 
 
 def area_of(shapes: Sequence[tuple[int, ...]], itemsizes: Sequence[int]) -> int:
-    """Bytes of an area for arrays, also if each is sent alone.
+    """Returns the bytes of an area for arrays, which are enough even if each is sent alone.
 
     Args:
-        shapes: of the arrays.
-        itemsizes: bytes of an element of each.
+        shapes: shape of each array.
+        itemsizes: bytes per element of each array.
     """
     return (
         sum(_aligned(prod(shape) * itemsize) for shape, itemsize in zip(shapes, itemsizes, strict=True)) or _ALIGNMENT

@@ -1,4 +1,4 @@
-"""The state of a shard: all that is needed to go on from here, on any number of servers."""
+"""The state of a shard: all that is needed to continue training, on any number of servers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Held(msgspec.Struct, frozen=True):
     """Rows of a variable that a server holds.
 
     Attributes:
-        path: of the variable, as Keras names it; made unique in the model.
+        path: path of the variable, as Keras names it, made unique in the model.
         begin: first row; 0 for a scalar.
         end: row behind the last one; 1 for a scalar.
-        rows: of the whole variable; 1 for a scalar.
-        decays: whether the optimizer's weight decay applies to it.
-        constraint: as `keras.constraints.serialize` describes it, or None.
+        rows: number of rows of the whole variable; 1 for a scalar.
+        decays: whether the optimizer's weight decay applies to the variable.
+        constraint: the variable's constraint, as `keras.constraints.serialize` describes it; None if it has none.
     """
 
     path: str
@@ -32,10 +32,10 @@ class Held(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class State:
-    """Values and the optimizer's variables.
+    """Values of variables, and the optimizer's variables.
 
     Attributes:
-        values: of the variables.
+        values: value of each variable.
         slots: for each variable, by name, the optimizer's slots, of the variable's shape.
         scalars: by name, the optimizer's scalars that belong to no variable, such as ``"iteration"``.
     """
@@ -45,11 +45,11 @@ class State:
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def names(self) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-        """The names of slots and scalars, in the order of `arrays`."""
+        """Returns the names of slots and scalars, in the order of `arrays`."""
         return tuple(tuple(own) for own in self.slots), tuple(self.scalars)
 
     def arrays(self) -> list[np.ndarray]:
-        """All arrays: the values, the slots of each variable, the scalars."""
+        """Returns all arrays: the values, the slots of each variable, the scalars."""
         slots = [array for own in self.slots for array in own.values()]
         return [*self.values, *slots, *self.scalars.values()]
 
@@ -61,16 +61,16 @@ class State:
         slots: Sequence[Sequence[str]],
         scalars: Sequence[str],
     ) -> State:
-        """The state of which `arrays` and `names` are given.
+        """Makes a state from what `arrays` and `names` have returned.
 
         Args:
-            arrays: all of them.
-            variables: how many there are.
+            arrays: arrays of the state, in the order of `arrays`.
+            variables: number of variables.
             slots: for each variable, the names of its slots.
-            scalars: names.
+            scalars: names of the scalars.
 
         Raises:
-            ValueError: there are more or fewer arrays.
+            ValueError: there are too many or too few arrays.
         """
         expected = variables + sum(map(len, slots)) + len(scalars)
         if len(arrays) != expected:

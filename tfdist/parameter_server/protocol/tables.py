@@ -1,7 +1,7 @@
-"""The messages about tables, the embeddings without a fixed size; see `messages.py` for the rest.
+"""The messages about tables, which are embeddings without a fixed size; other messages are in `messages.py`.
 
-Tables do not belong to a model's shard: they need no `Attach`, and nobody waits for another worker because of them. All
-messages may arrive twice.
+Tables do not belong to a model's shard, and need no `Attach`. A worker waits for others only in an `UpdateRows` of a
+table that workers update together. All messages may arrive twice.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tfdist.parameter_server.protocol.wire import Message
 
 
 class TableMessage(Message, frozen=True):
-    """Base of what a worker sends about a table.
+    """Base of a worker's messages about a table.
 
     Attributes:
-        worker: its task's number.
-        incarnation: a random number of the worker's client of this table.
-        table: its name.
+        worker: number of the worker's task.
+        incarnation: random number of the worker's client of this table.
+        table: name of the table.
     """
 
     id: int
@@ -29,17 +29,17 @@ class TableMessage(Message, frozen=True):
 
 
 class AttachTable(TableMessage, frozen=True):
-    """A worker describes a table. The first to do so makes it.
+    """Describes a table, which the first description makes; `TableAttached` answers.
 
     Attributes:
         dim: number of columns.
-        dtype: of the rows.
-        initial: the first values of rows.
-        policy: which keys get a row.
-        optimizer: as `keras.optimizers.serialize` describes it; None if the worker does not know it yet. The first one
-            counts; later the chief's, if it is another one.
-        workers: how many workers update it together, numbered from 0: once in each step, by the sum of their
-            gradients; 0 if each gradient is an update.
+        dtype: name of the rows' dtype.
+        initial: first values of rows.
+        policy: policy that decides which keys get a row.
+        optimizer: the optimizer, as `keras.optimizers.serialize` describes it; None if the worker does not know it yet.
+            The first one counts, and later a different one of the chief.
+        workers: number of workers, numbered from 0, that update the table together: once in each step, by the sum of
+            their gradients; 0 if each gradient is an update.
     """
 
     dim: int
@@ -51,10 +51,10 @@ class AttachTable(TableMessage, frozen=True):
 
 
 class Lookup(TableMessage, frozen=True):
-    """Asks for the rows of the keys that follow: int64 [n].
+    """Asks for the rows of the keys that follow, int64 [n]; `Rows` answers.
 
     Attributes:
-        sequence: of the worker's lookups that use keys; each counts once.
+        sequence: number of the lookup; one that arrives twice counts as one use of its keys.
         create: whether this is a use of the keys, which makes rows; True in training.
     """
 
@@ -66,10 +66,11 @@ class UpdateRows(TableMessage, frozen=True):
     """Gradients of one step: keys int64 [n] and gradients [n, dim] follow, and then places int64 [m] if it pulls.
 
     Attributes:
-        sequence: of the worker's updates; each counts once.
-        learning_rate: the chief's; None from others, where a schedule sets it, and for an optimizer of the table's own.
-        create: whether this is a use of the keys, as their lookup was none.
-        pulls: whether to answer with rows: those of the keys at these places, after the update.
+        sequence: number of the update; one that arrives twice counts once.
+        learning_rate: the chief's learning rate; None from other workers, where a schedule sets it, and if the table
+            has an optimizer of its own.
+        create: whether the update is also a use of the keys, because their lookup was not.
+        pulls: whether the answer has rows: those of the keys at the places, after the update.
     """
 
     sequence: int
@@ -79,25 +80,25 @@ class UpdateRows(TableMessage, frozen=True):
 
 
 class AssignRows(TableMessage, frozen=True):
-    """The chief's program has loaded a table: this server's keys int64 [n] and their values [n, dim] follow.
+    """Loads a table on behalf of the chief's program: this server's keys int64 [n] and their values [n, dim] follow.
 
     Attributes:
-        only_if_new: whether to ignore them once the table was updated: the chief loads its first values, also if it
-            was started again while the others train.
+        only_if_new: whether the server ignores the message once the table was updated. The chief sets it for its first
+            values, which it also loads if it is started again while others train.
     """
 
     only_if_new: bool
 
 
 class ExportTable(TableMessage, frozen=True):
-    """Asks for all keys and values."""
+    """Asks for all keys and values; `Rows` answers."""
 
 
 class TableAttached(Message, frozen=True):
-    """The server has the table.
+    """Confirms that the server has the table.
 
     Attributes:
-        rows: their number.
+        rows: number of rows.
     """
 
     id: int
@@ -105,10 +106,10 @@ class TableAttached(Message, frozen=True):
 
 
 class Rows(Message, frozen=True):
-    """Rows, in arrays that follow: the values [n, dim] of a lookup or an update, or keys and values of an export.
+    """Gives rows in arrays that follow: the values [n, dim] for a lookup or an update, or keys and values of an export.
 
     Attributes:
-        iterations: updates of the table.
+        iterations: number of updates of the table.
     """
 
     id: int

@@ -17,26 +17,26 @@ import numpy as np
 
 MAGIC = b"tfps"
 VERSION = 2
-"""Raised whenever the messages change, so that different versions part with a clear error."""
+"""Version of the messages, raised whenever they change, so that different versions stop with a clear error."""
 
 MAX_HEADER = 1 << 20
 """Maximum bytes of a header."""
 
 MAX_DIMENSIONS = 32
-"""Of an array, which all versions of NumPy have."""
+"""Maximum number of dimensions of an array, which all versions of NumPy support."""
 
 MAX_ELEMENTS = 1 << 48
-"""Of an array, also where one dimension is 0 and it has none; NumPy counts them in 63 bits."""
+"""Maximum number of elements of an array, where dimensions of 0 count as 1; NumPy counts elements in 63 bits."""
 
 DTYPES = frozenset(
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
     "float8_e4m3fn float8_e5m2".split()
 )
-"""What arrays may hold. Objects, strings and structures are not among them."""
+"""Dtypes that arrays may have. Objects, strings and structures are not among them."""
 
 
 class InvalidMessageError(ValueError):
-    """What came is no message of this version."""
+    """The received frames are not a message of this version."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +47,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its frame."""
+        """Number of bytes of the array's frame."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -59,7 +59,7 @@ class Codec:
     """Encodes and decodes the messages of one direction.
 
     Args:
-        kinds: a union of subclasses of `Message`.
+        kinds: union of the subclasses of `Message` to decode.
     """
 
     def __init__(self, kinds: Any) -> None:
@@ -67,14 +67,14 @@ class Codec:
 
     @staticmethod
     def encode(message: Message, arrays: Sequence[np.ndarray] = ()) -> list[Any]:
-        """The frames of a message. Those of contiguous arrays are views, which must not change until they are sent.
+        """Returns the frames of a message. Contiguous arrays become views, which must not change until they are sent.
 
         Args:
-            message: of the header.
-            arrays: in the order in which they are decoded.
+            message: message for the header.
+            arrays: arrays, in the order in which they are decoded.
 
         Raises:
-            TypeError: an array holds what does not travel.
+            TypeError: the dtype of an array is not in `DTYPES`.
         """
         described = []
         frames = []
@@ -86,13 +86,13 @@ class Codec:
         return [MAGIC + bytes([VERSION]) + msgspec.msgpack.encode((message, described)), *frames]
 
     def decode(self, frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
-        """A message and its arrays, which are read-only views of the frames.
+        """Returns a message and its arrays, which are read-only views of the frames.
 
         Args:
-            frames: as they came; bytes, or objects with a buffer.
+            frames: frames as they were received: bytes, or objects with a buffer.
 
         Raises:
-            InvalidMessageError: they are no such message.
+            InvalidMessageError: the frames are not a valid message.
         """
         if not frames:
             raise InvalidMessageError("no frames")

@@ -1,1 +1,1 @@
-"""A worker's side: connections to servers, sessions of models, and what a worker has of them."""
+"""The worker's side: connections to servers, sessions for models, and the worker's copies of values."""

@@ -25,19 +25,19 @@ from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 log = logging.getLogger("tfdist")
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at whether the job has failed."""
+"""Time between two checks whether the job has failed."""
 _AGAIN_SECONDS = 2.0
-"""Without an answer, a request is sent again; the server counts it once."""
+"""Time without an answer after which a request is sent again; the server counts it once."""
 _SLOWEST_LINE = 10e6
-"""Bytes a second: a message may take that long to arrive before its server counts as lost."""
+"""Bytes per second that a network has at least: the timeout is longer by the time that a message then takes."""
 _NEWS_SECONDS = 5.0
-"""Until this task has heard of the end of another one, which a server has."""
+"""Maximum time until this task hears that a worker has ended, when a server has heard it."""
 _PATIENCE_SECONDS = 30.0
-"""After which a person is told whom a worker waits for."""
+"""Time after which a warning says which workers this worker waits for."""
 
 
 class RefusedError(TfdistError):
-    """A server does not take a message.
+    """A server refuses a message.
 
     Attributes:
         refused: the server's answer.
@@ -50,13 +50,14 @@ class RefusedError(TfdistError):
 
 @dataclass
 class Request:
-    """A message under way.
+    """A message that is not answered yet.
 
     Attributes:
-        message: as it was sent.
-        frames: of it; they stay as they are until it is answered.
-        due: when it is sent again, on the monotonic clock.
-        seconds: until then; more each time, as copies of a large message keep a slow line busy.
+        message: message as it was sent.
+        frames: frames of the message, which must not change until it is answered.
+        due: time when it is sent again, on the monotonic clock.
+        seconds: seconds to wait after the next sending; more each time, as copies of a large message keep a slow
+            network busy.
     """
 
     message: Any
@@ -66,19 +67,20 @@ class Request:
 
 
 class Connection:
-    """A connection, for one thread at a time. Requests to several servers may be under way at the same time.
+    """A connection to one server, for one thread at a time. Several connections may have requests under way.
 
     Args:
         address: ``host:port`` of the server.
         name: the server's name in messages.
         timeout: seconds without a sign of life after which the server counts as lost.
-        keys: of the job; None for no encryption.
-        failure: yields the error that has ended the job, if there is one: then nobody needs to wait any more.
-        name_of: yields the name of the task with a number, for messages.
-        moved: yields the address at which the server is now, if that is known; asked when it does not answer.
+        keys: keys of the job; None sends without encryption.
+        failure: function that returns the error that has ended the job, or None. With an error, requests stop waiting.
+        name_of: function that returns the name of the task with a number, for messages.
+        moved: function that returns the server's present address, or None if it is unknown; called when the server does
+            not answer.
 
     Attributes:
-        answer_bytes: of the largest answer that may come.
+        answer_bytes: bytes of the largest answer that may come.
     """
 
     def __init__(
@@ -104,22 +106,22 @@ class Connection:
         self._segment: Segment | None = None
         self._line = self._connect()
         self._open = [self._line]
-        # Python's own order, in which the context ends before its socket, would never end.
+        # Closes the socket before the context: in Python's own order, ending the context would block forever.
         weakref.finalize(self, _close, self._context, self._open).atexit = False
 
     def _connect(self) -> Line:
         return Line.to(self._context, self._address, self._keys)
 
     def send(self, make: Callable[[int], Message], arrays: Sequence[np.ndarray] = ()) -> Request:
-        """Sends a message.
+        """Sends a message, and returns it as a request.
 
         Args:
-            make: the message with the given ``id``.
-            arrays: that follow; they must not change until the answer is there.
+            make: function that makes the message with an ``id``.
+            arrays: arrays that follow; they must not change until the answer is there.
         """
         message = make(next(self._numbers))
         frames = FROM_WORKER.encode(message, arrays)
-        if self._segment is not None and isinstance(message, Push):  # counted once, also if a copy comes late
+        if self._segment is not None and isinstance(message, Push):  # counted once, even if a late copy comes
             slot = message.sequence % self._segment.slots
             frames = self._segment.moved(slot, frames, is_answer=False, number=message.id)
         request = Request(message, frames, 0.0, _AGAIN_SECONDS)
@@ -129,19 +131,19 @@ class Connection:
     def receive(self, request: Request, timeout: float | None = None) -> tuple[Any, list[np.ndarray]]:
         """Waits for the answer to a message.
 
-        The deadline is for a sign of life: a `Push` may wait for other workers as long as the server says so.
+        The timeout is for a sign of life: a `Push` may wait for other workers as long as the server says so.
 
         Args:
-            request: as `send` returned it.
-            timeout: seconds; those of the connection by default.
+            request: request that `send` returned.
+            timeout: seconds without a sign of life; those of the connection by default.
 
         Returns:
             The answer, and the arrays that came with it: read-only views.
 
         Raises:
-            RefusedError: the server does not take it.
+            RefusedError: the server refuses the message.
             PeerLostError: there was no sign of life in time.
-            BaseException: that which has ended the job.
+            BaseException: the error that has ended the job.
         """
         timeout = timeout or self._timeout
         limit = timeout + (sum(len(frame) for frame in request.frames) + self.answer_bytes) / _SLOWEST_LINE
@@ -174,7 +176,7 @@ class Connection:
         )
 
     def _await_news(self) -> None:
-        """Raises what the rendezvous says about a worker that has ended; the server has heard of it before."""
+        """Waits until the rendezvous, too, reports the end of a worker, and raises that error."""
         end = time.monotonic() + _NEWS_SECONDS
         while time.monotonic() < end:
             if (failure := self._failure()) is not None:
@@ -191,17 +193,17 @@ class Connection:
         return self.receive(self.send(make, arrays), timeout)
 
     def share(self, worker: int, area: int, slots: int) -> bool:
-        """Has the arrays of pushes and of their answers in shared memory from now on, if the server is on this machine.
+        """Puts the arrays of pushes and their answers into shared memory from now on, if the server is on this machine.
 
         With one slot, the arrays of an answer stay as they are until the next push.
 
         Args:
-            worker: this task's number.
+            worker: number of this task.
             area: bytes of the arrays of a push, or of an answer.
-            slots: how many pushes may be under way.
+            slots: number of pushes that may be under way.
 
         Returns:
-            Whether it has.
+            Whether shared memory is used.
         """
         self._segment = None
         if area < shared_memory.LEAST_BYTES or not hosts.is_here(self._address):
@@ -213,14 +215,14 @@ class Connection:
         try:
             self.request(lambda id: Share(id, worker, where, area, slots))
             self._segment = segment
-        except RefusedError:  # it is in a container, or another user's
+        except RefusedError:  # the server is in a container, or of another user
             pass
         finally:
             where.close()
         return self._segment is not None
 
     def _go_after(self) -> bool:
-        """Connects to where the server is now, if it has moved; whether it has."""
+        """Connects to the server's new address if it has moved; returns whether it has."""
         address = self._moved()
         if not address or address == self._address:
             return False
@@ -231,13 +233,13 @@ class Connection:
         return True
 
     def _post(self, request: Request) -> None:
-        """Sends a request, again if it is due."""
+        """Sends a request, and sets when it is due again."""
         self._line.send(request.frames)
         request.due = time.monotonic() + request.seconds
-        request.seconds = min(2 * request.seconds, self._timeout / 4)  # the answer is a sign of life
+        request.seconds = min(2 * request.seconds, self._timeout / 4)  # often enough for answers as signs of life
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
-        """The answer to a request if it comes in time, else None. Answers to others are late copies."""
+        """Returns the answer to a request if it comes in time, else None. Drops late copies of other answers."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not self._line.poll(max(left, 1e-3)):

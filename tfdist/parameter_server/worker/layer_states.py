@@ -1,4 +1,4 @@
-"""Weights that no server updates: workers begin with those of the chief."""
+"""Weights that no server updates: workers begin with the chief's."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ log = logging.getLogger("tfdist")
 Answer = Callable[[Any, Sequence[np.ndarray]], None]
 
 Key = tuple[str, int]
-"""The digest of the variables, and how many models of this digest came before."""
+"""Digest of a set of variables, and the number of sets with this digest that came before."""
 
 
 def digest(array: np.ndarray) -> bytes:
-    """A fingerprint of an array's bytes."""
+    """Returns a fingerprint of an array's bytes."""
     return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).digest()
 
 
 def take(
     connection: Connection, message: Callable[[int, Sequence[int]], GiveState], arrays: Sequence[np.ndarray]
 ) -> dict[int, np.ndarray]:
-    """Gives the chief's arrays to the server, or takes those that differ from the chief's.
+    """Gives this worker's arrays to the server if it is the chief; else takes the chief's arrays that differ.
 
     Args:
-        connection: to the server.
-        message: the message with the given ``id``, after which the arrays at the given places follow.
-        arrays: as this worker has them.
+        connection: connection to the server.
+        message: function that makes the message with an ``id``, after which the arrays at the given places follow.
+        arrays: arrays of this worker.
 
     Returns:
-        By place, the chief's arrays that differ from this worker's; of the chief, none.
+        By place, the chief's arrays that differ from this worker's; empty on the chief.
 
     Raises:
         RefusedError: the chief trains another model.
@@ -57,15 +57,15 @@ def take(
 
 
 class LayerStates:
-    """The chief's weights that no server updates, on one server. For one thread.
+    """A server's copy of the chief's weights that no server updates, for one thread.
 
     Args:
-        is_chief_there: yields whether the chief is in the job. Nobody waits for one that is not.
+        is_chief_there: function that returns whether the chief is in the job. If not, no worker waits for it.
 
     Attributes:
-        programs: what the workers have begun.
-        digests: of the weights of each model.
-        arrays: the weights, by digest.
+        programs: models that the workers have begun.
+        digests: by model, the digests of its weights.
+        arrays: by digest, the weight.
     """
 
     def __init__(self, is_chief_there: Callable[[], bool] = lambda: True) -> None:
@@ -76,12 +76,12 @@ class LayerStates:
         self._parked: list[tuple[GiveState, Answer]] = []
 
     def heard(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
-        """Does what a message says.
+        """Handles a message.
 
         Args:
-            message: from a worker.
-            arrays: that came with it.
-            answer: to its sender; may be used later.
+            message: message of a worker.
+            arrays: arrays that came with the message.
+            answer: function that answers the sender; may be called later.
         """
         program = self.programs.note(message)
         if message.worker == CHIEF:
@@ -101,7 +101,7 @@ class LayerStates:
             answer(Waiting(message.id, (CHIEF,)), ())
 
     def lost(self, worker: int) -> None:
-        """Nobody waits for a worker's answer any more, nor for the chief if it is lost, or has ended."""
+        """Forgets the requests of a worker that is gone. If it is the chief, waiting workers keep their own weights."""
         self._parked = [one for one in self._parked if one[0].worker != worker]
         if worker == CHIEF:
             for message, answer in self._parked:
@@ -120,11 +120,11 @@ class LayerStates:
         answer(StateDiffers(message.id, lacking), ())
 
     def _answered(self, message: GiveState, answer: Answer, may_be_newer: bool = False) -> bool:
-        """Answers a worker if the chief has given its weights, or cannot.
+        """Answers a worker if the chief has given its weights or is gone, and returns whether it did.
 
         Args:
-            message: the worker's.
-            answer: to it.
+            message: message of the worker.
+            answer: function that answers the worker.
             may_be_newer: whether the worker has come again, and may have left models out.
         """
         given = self.digests.get((message.model, message.occurrence))

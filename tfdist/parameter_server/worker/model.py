@@ -1,4 +1,4 @@
-"""The variables of a model, dealt over parameter servers."""
+"""The variables of a model, divided over parameter servers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tfdist.tensors import unnumbered
 
 
 class Model:
-    """The variables of a model, and the servers that they are dealt to.
+    """The variables of a model, and their division over servers.
 
     Args:
-        paths: of the variables, as Keras names them.
-        shapes: of the variables.
-        dtypes: of the variables.
-        servers: how many there are.
+        paths: path of each variable, as Keras names it.
+        shapes: shape of each variable.
+        dtypes: dtype of each variable.
+        servers: number of servers.
         splits: for each variable, whether it may be split by rows.
-        optimizer: the name of its class.
+        optimizer: name of the optimizer's class.
 
     Attributes:
         name: the optimizer and a digest of the variables; the same on every worker, and for any number of servers.
-        paths: of the variables, without the numbers that Keras adds where a process has built models before; a number
-            of its own tells variables of equal paths apart.
-        dealing: which server holds what.
-        shapes: by server, the shapes of its parts.
-        described: each variable's path, shape and dtype, for messages.
-        nbytes: of all variables.
+        paths: path of each variable, without the numbers that Keras adds if a process has built models before. Equal
+            paths get a number that tells them apart.
+        dealing: division of the variables over the servers.
+        shapes: by server, the shapes and dtypes of its parts.
+        described: text with path, shape and dtype of each variable.
+        nbytes: bytes of all variables.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Model:
         return (part.end - part.begin, *shape[1:]) if shape else ()
 
     def is_whole(self, part: Part) -> bool:
-        """Whether a part is a whole variable."""
+        """Returns whether a part is a whole variable."""
         shape = self._shapes[part.variable]
         return not shape or part.end - part.begin == shape[0]
 
     def copies(self, compression: Policy) -> list[Copies]:
-        """What decodes the differences of parameters, by server.
+        """Returns the decoders of parameters, one for each server.
 
         Args:
-            compression: chooses a method for each variable.
+            compression: policy that chooses a method for each variable.
         """
         whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
@@ -89,11 +89,11 @@ class Model:
         ]
 
     def packers(self, compression: Policy, worker: int) -> list[Packer]:
-        """What encodes a worker's gradients, by server.
+        """Returns the encoders of a worker's gradients, one for each server.
 
         Args:
-            compression: chooses a method for each variable.
-            worker: its number.
+            compression: policy that chooses a method for each variable.
+            worker: number of the worker.
         """
         whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
@@ -102,16 +102,16 @@ class Model:
         ]
 
     def area(self, server: int) -> int:
-        """Bytes of the arrays of a server, as `tfdist.parameter_server.protocol.shared_memory` wants them."""
+        """Returns the bytes of an area of shared memory for the arrays of a server."""
         shapes = self.shapes[server]
         return area_of(shapes.shapes, [dtype.itemsize for dtype in shapes.dtypes])
 
     def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
-        """What a server holds.
+        """Returns the rows of variables that a server holds.
 
         Args:
             server: index of the server.
-            described: each whole variable.
+            described: description of each whole variable.
         """
         return tuple(
             msgspec.structs.replace(described[part.variable], begin=part.begin, end=part.end)
@@ -119,11 +119,11 @@ class Model:
         )
 
     def part_of(self, server: int, state: State) -> State:
-        """A server's part of a state.
+        """Returns a server's part of a state.
 
         Args:
             server: index of the server.
-            state: of the whole model.
+            state: state of the whole model.
         """
         parts = self.dealing.shards[server]
         slots = [
@@ -133,7 +133,7 @@ class Model:
         return State([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
 
     def whole(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-        """The variables' arrays, from those of their parts.
+        """Joins the arrays of the variables' parts into one for each variable.
 
         Args:
             found: by server, an array for each part.

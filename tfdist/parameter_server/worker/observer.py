@@ -1,4 +1,4 @@
-"""An evaluator's view of a model on parameter servers: it reads, and no server counts it among the workers."""
+"""The session of an evaluator, which reads a model from parameter servers and does not count as a worker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session, Vectors
 
 _AGAIN_SECONDS = 0.5
-"""Between two questions whether a server has the model by now."""
+"""Time between two questions whether a server has the model."""
 
 
 class Observer(Session):
-    """A session without pushes. It reads the newest model of a name, which it waits for.
+    """A session without pushes, which waits for the newest model of a name and reads it.
 
     Args:
-        connections: to each server, in the order of the cluster.
-        model: the variables.
-        over: set when no training task is left: then nobody gives the servers the model any more.
+        connections: connection to each server, in the order of the cluster.
+        model: variables to read.
+        over: event that is set when no training task is left that could give the servers the model.
     """
 
     def __init__(self, connections: Sequence[Connection], model: Model, over: threading.Event) -> None:
@@ -53,7 +53,7 @@ class Observer(Session):
         return self.pull()
 
     def newest_version(self) -> int:
-        """The number of updates that the servers' parameters contain now; of the server that has least."""
+        """Returns the number of updates that the servers' parameters contain now, on the server with the fewest."""
         reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
         found = [max((one.occurrence, one.version) for one in own) for report in reports if (own := self._own(report))]
         return min((version for _, version in found), default=0)
@@ -62,7 +62,7 @@ class Observer(Session):
         return [one for one in report.models if one.model == self._model.name]
 
     def step(self, gradients: Sequence[Gradients | Packed], *arguments: Any, **options: Any) -> Vectors:
-        """An evaluator pushes nothing.
+        """Raises an error, because an evaluator pushes nothing.
 
         Raises:
             TfdistError: always.
@@ -70,16 +70,16 @@ class Observer(Session):
         raise TfdistError("an evaluator does not train: it has pushed nothing to the parameter servers")
 
     def suspend(self, is_end: bool = False) -> None:
-        """Nobody waits for an evaluator."""
+        """Does nothing, because nobody waits for an evaluator."""
 
     def leave(self, is_over: bool = False) -> None:
-        """No server knows an evaluator."""
+        """Does nothing, because no server knows an evaluator."""
 
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
         return lambda server, id: Read(id, self._model.name, what)
 
     def _attach(self, server: int) -> None:
-        """The server does not have the model, or not yet."""
+        """Waits before a server that does not have the model is asked again."""
         if self._over.wait(_AGAIN_SECONDS):
             raise TfdistError(
                 f"the job is over, and the parameter servers have no model {self._model.name}: the workers have "

@@ -1,4 +1,4 @@
-"""A worker's copy of a server's variables, which whole variables or their newer rows bring up to date."""
+"""A worker's copy of a server's variables, which is updated by whole variables or by their newer rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
 class Replica:
     """The values that a worker has of one server.
 
-    What comes is queued until it is taken, so that what this holds is what the worker computes with. Variables of which
-    rows are wanted are kept here, in memory of their own; the arrays of others stay those that came.
+    Answers are queued until they are taken, so that a replica holds the values that the worker computes with. Variables
+    of which rows are wanted are kept in memory of their own. The others stay in the arrays of the answer.
 
     Args:
-        shapes: of the server's variables.
+        shapes: the server's variables.
     """
 
     def __init__(self, shapes: Shapes) -> None:
@@ -29,7 +29,7 @@ class Replica:
 
     @property
     def edition(self) -> Edition | None:
-        """Of the values; None if the next ones have to be whole."""
+        """Edition of the values; None if the next ones have to be whole."""
         return self._edition
 
     @property
@@ -38,10 +38,10 @@ class Replica:
         return tuple(sorted(self._kept))
 
     def keep(self, places: Collection[int]) -> None:
-        """From now on rows of these variables are wanted.
+        """Asks for rows of these variables from now on.
 
         Args:
-            places: of the variables.
+            places: indices of the variables.
         """
         if missing := [place for place in places if place not in self._kept]:
             arrays = self._arrays()
@@ -51,12 +51,12 @@ class Replica:
         """Queues an answer.
 
         Args:
-            edition: of the values.
-            kinds: as of `Values`.
-            arrays: of the message; they stay as they are until it is taken.
+            edition: edition of the values.
+            kinds: kind of each variable's values, as in `Values`.
+            arrays: arrays of the message, which must not change until the answer is taken.
 
         Raises:
-            ValueError: they do not fit the variables.
+            ValueError: the arrays do not fit the variables.
         """
         received = Gradients.received(kinds, arrays, self._shapes)
         if unasked := sorted(received.sparse.keys() - self._kept.keys()):
@@ -64,19 +64,19 @@ class Replica:
         self._queue.append((edition, received))
 
     def take(self, places: Collection[int] = ()) -> list[np.ndarray]:
-        """Brings the copy up to date.
+        """Brings the copy up to date with the queued answers.
 
         Args:
-            places: of variables of which rows are wanted; they were kept before.
+            places: indices of variables to return by rows; each was passed to `keep` before.
 
         Returns:
-            Vectors of the other variables, and of each of these the rows that have changed since the last time, and
-            their indices, in ascending order.
+            Vectors of the other variables; then, for each of ``places``, the rows that have changed since the last
+            call, and their indices in ascending order.
         """
         changed: dict[int, list[np.ndarray] | None] = {place: [] for place in self._kept}
         for edition, one in self._queue:
             if self._is_older(edition):
-                continue  # an answer that was overtaken; what came before it has all of its rows
+                continue  # it was overtaken: the newer answer before it has all of its rows
             if self._edition is not None or not one.sparse:
                 self._edition = edition
             self._newest = one
@@ -98,11 +98,11 @@ class Replica:
         return [*self._vectors(places), *newer]
 
     def forget(self) -> None:
-        """The next answer is to have whole variables."""
+        """Asks for whole variables in the next answer."""
         self._edition = None
 
     def values(self) -> list[np.ndarray]:
-        """The variables as they were taken last; they must not be written to."""
+        """Returns the variables as they were taken last. They must not be written to."""
         arrays = self._arrays() | self._kept
         return [arrays[place] for place in range(len(self._shapes.shapes))]
 
@@ -113,7 +113,7 @@ class Replica:
         return self._shapes.layout(self._newest.kinds).arrays(self._newest.vectors)
 
     def _vectors(self, places: Collection[int]) -> list[np.ndarray]:
-        """Vectors of all variables but some."""
+        """Returns vectors of all variables except those at ``places``."""
         everything = range(len(self._shapes.shapes))
         kinds: tuple[Kind, ...] = tuple("sparse" if place in places else "dense" for place in everything)
         if kinds == self._newest.kinds:
@@ -122,7 +122,7 @@ class Replica:
 
 
 def _together(changed: list[np.ndarray] | None, rows: int) -> np.ndarray:
-    """The indices of rows that have changed; all without a list."""
+    """Returns the indices of rows that have changed; those of all rows if ``changed`` is None."""
     if changed is None:
         return np.arange(rows)
     return changed[0] if len(changed) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *changed]))

@@ -1,4 +1,4 @@
-"""A worker's part in training one model on parameter servers: what it pushes where, and what it gets back."""
+"""A worker's session with all parameter servers for one model: it pushes gradients, and gets values back."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ log = logging.getLogger("tfdist")
 _LEAVE_SECONDS = 2.0
 
 Vectors = list[list[np.ndarray]]
-"""By server, the vectors of its parts, and behind them rows and indices."""
+"""By server, the vectors of its parts, then rows and indices of sparse ones."""
 
 
 class Session:
-    """The connections to all servers, for one model. For one thread at a time.
+    """The requests of a worker to all servers, for one model. For one thread at a time.
 
-    A server that was started again, or took this worker for lost, is attached to again, and the message is repeated:
-    the server counts a push that it has had before once.
+    If a server was started again, or took this worker for lost, the worker attaches again and repeats the message. The
+    server counts a repeated push once.
 
     Args:
-        connections: to each server, in the order of the cluster.
-        worker: this task's number.
-        model: the variables.
-        begun: the names of the models that this worker has begun before.
-        prefetch: how many steps may be under way while the next one is computed. Values are older by as many pushes
-            of this worker.
-        pull_compression: of the parameters, as the servers have it; None for none.
+        connections: connection to each server, in the order of the cluster.
+        worker: number of this task.
+        model: variables to train.
+        begun: names of the models that this worker has begun before.
+        prefetch: number of steps that may be under way while the next one is computed. Values lack as many pushes of
+            this worker.
+        pull_compression: compression of the parameters, as the servers have it; None for no compression.
         joins: whether this is the server of a host, which pushes for its workers.
-        program: as of `tfdist.parameter_server.protocol.messages.Attach`.
+        program: random number of this process; 0 takes the session's own number.
 
     Attributes:
-        pushes: the number of steps that this worker has pushed.
-        refusals: how many of them were not applied, as their batches were dealt to others.
-        iterations: updates that the optimizer had made when this worker last read.
-        is_suspended: whether others do not wait for this worker.
-        counted: of a host's server, by worker and incarnation, the sequence of the last push that was counted.
+        pushes: number of steps that this worker has pushed.
+        refusals: number of pushes that were not applied, because their batches were dealt to other workers.
+        iterations: number of updates that the optimizer had made when this worker last read.
+        is_suspended: whether no other worker waits for this one.
+        counted: on the server of a host, by worker and incarnation, the sequence of the last push that was counted.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """The number of updates that the parameters contain; of the server that has least."""
+        """Number of updates that the parameters contain, on the server with the fewest."""
         return min(self._versions)
 
     def begin(
@@ -119,10 +119,10 @@ class Session:
         """Attaches to all servers, and waits for the model.
 
         Args:
-            held: describes each whole variable.
-            optimizer: as `keras.saving.serialize_keras_object` describes it.
-            values: yields the model's state as this worker has it, for servers that do not have the model and find no
-                snapshot; of the chief, else None.
+            held: description of each whole variable.
+            optimizer: the optimizer, as `keras.saving.serialize_keras_object` describes it.
+            values: function that returns the first state of the model, for servers that do not have the model and find
+                no snapshot; None on workers other than the chief.
             follows: whether to go on to the model that all others have gone on to.
 
         Returns:
@@ -154,24 +154,25 @@ class Session:
     ) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
 
-        With a ticket, the first server gets them first, as it has the dealer. If it refuses them, because the batch is
-        dealt to another worker by now, they are dropped. Else the other servers get them with its decision.
+        With a ticket, the push goes first to the first server, which has the dealer. If this server refuses it, because
+        the batch was dealt to another worker, the gradients are dropped. Else the other servers get the push with its
+        decision.
 
         Args:
-            gradients: by server, of its parts.
-            samples: their weight where several workers' are averaged.
-            rate: the chief's learning rate; None on others.
-            ticket: of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
-            read: the version of the parameters that the gradients are of; by default what was returned last.
-            parts: as of `tfdist.parameter_server.protocol.messages.Push`.
+            gradients: by server, gradients of its parts.
+            samples: weight of the gradients where several workers' gradients are averaged.
+            rate: the chief's learning rate; None on other workers.
+            ticket: ticket of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
+            read: version of the parameters that the gradients were computed at; by default the last one returned.
+            parts: worker, incarnation and sequence of each push that the server of a host has joined.
 
         Returns:
-            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step. Where
-            a gradient is sparse, not the variable, but behind the vectors of the server the rows that have changed
-            since the last step, and their indices.
+            The variables' values, when this worker may have them; with ``prefetch``, those after an earlier step. In
+            place of a variable with a sparse gradient, the rows that have changed since the last step and their
+            indices follow behind the server's vectors.
 
         Raises:
-            RefusedError: a server does not take them.
+            RefusedError: a server refuses the push.
             PeerLostError: a server cannot be reached.
         """
 
@@ -183,7 +184,7 @@ class Session:
 
         decided: list[Decision | None] = []
 
-        def push(server: int, id: int) -> Message:  # again after an attachment, with the clock that the server gave
+        def push(server: int, id: int) -> Message:  # called again after attaching again, which gives another clock
             kinds = gradients[server].kinds
             sender = id, self._worker, self._incarnation
             return Push(
@@ -214,10 +215,10 @@ class Session:
         has_ticket: bool,
         decided: list[Decision | None],
     ) -> Callable[[], None]:
-        """Sends a push, to the first server alone if it decides.
+        """Sends a push; with a ticket, to the first server only, which decides.
 
         Returns:
-            Waits for the values that the servers answer with.
+            Function that waits for the servers' answers, and queues their values.
         """
         if not has_ticket:
             receive = self._sent(push, arrays)
@@ -240,16 +241,16 @@ class Session:
         return wait
 
     def pull(self) -> Vectors:
-        """The variables' values as they are now."""
+        """Pulls the variables' current values."""
         self._received(self._answers(self._pulling("values")))
         return [replica.take() for replica in self._replicas]
 
     def values(self) -> list[np.ndarray]:
-        """The variables' arrays as they were returned last, in whole or row by row."""
+        """Returns the variables' arrays as they were returned last, as a whole or by rows."""
         return self._model.whole([replica.values() for replica in self._replicas])
 
     def forget(self) -> None:
-        """The next step returns whole variables, as others were assigned to them."""
+        """Makes the next step return whole variables, because other values were assigned to them."""
         for replica in self._replicas:
             replica.forget()
 
@@ -257,7 +258,7 @@ class Session:
         """Assigns to the variables on the servers.
 
         Args:
-            arrays: one for each variable.
+            arrays: new value of each variable.
         """
         self._finish()
         parts = [self._model.part_of(server, State(arrays)).values for server in range(len(self._connections))]
@@ -265,15 +266,15 @@ class Session:
         self._sent(lambda server, id: Put(id, self._worker, self._incarnation), vectors)()
 
     def averages(self) -> list[np.ndarray]:
-        """The moving averages of the variables, by the optimizer; the values if it keeps none."""
+        """Returns the optimizer's moving averages of the variables; the values if it keeps none."""
         return self.whole(self._noted(self._answers(self._pulling("averages"))))
 
     def final(self) -> list[np.ndarray]:
-        """What the variables are after `fit`: as `averages`, unless a program has assigned to them since."""
+        """Returns what the variables are after `fit`: `averages`, unless a program has assigned to them since."""
         return self.whole(self._noted(self._answers(self._pulling("final"))))
 
     def state(self) -> State:
-        """Values, slots and scalars of the whole model."""
+        """Returns values, slots and scalars of the whole model."""
         answers = self._answers(self._pulling("state"))
         counts = [len(shard) for shard in self._model.dealing.shards]
         states = [
@@ -298,31 +299,31 @@ class Session:
         return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
 
     def memories(self) -> list[OpenedMemory]:
-        """Where each server has its values, with `Hogwild`.
+        """Returns where each server has its values, with `Hogwild`.
 
         Raises:
-            RefusedError: one has no room for this worker, or other options.
-            PeerLostError: one cannot be reached.
+            RefusedError: a server has no room for this worker, or other options.
+            PeerLostError: a server cannot be reached.
         """
         return [
             answer for answer, _ in self._answers(lambda server, id: OpenMemory(id, self._worker, self._incarnation))
         ]
 
     def report(self) -> ModelReport:
-        """What the servers have done so far for the model."""
+        """Returns what the servers have done so far for the model."""
         key = self._model.name, self._occurrence
         reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
         return together([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
 
     def whole(self, vectors: Vectors) -> list[np.ndarray]:
-        """The variables' arrays, from vectors of their parts."""
+        """Returns the variables' arrays, joined from vectors of their parts."""
         layouts = [shapes.layout() for shapes in self._model.shapes]
         return self._model.whole(
             [list(layout.arrays(own).values()) for layout, own in zip(layouts, vectors, strict=True)]
         )
 
     def suspend(self, is_end: bool = False) -> None:
-        """Nobody is to wait for this worker until its next step.
+        """Tells the servers that nobody needs to wait for this worker until its next step.
 
         Args:
             is_end: whether a call of `fit` has ended.
@@ -332,10 +333,10 @@ class Session:
             self.is_suspended = True
 
     def leave(self, is_over: bool = False) -> None:
-        """Leaves all servers, when they have what is under way. The next request enters again.
+        """Leaves all servers, after they have answered what is under way. The next request attaches again.
 
         Args:
-            is_over: as of `close`.
+            is_over: whether this worker goes on with another optimizer for the same variables.
         """
         with contextlib.suppress(TfdistError):
             self._finish()
@@ -347,9 +348,9 @@ class Session:
         self.is_suspended = True
 
     def close(self, is_over: bool = False) -> None:
-        """Leaves all servers, when they have what is under way.
+        """Leaves all servers, after they have answered what is under way, and closes the connections.
 
-        One that does not answer learns from the rendezvous that this worker has ended.
+        A server that does not answer learns from the rendezvous that this worker has ended.
 
         Args:
             is_over: whether this worker goes on with another optimizer for the same variables.
@@ -359,15 +360,16 @@ class Session:
             connection.close()
 
     def _suspend_on_others(self) -> None:
-        """Nobody is to wait on the other servers for a worker that the first one has forgotten.
+        """Suspends this worker on the other servers, after the first one has forgotten it.
 
-        Its clock there is another one now. Workers would wait for each other on different servers.
+        Its clock on the first server is different now. Without this, workers could wait for each other on different
+        servers.
         """
         for connection in self._connections[1:]:
             try:
                 connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
             except RefusedError as error:
-                if not error.refused.is_unknown:  # else nobody waits for it there either
+                if not error.refused.is_unknown:  # else no worker waits for this one there either
                     raise
 
     def _attach(self, server: int) -> None:
@@ -376,7 +378,7 @@ class Session:
                 return self._attached(server)
             except RefusedError as error:
                 if not error.refused.is_unknown:
-                    raise  # otherwise it was started again in between
+                    raise  # if the worker is unknown, the server was started again in between
 
     def _attached(self, server: int) -> None:
         connection, model = self._connections[server], self._model
@@ -401,7 +403,7 @@ class Session:
             return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
 
         connection.request(create, part.arrays())
-        if self._values is None:  # wait for those of the chief, or a snapshot
+        if self._values is None:  # waits for the chief's values, or for a snapshot
             connection.request(functools.partial(self._pulling("values"), server))
 
     def _pulling(self, what: What) -> Callable[[int, int], Message]:
@@ -413,7 +415,7 @@ class Session:
             self._under_way.pop(0)()
 
     def _received(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> None:
-        """Queues the values of all servers, and notes how new they are."""
+        """Queues the values of all servers, and notes their versions."""
         vectors = self._noted(answers)
         for server, (replica, (answer, _), own) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
             kinds = answer.kinds
@@ -428,7 +430,7 @@ class Session:
                 raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 
     def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
-        """The vectors of the answers of all servers, when it is noted how new they are."""
+        """Notes the versions of all servers' answers, and returns their vectors."""
         versions = [answer.version for answer, _ in answers]
         for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
             if now < before:
@@ -439,7 +441,7 @@ class Session:
         return [vectors for _, vectors in answers]
 
     def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
-        """The answers of all servers to a message, after what is under way."""
+        """Returns the answers of all servers to a message, after waiting for what is under way."""
         self._finish()
         return self._sent(make)()
 
@@ -449,7 +451,7 @@ class Session:
         arrays: Sequence[Sequence[np.ndarray]] | None = None,
         servers: range | None = None,
     ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
-        """Sends a message to each server, or to some; what it returns waits for the answers."""
+        """Sends a message to each server, or to some; returns a function that waits for the answers."""
         given = arrays or [()] * len(self._connections)
         sent = [
             (server, _Sent(self._connections[server], functools.partial(make, server), given[server]))
@@ -469,7 +471,7 @@ class Session:
                     self._attach(server)
                     if not server and self._has_tickets:
                         self._suspend_on_others()
-                    for other in self._unanswered[server]:  # in their order: a later push would make this one a copy
+                    for other in self._unanswered[server]:  # in their order: after a later push, this one is a copy
                         other.send()
             finally:
                 self._unanswered[server].remove(one)
@@ -481,12 +483,12 @@ class _Sent:
     """A message under way to a server.
 
     Args:
-        connection: to the server.
-        make: the message with the given ``id``.
-        arrays: that follow.
+        connection: connection to the server.
+        make: function that makes the message with an ``id``.
+        arrays: arrays that follow.
 
     Attributes:
-        request: as it was sent last.
+        request: request as it was sent last.
     """
 
     def __init__(self, connection: Connection, make: Callable[[int], Message], arrays: Sequence[np.ndarray]) -> None:
@@ -496,5 +498,5 @@ class _Sent:
         self.send()
 
     def send(self) -> None:
-        """Sends it, under a new number."""
+        """Sends the message under a new number."""
         self.request: Request = self._connection.send(self._make, self._arrays)
