@@ -51,7 +51,7 @@ class PageLocks:
         address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         status = (
             driver.cuInit(0)
-            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device)  # the one of TensorFlow
+            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device)  # TensorFlow's context
             or driver.cuCtxPushCurrent_v2(context)
         )
         if not status:

@@ -147,8 +147,7 @@ class RandomK(Method):
         return np.concatenate([own[: _HEAD.size], total.view(np.uint8)]), own
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """Encodes the drawn elements; the body is the seed and the count of the indices, and the values. See
-        `Method`."""
+        """Encodes the drawn elements; the body is the indices' seed and count, and the values. See `Method`."""
         entropy = int(state.generator(shared=True).integers(1 << 63))
         count = wanted(self.ratio, vector.size)
         indices, _ = _one_of_each(vector.size, count, entropy)

@@ -14,10 +14,13 @@ class Bounded(Mixing):
     """Gossip in rounds, with neighbours' weights that are at most a number of rounds old.
 
     A process waits for a neighbour only if it is ahead of it by more than the bound. It adds the difference between the
-    two in the neighbour's round, not that between old and new weights, which would hold training back: x_i ← x_i + W_ij
-    / (1 + a) (x_j − x_i of that round), a rounds later. The later a correction, the less it counts, because late
-    corrections overshoot: with a constant delay of a rounds they converge up to a factor of 2 sin(π / (4 a + 2)), which
-    is above 1 / (1 + a). A bound of 0 is `InRounds`.
+    two in the neighbour's round, not that between old and new weights, which would hold training back. If that round
+    is a rounds ago, the update is
+
+        x_i ← x_i + W_ij / (1 + a) (x_j − x_i of that round).
+
+    The later a correction, the less it counts, because late corrections overshoot: with a constant delay of a rounds
+    they converge up to a factor of 2 sin(π / (4 a + 2)), which is above 1 / (1 + a). A bound of 0 is `InRounds`.
 
     Args:
         lines: message channels to the neighbours.

@@ -41,7 +41,7 @@ class Lines:
         """
         if rank not in self._expected:
             pair = self._group.subgroup((rank, self._group.rank))
-            near = len(set(pair.hosts)) == 1  # from another machine, it needs this process's help
+            near = len(set(pair.hosts)) == 1  # a message from another machine needs this process's help
             plan = point_to_point.receive(1, np.dtype(np.uint8), pair.take)
             self._expected[rank] = pair.post(self._key, plan, patient=near)
 

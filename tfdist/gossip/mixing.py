@@ -93,8 +93,7 @@ class Mixing(abc.ABC):
             self.wishes.learn(1)
 
     def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
-        """Handles a message that a neighbour sent before it ended, after this process has ended; may change the
-        weights."""
+        """Handles what a neighbour sent before its end, after this process has ended; may change the weights."""
         return
 
     def assigned(self, place: int) -> None:

@@ -62,8 +62,8 @@ class InPairs(Mixing):
         return new
 
     def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
-        # A request counts only if it has crossed one of this process. Otherwise its sender drops it when it hears that
-        # this process has ended.
+        # A request counts only if it crossed this process's own. Otherwise its sender drops it when it hears that this
+        # process has ended.
         self._hear(rank, message, values)
 
     def _ask(self, values: list[np.ndarray]) -> None:

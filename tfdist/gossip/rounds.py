@@ -79,8 +79,7 @@ class InRounds(Mixing):
         self._round += 1
 
     def _completed(self, values: Arrays, blocking: bool) -> list[np.ndarray]:
-        """Returns the weights after the exchange under way. Neighbours that have ended count as having the same
-        weights."""
+        """Returns the weights after the exchange under way. Neighbours that have ended count as having this one's."""
         if self._under_way is None:
             return [np.array(value) for value in values]
         sources, self._under_way = self._under_way, None

@@ -94,10 +94,10 @@ class Exchanges:
         return self._together(np.array([step], np.int64), np.maximum, "the steps of all", blocking=True)[0]
 
     def total(self, value: float) -> float:
-        """Returns the sum of a number over all processes; all call it, and do nothing else meanwhile.
+        """Returns the sum of a value over all processes; all call it, and do nothing else meanwhile.
 
         Args:
-            value: number of this process.
+            value: value of this process.
         """
         return self._together(np.array([value], np.float64), np.add, "a sum", blocking=True)[0]
 
@@ -166,7 +166,7 @@ class Alone:
         return step
 
     def total(self, value: float) -> float:
-        """Returns the number of this process."""
+        """Returns the value unchanged."""
         return value
 
     def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:

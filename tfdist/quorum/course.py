@@ -112,7 +112,7 @@ class Quorum(Course):
 
     @property
     def staleness(self) -> Counter[int]:
-        """How often this process's contributions were a number of rounds late."""
+        """How often this process's contributions were late, by number of rounds; see `Course`."""
         return Counter(self._staleness)
 
     @property

@@ -1,4 +1,4 @@
-"""The weighted mean of the partners' contributions to a meeting, equal to the bit on all of them.
+"""The weighted mean of the partners' contributions to a meeting, bitwise equal on all of them.
 
 Without compression each partner adds up a part of the vector, in the order of tasks, and sends the mean of that part to
 all others. This takes as many bytes as a ring, in two steps. With compression each partner sends its whole payload to
