@@ -47,7 +47,7 @@ class Topology(Described, abc.ABC):
         return list(self.sources(rank, size, number))
 
     def neighbours(self, rank: int, size: int) -> dict[int, float]:
-        """Returns all ranks with which a process exchanges weights in some round, with their weights on average.
+        """Returns all ranks with which a process exchanges weights in some round, with approximate average weights.
 
         Args:
             rank: rank of the process.
