@@ -1,7 +1,7 @@
 """Adaptive summation: gradients that agree are averaged, those that are orthogonal are added.
 
-Two gradients a and b become (1 - a·b / 2‖a‖²) a + (1 - a·b / 2‖b‖²) b, for each tensor by itself; those of more
-processes in pairs, on the butterfly. Norms and products are summed in float64.
+Two gradients a and b become (1 - a·b / 2‖a‖²) a + (1 - a·b / 2‖b‖²) b, for each tensor by itself. More than two are
+combined in pairs, on the butterfly. Norms and products are summed in float64.
 
 References:
     Maleki et al., Scaling distributed training with adaptive summation, 2020.
@@ -24,15 +24,15 @@ def all_reduce(buffer: np.ndarray, sizes: Sequence[int], source: np.ndarray | No
     """Combines the buffers of all ranks, on all ranks.
 
     Args:
-        buffer: this rank's tensors, one behind the other: floating-point, one-dimensional. Receives the result.
-        sizes: numbers of elements of the tensors.
+        buffer: this rank's tensors, concatenated: floating-point, one-dimensional. Receives the result.
+        sizes: number of elements of each tensor.
         source: this rank's tensors, if they are not in the buffer; only read.
 
     Returns:
         A plan for the engine. Its result is None.
 
     Raises:
-        ValueError: the elements are no floating-point numbers, or sizes do not add up to the buffer's.
+        ValueError: the elements are not floating-point numbers, or sizes do not add up to the buffer's.
     """
     if buffer.dtype.kind in "biuc":
         raise ValueError(f"adaptive summation takes floating-point numbers; got {buffer.dtype}")
@@ -49,11 +49,11 @@ def all_reduce(buffer: np.ndarray, sizes: Sequence[int], source: np.ndarray | No
 
 
 def combined(lower: np.ndarray, upper: np.ndarray, out: np.ndarray) -> None:
-    """Combines two tensors.
+    """Combines two tensors adaptively.
 
     Args:
-        lower: one-dimensional.
-        upper: like ``lower``.
+        lower: tensor of the lower ranks; one-dimensional.
+        upper: tensor of the upper ranks; like ``lower``.
         out: receives the result; like ``lower``, and may be either of them.
     """
     product, lower_square, upper_square = (_dot(*pair) for pair in ((lower, upper), (lower, lower), (upper, upper)))
@@ -65,6 +65,9 @@ def combined(lower: np.ndarray, upper: np.ndarray, out: np.ndarray) -> None:
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
-    """Not by a BLAS, whose result may depend on where arrays lie: all ranks need the same bits."""
+    """Returns the dot product, without a BLAS.
+
+    All ranks need the same bits, and the result of a BLAS may depend on where arrays lie in memory.
+    """
     parts = (slice(begin, begin + _SEGMENT) for begin in range(0, one.size, _SEGMENT))
     return float(sum(float((one[part].astype(np.float64) * other[part]).sum()) for part in parts))

@@ -30,7 +30,7 @@ ALGORITHMS: dict[str, AllReduce] = {
 }
 
 AUTO = "auto"
-"""The name of the choice among them by the cost model, for every vector by its size."""
+"""The name for a choice by the cost model, which selects an algorithm for every vector by its size."""
 
 
 def check(name: str, group: bool = False) -> None:
@@ -53,7 +53,7 @@ def check(name: str, group: bool = False) -> None:
 
 
 def choose(name: str, hosts: tuple[int, ...], nbytes: int, calibration: Calibration | None = None) -> str:
-    """Resolves ``"auto"`` to an algorithm.
+    """Returns the name of an algorithm; replaces ``"auto"`` by the cheapest one.
 
     Args:
         name: an algorithm's name, or ``"auto"``.

@@ -32,7 +32,7 @@ def all_gather_rows(rows: np.ndarray) -> Plan:
     """Concatenates every rank's rows, in the order of the ranks, if the ranks do not know each other's counts.
 
     Args:
-        rows: contiguous; all dimensions but the first are the same on all ranks.
+        rows: this rank's rows, contiguous; all dimensions but the first are the same on all ranks.
 
     Returns:
         A plan for the engine. Its result is a pair: the concatenation, a new array; and the number of rows of each

@@ -16,7 +16,7 @@ def all_to_all(given: Sequence[np.ndarray], taken: Sequence[np.ndarray]) -> Plan
 
     Args:
         given: one contiguous one-dimensional array per rank; only read.
-        taken: one per rank, of the sizes that the others send; overwritten.
+        taken: one array per rank, of the sizes that the others send; overwritten.
 
     Returns:
         A plan for the engine. Its result is None.

@@ -34,12 +34,12 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 
 
 def all_reduce_whole(buffer: np.ndarray, combine: Whole, source: np.ndarray | None = None) -> Plan:
-    """Like `all_reduce`, for combinations that need to see whole vectors.
+    """Combines like `all_reduce`, for combinations that need to see whole vectors.
 
     Args:
-        buffer: as of `all_reduce`.
-        combine: of two vectors and the one that receives the result.
-        source: as of `all_reduce`.
+        buffer: one-dimensional and contiguous; overwritten by the result.
+        combine: combines two vectors into a third one.
+        source: this rank's vector, like ``buffer``; only read. By default the contents of ``buffer``.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:

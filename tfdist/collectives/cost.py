@@ -27,7 +27,7 @@ class Level:
 
     Attributes:
         latency: α, seconds per message.
-        seconds_per_byte: β.
+        seconds_per_byte: β, seconds per byte.
     """
 
     latency: float
@@ -68,11 +68,11 @@ class Model:
     calibration: Calibration
 
     def seconds(self, algorithm: str, nbytes: int) -> float:
-        """The seconds that an all-reduce of ``nbytes`` bytes takes."""
+        """Returns the seconds that an all-reduce of ``nbytes`` bytes takes."""
         return self.calibration.call_seconds + _MODELS[algorithm](self, nbytes)
 
     def bound(self, nbytes: int) -> float:
-        """A lower bound in seconds for all algorithms: every link, or every process, moves its least bytes."""
+        """Returns a lower bound in seconds for all algorithms: every link, or every process, moves its least bytes."""
         size, machines = len(self.hosts), len(set(self.hosts))
         local = min(map(self.hosts.count, self.hosts))
         inside = 2 * nbytes * (size - 1) / size * self.calibration.host.seconds_per_byte
@@ -82,7 +82,7 @@ class Model:
         return max(inside, between) + latency
 
     def step(self, pairs: Pairs, nbytes: float, combined: bool = False) -> float:
-        """The seconds for all pairs to transfer ``nbytes`` bytes each, and, if ``combined``, to combine them."""
+        """Returns the seconds for all pairs to transfer ``nbytes`` bytes each, and to combine them if ``combined``."""
         pairs = list(pairs)
         crossing = [self.hosts[source] for source, target in pairs if self.hosts[source] != self.hosts[target]]
         adding = nbytes * self.calibration.combine_seconds_per_byte if combined else 0.0
@@ -99,7 +99,7 @@ class Model:
 
 
 def cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
-    """The algorithm with the shortest predicted time.
+    """Returns the algorithm with the shortest predicted time.
 
     Args:
         hosts: by rank, the number of its machine.
@@ -154,7 +154,7 @@ def _reduce_scatter_gather(model: Model, nbytes: int) -> float:
 
 
 def _folded(model: Model, nbytes: int, step: Callable[[Pairs, int], float]) -> float:
-    """As `tfdist.collectives.powers_of_two.folded`."""
+    """Returns the seconds of an algorithm that `tfdist.collectives.powers_of_two.folded` runs."""
     size = 1 << (len(model.hosts).bit_length() - 1)
     extra = len(model.hosts) - size
     rank_of = [2 * place + 1 if place < extra else place + extra for place in range(size)]
@@ -182,7 +182,7 @@ def _neighbours(machines: list[list[int]]) -> Iterable[tuple[list[int], list[int
     return zip(machines, machines[1:] + machines[:1], strict=True)
 
 
-_MODELS: dict[str, Callable[[Model, int], float]] = {  # the first of equally fast ones is chosen
+_MODELS: dict[str, Callable[[Model, int], float]] = {  # of equally fast algorithms, the first is chosen
     "ring": _ring,
     "butterfly": _butterfly,
     "reduce_scatter_gather": _reduce_scatter_gather,

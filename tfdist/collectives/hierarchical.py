@@ -43,7 +43,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 
 
 def by_machine(hosts: tuple[int, ...]) -> list[list[int]]:
-    """The ranks of each machine.
+    """Returns the ranks of each machine.
 
     Args:
         hosts: by rank, the number of its machine.

@@ -27,7 +27,7 @@ def send(array: np.ndarray) -> Plan:
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         shape = np.array(array.shape, np.int64)
-        # The elements do not wait until the shape has left: the sender may not look for that before it has computed on.
+        # The elements do not wait until the shape has left: the sender may compute for long before it checks that.
         started = [comm.send(shape, DESTINATION, tag)] if array.ndim else []
         for requests in exchange(comm, tag, outgoing=flat(array).view(np.uint8), destination=DESTINATION):
             yield [*started, *requests]
@@ -42,9 +42,9 @@ def receive(dimensions: int, dtype: np.dtype, take: Callable[[int], np.ndarray])
     """Receives an array.
 
     Args:
-        dimensions: the number of its dimensions.
-        dtype: its dtype.
-        take: allocates a number of bytes.
+        dimensions: the array's number of dimensions.
+        dtype: the array's dtype.
+        take: allocates an array of a number of bytes.
 
     Returns:
         A plan for the engine, on the destination. Its result is the array.

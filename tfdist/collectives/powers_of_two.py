@@ -44,7 +44,7 @@ class Whole(Protocol):
     """Combines the lower ranks' vector with the upper ranks' into a third one, which it returns."""
 
     def __call__(self, lower: np.ndarray, upper: np.ndarray, /, *, out: np.ndarray) -> np.ndarray:
-        """Combines two vectors."""
+        """Combines two vectors into ``out``."""
         ...
 
 
@@ -56,15 +56,15 @@ def folded_whole(
     combine: Whole,
     core: Core,
 ) -> Schedule:
-    """Like `folded`, with a combination that needs to see whole vectors.
+    """Runs ``core`` like `folded`, with a combination that needs to see whole vectors.
 
     Args:
-        comm: as of `folded`.
-        tag: as of `folded`.
-        given: as of `folded`.
-        buffer: as of `folded`.
-        combine: of the lower rank's vector, the upper one's, and the one that receives the result.
-        core: as of `folded`.
+        comm: the communicator.
+        tag: the collective's tag.
+        given: this rank's vector; only read, and may be ``buffer``.
+        buffer: receives the result.
+        combine: combines the lower rank's vector with the upper one's.
+        core: the algorithm.
     """
 
     def take_in(source: int) -> Schedule:

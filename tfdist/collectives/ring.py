@@ -51,7 +51,7 @@ def reduce_scatter_steps(
     combine: np.ufunc,
     shift: int = 0,
 ) -> Schedule:
-    """The first half of the ring: leaves rank r with the combination of chunk r + 1 + ``shift``.
+    """Runs the first half of the ring, which leaves rank r with the combination of chunk r + 1 + ``shift``.
 
     Args:
         comm: the communicator.
@@ -68,13 +68,13 @@ def reduce_scatter_steps(
 
 
 def all_gather_steps(comm: Communicator, tag: int, chunks: Sequence[np.ndarray], shift: int = 0) -> Schedule:
-    """The second half of the ring: copies every rank's chunk to all ranks.
+    """Runs the second half of the ring, which copies every rank's chunk to all ranks.
 
     Args:
         comm: the communicator.
         tag: the collective's tag.
-        chunks: one per rank, of any lengths, which are the same on all ranks.
-        shift: rank r begins with chunk r + ``shift``.
+        chunks: one chunk per rank, of any lengths, which are the same on all ranks.
+        shift: offset of each rank's own chunk: rank r begins with chunk r + ``shift``.
     """
     for step in range(comm.size - 1):
         outgoing = chunks[(comm.rank + shift - step) % comm.size]
@@ -89,7 +89,7 @@ def _pass_on(
     own: np.ndarray | None = None,
     combine: np.ufunc = np.add,
 ) -> Schedule:
-    """One step: sends to the right neighbour and receives from the left one; combines with ``own`` if given."""
+    """Sends to the right neighbour and receives from the left one; combines with ``own`` if given."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     return exchange(
         comm, tag, outgoing=outgoing, destination=right, target=target, source=left, own=own, combine=combine

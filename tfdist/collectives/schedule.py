@@ -29,7 +29,7 @@ def partition(length: int, parts: int) -> list[slice]:
 
 
 def flat(array: np.ndarray) -> np.ndarray:
-    """The array's elements as one dimension, without a copy.
+    """Returns the array's elements as one dimension, without a copy.
 
     Raises:
         ValueError: the array is not contiguous.

@@ -10,7 +10,7 @@ import numpy as np
 from tfdist.comm.page_locks import page_locks
 
 ALIGNMENT = 64
-"""In bytes; TensorFlow requires it of memory that it uses without a copy."""
+"""Alignment in bytes that TensorFlow requires of memory that it uses without a copy."""
 
 _SMALLEST = 1 << 12
 
@@ -27,7 +27,7 @@ class BufferPool:
         self._free: dict[int, deque[memoryview]] = {}
 
     def take(self, nbytes: int) -> np.ndarray:
-        """An aligned, uninitialized array of ``nbytes`` bytes; it is not reused while views of it exist."""
+        """Returns an aligned, uninitialized array of ``nbytes`` bytes; it is not reused while views of it exist."""
         # Eight size classes per power of two, so that vectors of slightly different sizes share memory.
         step = max(_SMALLEST, 1 << max(0, nbytes.bit_length() - 4))
         room = max(step, -(-nbytes // step) * step)

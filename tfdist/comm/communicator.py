@@ -20,7 +20,7 @@ class Communicator(Protocol):
     Attributes:
         rank: this process's rank.
         size: the number of processes.
-        hosts: by rank, a number for the machine that it runs on.
+        hosts: by rank, the number of its machine.
         segment_bytes: the size of the pieces that transfers should be cut into, the same on all ranks. Small enough
             that received data is still in the cache when it is used, and that other transfers get their turn on a slow
             link; large enough that processes that share cores do not switch too often.
@@ -69,7 +69,7 @@ class Communicator(Protocol):
         ...
 
     def completed(self, requests: Sequence[Request]) -> bool:
-        """Whether all of these transfers have completed. Progresses them; never waits."""
+        """Returns whether all of these transfers have completed. Progresses them; never waits."""
         ...
 
     def progress(self) -> None:
@@ -77,5 +77,5 @@ class Communicator(Protocol):
         ...
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Uninitialized aligned memory that is fast to send from; it is reused when its last view is deleted."""
+        """Returns uninitialized aligned memory, fast to send from, which is reused when its last view is deleted."""
         ...

@@ -28,17 +28,17 @@ class GroupCommunicator:
 
     @property
     def outlives_others(self) -> bool:
-        """As in the whole communicator."""
+        """Whether transfers of the whole communicator still work after a rank has died."""
         return self._whole.outlives_others
 
     @property
     def messages_sent(self) -> int:
-        """The whole communicator's count."""
+        """The number of transfers that the whole communicator has sent."""
         return self._whole.messages_sent
 
     @property
     def bytes_sent(self) -> int:
-        """The whole communicator's count."""
+        """The number of bytes that the whole communicator has sent."""
         return self._whole.bytes_sent
 
     def send(self, buffer: np.ndarray, destination: int, tag: int) -> Request:
@@ -56,7 +56,7 @@ class GroupCommunicator:
         return self._whole.receive_combined(own, target, combine, self._members[source], tag)
 
     def completed(self, requests: Sequence[Any]) -> bool:
-        """Whether all of these transfers have completed."""
+        """Returns whether all of these transfers have completed."""
         return self._whole.completed(requests)
 
     def progress(self) -> None:
@@ -64,5 +64,5 @@ class GroupCommunicator:
         self._whole.progress()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Memory that is fast to send from."""
+        """Returns memory that is fast to send from."""
         return self._whole.take(nbytes)

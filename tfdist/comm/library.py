@@ -57,7 +57,7 @@ class LibraryCollectives:
         return self._comm.Iallreduce(self._mpi.IN_PLACE, [buffer.view(np.uint8), buffer.size, datatype], operator)
 
     def _operator(self, combine: np.ufunc, dtype: np.dtype) -> tuple[Any, Any]:
-        """MPI's datatype and operator; made from the ufunc if MPI has none that computes as NumPy does."""
+        """Returns MPI's datatype and operator; made from the ufunc if MPI has none that computes as NumPy does."""
         if (combine, dtype) not in self._operators:
             mpi = self._mpi
             native = mpi.SUM if combine is np.add else mpi.PROD if combine is np.multiply else None
@@ -103,7 +103,7 @@ class _AllReduce:
         self._request = self._collectives.start(self._buffer, self._combine)
 
     def completed(self) -> bool:
-        """Whether the call is complete; progresses it."""
+        """Returns whether the call is complete; progresses it."""
         if self._turn is not None and self._turn.Test():
             self._turn = None
             self._collectives.arrived(int(self._place[0]), self)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Channel = tuple[int, int, int]
-"""Source, destination, tag."""
+"""Source, destination and tag of transfers."""
 
 
 class _Transfer:
@@ -26,7 +26,7 @@ class LocalWorld:
     Args:
         size: the number of ranks.
         hosts: by rank, the number of its simulated machine; by default all are on the same one.
-        segment_bytes: as in `tfdist.comm.communicator.Communicator`.
+        segment_bytes: size of the pieces that transfers are cut into; see `tfdist.comm.communicator.Communicator`.
     """
 
     def __init__(self, size: int, hosts: Sequence[int] | None = None, segment_bytes: int = 1 << 20) -> None:
@@ -38,7 +38,7 @@ class LocalWorld:
         self._awaited: dict[Channel, deque[_Transfer]] = defaultdict(deque)
 
     def communicator(self, rank: int) -> LocalCommunicator:
-        """The communicator of one rank."""
+        """Returns the communicator of one rank."""
         return LocalCommunicator(self, rank)
 
     def _match(self, channel: Channel, transfer: _Transfer, sending: bool) -> None:
@@ -98,12 +98,12 @@ class LocalCommunicator:
         return transfer
 
     def completed(self, requests: Sequence[_Transfer]) -> bool:
-        """Whether all of these transfers have completed."""
+        """Returns whether all of these transfers have completed."""
         return all(request.done for request in requests)
 
     def progress(self) -> None:
         """Does nothing, as nothing is buffered."""
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Ordinary memory."""
+        """Returns ordinary memory, without a pool."""
         return np.empty(nbytes, np.uint8)

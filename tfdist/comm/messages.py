@@ -15,7 +15,7 @@ _BYTES = 4096
 
 
 def agree(comm: Any, text: str) -> bool:
-    """Whether every rank has the same text."""
+    """Returns whether every rank has the same text."""
     own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     everyone = np.empty((comm.Get_size(), own.size), np.uint8)
     comm.Allgather(own, everyone)
@@ -23,7 +23,7 @@ def agree(comm: Any, text: str) -> bool:
 
 
 def broadcast(comm: Any, message: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's message, on every rank.
+    """Returns rank 0's message, on every rank.
 
     Args:
         comm: an mpi4py communicator.

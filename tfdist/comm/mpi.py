@@ -73,7 +73,7 @@ class MPICommunicator:
         }
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Memory that the neighbours can read."""
+        """Returns memory that the neighbours can read."""
         return self._pool.take(nbytes)
 
     def send(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
@@ -104,7 +104,7 @@ class MPICommunicator:
         return self._library.all_reduce(buffer, combine, tag)
 
     def completed(self, requests: Sequence[Any]) -> bool:
-        """Whether all of these transfers have completed."""
+        """Returns whether all of these transfers have completed."""
         done = True
         for request in requests:  # no early exit: a request may depend on the progress of another
             done = request.completed() and done
@@ -145,7 +145,7 @@ class MPICommunicator:
         return self._receive(notice.view(np.uint8), source, tag, arrived)
 
     def differs(self, source: int, expected: int, came: int | None) -> MismatchError:
-        """The error for a message of another size than expected; ``came`` is None if it was larger."""
+        """Returns the error for a message of another size than expected; ``came`` is None if it was larger."""
         return MismatchError(
             f"rank {self.rank} expected {expected} bytes from rank {source}, which sent "
             f"{'more' if came is None else came}: the ranks passed data of different shapes or dtypes. "
@@ -212,13 +212,13 @@ _scratch = BufferPool()
 
 
 def simulates_hosts() -> bool:
-    """Whether MPICH is set to treat one machine as several, as tests and benchmarks of networks do."""
+    """Returns whether MPICH is set to treat one machine as several, as tests and benchmarks of networks do."""
     values = (os.environ.get(f"MPIR_CVAR_{name}", "") for name in ("NOLOCAL", "NUM_CLIQUES", "ODD_EVEN_CLIQUES"))
     return any(value.lower() not in ("", "0", "no", "false") for value in values)
 
 
 def _nodes(comm: Any, shared: int) -> tuple[int, ...]:
-    """By rank, the number of its machine, as MPI groups ranks."""
+    """Returns, by rank, the number of its machine, as MPI groups ranks."""
     neighbours = comm.Split_type(shared)
     first = np.array([comm.Get_rank()], np.int64)
     neighbours.Bcast(first)
@@ -229,7 +229,7 @@ def _nodes(comm: Any, shared: int) -> tuple[int, ...]:
 
 
 def _joined(nodes: Sequence[int], arenas: Sequence[int]) -> tuple[int, ...]:
-    """By rank, the number of its group of ranks that share memory by MPI or by arenas."""
+    """Returns, by rank, the number of its group of ranks that share memory by MPI or by arenas."""
     groups = list(nodes)
     leaders: dict[int, int] = {}
     for rank, arena in enumerate(arenas):

@@ -38,13 +38,13 @@ def _first_line(error: BaseException) -> str:
 
 
 def library(mpi: Any) -> tuple[str, str]:
-    """The name and version of the loaded MPI library, and the file it was loaded from."""
+    """Returns the name and version of the loaded MPI library, and the file it was loaded from."""
     first_line = mpi.Get_library_version().rstrip("\x00").strip().partition("\n")[0]
     return " ".join(first_line.replace("Version:", "").split()), _library_path()
 
 
 def _library_path() -> str:
-    """The path of the loaded libmpi; that of the extension module if it is unknown (no /proc)."""
+    """Returns the path of the loaded libmpi; that of the extension module if it is unknown (no /proc)."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split()[-1] for line in maps}
@@ -95,7 +95,7 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Ma
 
 
 def network_settings(mpi: Any, one_network: bool) -> dict[str, str]:
-    """Environment variables for MPICH's communication with processes that it shares no memory with.
+    """Returns environment variables for MPICH's communication with processes that it shares no memory with.
 
     UCX's own shared memory is never used: it would connect processes that were found to share none, it needs space in
     /dev/shm, and it leaves its segments there when a process is killed.
@@ -119,7 +119,7 @@ _NETWORK_VARIABLES = ("MPIR_CVAR_CH4_NETMOD", "FI_PROVIDER", "FI_TCP_IFACE", "UC
 
 
 def _initialize(mpi: Any) -> None:
-    """Calls `MPI_Init_thread`.
+    """Calls `MPI_Init_thread` without holding the GIL.
 
     Uses ctypes, because mpi4py would hold the GIL during the call, and block the threads that answer MPI and that
     detect a dead peer or a timeout.

@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU reads and writes directly, at the speed of its line.
+"""Locks of host memory, which a GPU then reads and writes directly, at the speed of its link.
 
 The driver copies other memory through a small buffer of its own, piece by piece.
 """
@@ -15,16 +15,16 @@ import numpy as np
 log = logging.getLogger("tfdist")
 
 _SMALLEST = 1 << 18
-"""Bytes of an array that is worth a lock."""
+"""Size in bytes of the smallest array that is worth a lock."""
 _FOR_ALL_CONTEXTS = 1
-"""``CU_MEMHOSTREGISTER_PORTABLE``."""
+"""Value of the driver's flag ``CU_MEMHOSTREGISTER_PORTABLE``."""
 
 
 class PageLocks:
-    """Locks memory in place for the GPUs of NVIDIA, from when one is known.
+    """Locks of this process's memory, made in place for GPUs of NVIDIA once one is known.
 
     Attributes:
-        device: the number of a GPU that this process computes on, as CUDA counts; None if it computes on none.
+        device: number of the GPU that this process computes on, as CUDA counts; None if it computes on none.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,15 @@ class PageLocks:
         self._kept: list[np.ndarray] = []
 
     def lock(self, array: np.ndarray) -> bool:
-        """Locks the memory of an array, and keeps it: where it was, other memory would be taken for it.
+        """Locks the memory of an array, and keeps the array alive.
+
+        If the array were freed, other memory at its address would be taken for it.
 
         Args:
-            array: of any dtype.
+            array: array of any dtype.
 
         Returns:
-            Whether it has been; if not, it is copied as any other memory.
+            Whether the memory is locked. If not, it is copied like any other memory.
         """
         if self.device is None or array.nbytes < _SMALLEST:
             return False
@@ -49,7 +51,7 @@ class PageLocks:
         address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         status = (
             driver.cuInit(0)
-            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device)  # which TensorFlow computes in
+            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device)  # TensorFlow's context
             or driver.cuCtxPushCurrent_v2(context)
         )
         if not status:
@@ -64,7 +66,7 @@ class PageLocks:
 
 @functools.cache
 def _driver() -> Any:
-    """The library of the driver; None where there is none."""
+    """Returns the library of the driver; None if there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -81,4 +83,4 @@ def _say(status: int) -> None:
 
 
 page_locks = PageLocks()
-"""Of this process."""
+"""The page locks of this process."""

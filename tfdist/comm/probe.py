@@ -151,7 +151,7 @@ class Probe:
         return None, f"its {self.folder} has {free >> 10} KiB free, but MPI needs {needed >> 10} KiB for each process"
 
     def _why_not_one_node(self, other: int, offer: Offer, own: Offer) -> str:
-        """Why MPI must not share memory with another rank; empty if it may."""
+        """Returns why MPI must not share memory with another rank; empty if it may."""
         token = bytes.fromhex(offer["token"])
         if self._made and (why := self._why_not_opened(other, token)):
             return why
@@ -181,7 +181,7 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
     size = len(offers)
 
     def reason(one: int, other: int) -> str | None:
-        """Why two ranks of a machine share no memory; empty if they do, None if they are on different machines."""
+        """Returns why two ranks of a machine share no memory; empty if they do, None on different machines."""
         found = findings[one]["node"].get(str(other))
         back = findings[other]["node"].get(str(one))
         return None if found is None or back is None else found or back
@@ -201,7 +201,7 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
 
 
 def partition(size: int, together: Callable[[int, int], bool]) -> list[int]:
-    """By rank, the number of its group; every two ranks of a group satisfy ``together``."""
+    """Returns, by rank, the number of its group; every two ranks of a group satisfy ``together``."""
     groups: list[list[int]] = []
     numbers = []
     for rank in range(size):
@@ -215,7 +215,7 @@ def partition(size: int, together: Callable[[int, int], bool]) -> list[int]:
 
 
 def read_memory(pid: int, address: int, token: bytes) -> str:
-    """Why MPICH cannot read another process's memory (CMA), which should hold ``token``; empty if it can.
+    """Returns why MPICH cannot read another process's memory (CMA), which should hold ``token``; empty if it can.
 
     Without CMA, MPICH copies large messages through shared memory in pieces of 8 KiB, which takes 20 times as long as
     TCP over the loopback interface. So such processes are treated as not sharing memory.
@@ -247,7 +247,7 @@ _Pointer = ctypes.POINTER(_Vector)
 
 
 def ptrace_is_free() -> bool:
-    """Whether Yama does not restrict ptrace; MPICH does not use CMA under any restriction."""
+    """Returns whether Yama does not restrict ptrace; MPICH does not use CMA under any restriction."""
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as scope:
             return scope.read(1) == "0"
@@ -256,7 +256,7 @@ def ptrace_is_free() -> bool:
 
 
 def _allocate(handle: int, nbytes: int) -> bool:
-    """Allocates memory for a file, so that a lack of it is found here, not by a SIGBUS in MPI; returns if it fits."""
+    """Allocates memory for a file, so that a lack of it is not found by a SIGBUS in MPI; returns whether it fits."""
     try:
         os.posix_fallocate(handle, 0, nbytes)
     except OSError as error:
@@ -274,7 +274,7 @@ def _make_arena() -> Arena | None:
 
 
 def _processes() -> int:
-    """The number of the PID namespace, to explain findings."""
+    """Returns the number of the PID namespace, to explain findings."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

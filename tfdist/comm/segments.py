@@ -39,7 +39,7 @@ def sweep(since: float) -> None:
     name leaves one behind.
 
     Args:
-        since: seconds since the epoch.
+        since: the time, in seconds since the epoch.
     """
     segments = {path for prefix in _PREFIXES for path in glob.glob(f"/dev/shm/{prefix}*") if _made_since(path, since)}
     if segments:
@@ -47,7 +47,7 @@ def sweep(since: float) -> None:
 
 
 def _world_id(job: str) -> int:
-    """MPICH's number for a job in names of segments: the FNV-1a hash of the name of its key-value space."""
+    """Returns MPICH's number for a job in names of segments: the FNV-1a hash of its key-value space's name."""
     number = 2166136261
     for byte in job.encode():
         number = (number ^ byte) * 16777619 & 0xFFFFFFFF

@@ -68,7 +68,7 @@ class Arena(BufferPool):
         self._allocate(_TOKEN_BYTES)[:_TOKEN_BYTES] = np.frombuffer(self._token, np.uint8)
 
     def invitation(self) -> Invitation:
-        """The information for the neighbours."""
+        """Returns the information for the neighbours."""
         return Invitation(os.getpid(), self._fd, self._token)
 
     def _allocate(self, nbytes: int) -> np.ndarray:
@@ -89,7 +89,7 @@ class Arena(BufferPool):
         return memory
 
     def find(self, array: np.ndarray) -> Place | None:
-        """The location of an array in the file; None if it is not in the file."""
+        """Returns the location of an array in the file; None if it is not in the file."""
         address, regions = array.__array_interface__["data"][0], self._regions
         at = bisect.bisect(regions, address, key=_address) - 1
         if at < 0:
@@ -131,7 +131,7 @@ class Neighbour:
         os.close(self._fd)
 
     def view(self, place: Place, nbytes: int) -> np.ndarray:
-        """The bytes at a location."""
+        """Returns the bytes at a location."""
         region = self._regions.get(place.region)
         if region is None:
             mapping = mmap.mmap(self._fd, place.region_bytes, prot=mmap.PROT_READ, offset=place.region)

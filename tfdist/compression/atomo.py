@@ -38,15 +38,15 @@ class Atomo(Sparsifier):
         check_ratio(self.ratio)
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the estimated bytes of a payload; see `Method`."""
         return estimated_bytes(self.ratio, elements)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: the maximum, reached if all entries have the same magnitude."""
+        """Returns the maximum, which is reached if all entries have the same magnitude; see `Method`."""
         return elements / wanted(self.ratio, elements) - 1
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Encodes a random sample of the entries; see `Method`."""
         chances = probabilities(np.abs(vector), wanted(self.ratio, vector.size))
         # float64: float32 would round small chances up to multiples of 2 ** -24.
         indices = np.flatnonzero(state.generator().random(vector.size) < chances)
@@ -81,15 +81,18 @@ class AtomoSVD(LowRank):
             raise ValueError(f"rank must be at least 1; got {self.rank}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the shape; this is for a square matrix."""
+        """Returns the estimated bytes of a payload for a square matrix; they depend on the shape."""
         return HEADER_BYTES + ROWS_BYTES + 4 * self.rank * (2 * elements**0.5 + 1)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: for a square matrix with equal singular values."""
+        """Returns the bound for a square matrix with equal singular values; see `Method`."""
         return max(0.0, elements**0.5 / self.rank - 1)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is that of `LowRank`: left vectors, times their weights, and right vectors."""
+        """Encodes a random sample of the singular triples; see `Method`.
+
+        The body is that of `LowRank`: left vectors times their weights, and right vectors.
+        """
         matrix = as_matrix(vector, state.shape)
         # Scaled by powers of two: the decomposition works on values near 1, and both factors stay in the dtype's range.
         _, exponent = np.frexp(np.abs(vector).max())
@@ -104,7 +107,7 @@ class AtomoSVD(LowRank):
 
 
 def probabilities(magnitudes: np.ndarray, budget: float) -> np.ndarray:
-    """The probability of sending each atom, for the least variance of the sum: algorithm 1 of the paper.
+    """Returns the probability of sending each atom, for the least variance of the sum: algorithm 1 of the paper.
 
     Probabilities are proportional to the magnitudes. Those that would exceed 1 are set to 1, and the rest of the budget
     is distributed over the other atoms.

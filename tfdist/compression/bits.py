@@ -31,7 +31,7 @@ def unpack_levels(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
     """Unpacks the integers that `pack_levels` packed.
 
     Args:
-        packed: uint8.
+        packed: packed integers (uint8).
         count: the number of integers.
         bits: 8, 4 or 2.
     """

@@ -25,7 +25,7 @@ _LARGEST_EXPONENT = 120
 
 
 class _Cast(Method):
-    """Casts to a narrower floating-point type.
+    """A cast to a narrower floating-point type.
 
     Attributes:
         stochastic: whether to round up or down at random, so that the mean is exact, instead of to nearest.
@@ -45,15 +45,15 @@ class _Cast(Method):
         """The narrower type."""
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the bytes of a payload; see `Method`."""
         return payload.HEADER_BYTES + elements * self.dtype.itemsize
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. Finite values beyond the type's range become its largest."""
+        """Casts the vector; finite values beyond the type's range become its largest. See `Method`."""
         return self._narrowed(vector, state)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Casts the numbers back; see `Method`."""
         narrow = body.view(self.dtype)
         for segment in segments(out.size, _SEGMENT):
             store(out[segment], _cast(narrow[segment], out.dtype), combine)
@@ -120,7 +120,7 @@ class Float8(_Cast):
         stochastic: whether to round at random, which makes it unbiased.
 
     Raises:
-        ValueError: ``format`` is neither.
+        ValueError: ``format`` is neither of these.
 
     References:
         Micikevicius et al., FP8 formats for deep learning, 2022.
@@ -136,15 +136,15 @@ class Float8(_Cast):
 
     @property
     def dtype(self) -> np.dtype:
-        """See `_Cast`."""
+        """The 8-bit type of the format."""
         return np.dtype(ml_dtypes.float8_e4m3fn if self.format == "e4m3" else ml_dtypes.float8_e5m2)
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the bytes of a payload with its scale; see `Method`."""
         return super().payload_bytes(elements) + 4
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body begins with the exponent (int32) that the vector is scaled by."""
+        """Scales and casts the vector; the body begins with the exponent of the scale (int32). See `Method`."""
         exponent = 0
         if (largest := float(_largest(vector))) > 0:
             exponent = math.floor(math.log2(float(ml_dtypes.finfo(self.dtype).max) / largest))
@@ -153,7 +153,7 @@ class Float8(_Cast):
         return np.concatenate([head, self._narrowed(vector, state, 2.0**exponent)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Casts the numbers back and undoes the scaling; see `Method`."""
         exponent = int(np.frombuffer(body[:4].tobytes(), np.int32)[0])
         limit = np.finfo(out.dtype).max
         with np.errstate(over="ignore", invalid="ignore"):  # some codes that are never written are not finite
@@ -195,7 +195,7 @@ def _largest(vector: np.ndarray) -> np.floating:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts by the faster library. NumPy casts bfloat16 as fast as TensorFlow, whose calls cost 0.2 ms."""
+    """Casts with the faster library. NumPy casts bfloat16 as fast as TensorFlow, whose calls cost 0.2 ms."""
     if array.size < _WORTH_A_CALL or ml_dtypes.bfloat16 in (array.dtype, dtype):
         return array.astype(dtype)
     import tensorflow as tf

@@ -42,7 +42,7 @@ class Compressed:
         schedule: the choice for each step.
         state: the tensor's state.
         momentum: the momentum applied in place of the optimizer's; 0 for none.
-        traffic: this process's bytes.
+        traffic: counts of this process's bytes for the tensor.
     """
 
     path: str
@@ -90,7 +90,7 @@ class Compressor:
         rank: this process's rank.
         size: the number of processes.
         seed: the seed of all randomness; the same on all ranks.
-        part: names the part of a model whose gradients the processes reduce, if others of the job reduce other parts.
+        part: name of the part of a model whose gradients these processes reduce, if others of the job reduce others.
 
     Raises:
         TypeError: ``compression`` is not a method, a schedule or a policy.
@@ -132,7 +132,7 @@ class Compressor:
         self._variables.update(variables)
 
     def tensor(self, identity: str, gradient: Any) -> Compressed | None:
-        """How the gradient of a variable is compressed; None if it is not compressed and gets no momentum.
+        """Returns how the gradient of a variable is compressed; None if it is not compressed and gets no momentum.
 
         Args:
             identity: the id of a registered variable.
@@ -169,7 +169,7 @@ class Compressor:
     # Reporting.
 
     def traffic(self) -> dict[str, dict[str, int]]:
-        """By variable path: bytes of its gradients, bytes sent, and bytes that a ring would have sent."""
+        """Returns, by variable path, bytes of its gradients, bytes sent, and bytes that a ring would have sent."""
         return {
             tensor.path: dataclasses.asdict(tensor.traffic)
             for tensor in self._tensors.values()
@@ -179,7 +179,7 @@ class Compressor:
     # Saving.
 
     def file(self, prefix: Any) -> Path:
-        """The path of this rank's file beside a checkpoint."""
+        """Returns the path of this rank's file beside a checkpoint."""
         return Path(f"{os.fspath(prefix)}.compression-{self._part}{self._rank}-of-{self._size}.npz")
 
     def save(self, prefix: Any) -> None:

@@ -1,7 +1,7 @@
-"""Differences in fewer bytes, along one line: what values differ by from those that the other end has.
+"""Compression of the differences between a sender's values and those that its receiver has.
 
-The sender keeps what the receiver has, which is what the receiver has decoded. So what an encoding lacks is in the next
-difference, and the two never drift apart.
+The sender keeps a copy of what the receiver has decoded. So what an encoding lacks is in the next difference, and the
+two never drift apart.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from tfdist.compression.state import State
 
 
 def suited(method: Method) -> Method:
-    """A method as differences need it.
+    """Returns a method in the form that differences need.
 
     The noise of an unbiased method is in the next difference, too, which must not grow. So the method is made a
-    contraction, as error feedback does it.
+    contraction, as by error feedback.
 
     Args:
-        method: any.
+        method: any method.
 
     Raises:
-        TypeError: it keeps a residual of its own.
+        TypeError: the method takes no error feedback, for example because it keeps a residual of its own.
     """
     return method if isinstance(method, ErrorFeedback) else ErrorFeedback(getattr(method, "method", method))
 
 
 def suited_choice(choice: Choice, who: str) -> Method:
-    """As `suited`, for what a user has chosen.
+    """Returns the method that a user has chosen, in the form that differences need.
 
     Args:
-        choice: any but None.
-        who: is to compress differences, for messages.
+        choice: any choice but None.
+        who: name of the object that compresses differences, for messages.
 
     Raises:
-        ValueError: it is none for differences.
+        ValueError: the choice cannot compress differences.
     """
     try:
         if isinstance(choice, Method) and not choice.momentum:
@@ -51,11 +51,11 @@ def check(compression: Choice | Schedule | Policy, who: str) -> None:
     """Checks that differences can be compressed with methods, as far as they are known before the variables.
 
     Args:
-        compression: as of `tfdist.AllReduceStrategy`; a policy chooses by variables.
-        who: is to compress differences, for messages.
+        compression: ``compression`` argument of a strategy. A policy is not checked, because it chooses by variables.
+        who: name of the object that compresses differences, for messages.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: a choice cannot compress differences.
     """
     choices = compression.choices if isinstance(compression, Schedule) else [compression]
     for choice in choices:
@@ -64,13 +64,13 @@ def check(compression: Choice | Schedule | Policy, who: str) -> None:
 
 
 def advance(method: Method, values: np.ndarray, has: np.ndarray, state: State) -> np.ndarray | None:
-    """Encodes a difference, and gives the kept values what the receiver then has.
+    """Encodes the difference between values and the receiver's, and updates the copy of the latter.
 
     Args:
-        method: which is `suited`.
+        method: method that `suited` returned.
         values: an array; only read.
-        has: what the receiver has, flat, in the dtype of `base`; changed.
-        state: of the encoding.
+        has: copy of what the receiver has, flat, in the dtype of `base`; updated.
+        state: state of the encoding.
 
     Returns:
         The payload, which the receiver adds to what it has; None if the values are not finite, and nothing is changed.
@@ -78,7 +78,7 @@ def advance(method: Method, values: np.ndarray, has: np.ndarray, state: State) -
     difference = as_working(values.reshape(-1)) - has
     if not is_finite(difference):
         return None
-    state.arrays.pop("residual", None)  # it is in the difference
+    state.arrays.pop("residual", None)  # the difference contains it
     payload = method.encode(difference, state)
     state.step += 1
     method.decode(payload, has, np.add)
@@ -86,9 +86,9 @@ def advance(method: Method, values: np.ndarray, has: np.ndarray, state: State) -
 
 
 def base(array: np.ndarray) -> np.ndarray:
-    """A flat copy of values, in the dtype in which they are encoded.
+    """Returns a flat copy of values, in the dtype in which they are encoded.
 
     Args:
-        array: of floating-point numbers.
+        array: array of floating-point numbers.
     """
     return np.array(as_working(array.reshape(-1)))

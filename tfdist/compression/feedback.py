@@ -35,32 +35,32 @@ class _Wrapper(Method):
         return hash((type(self), self.method))
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the wrapped method's estimate."""
         return self.method.payload_bytes(elements)
 
     def granule(self, shape: tuple[int, ...] | None) -> int:
-        """See `Method`."""
+        """Returns the wrapped method's granule."""
         return self.method.granule(shape)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Encodes with the wrapped method."""
         return self.method.pack(vector, state)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Decodes with the wrapped method."""
         self.method.unpack(body, out, combine)
 
     def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Counts votes with the wrapped method, or adds vectors; see `Method`."""
         merge = self.method.merge if self.votes else super().merge
         return merge(encoded, elements, dtype, state)
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """See `Method`."""
+        """Returns the wrapped method's scalers."""
         return self.method.scalers(vector, state)
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Method`."""
+        """Runs the wrapped method's rounds."""
         return self.method.rounds(vector, state)
 
 
@@ -91,7 +91,7 @@ class ErrorFeedback(_Wrapper):
         self.keeps_residual = True
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Encodes the vector and the residual, and keeps the new residual; see `Method`."""
         residual = state.array("residual", vector)
         with np.errstate(over="ignore"):
             residual += vector
@@ -101,7 +101,7 @@ class ErrorFeedback(_Wrapper):
         return body
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Method`."""
+        """Sums the vector and the residual over all ranks, and keeps the new residual; see `Method`."""
         residual = state.array("residual", vector)
         with np.errstate(over="ignore"):
             residual += vector
@@ -116,7 +116,7 @@ class ErrorFeedback(_Wrapper):
         return total, own
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """See `Method`."""
+        """Returns the scalers of the vector and the residual; see `Method`."""
         if type(self.method).scalers is Method.scalers:
             return None
         with np.errstate(over="ignore"):
@@ -137,5 +137,5 @@ class WithoutFeedback(_Wrapper):
 
 
 def with_feedback(method: Method) -> Method:
-    """The method, wrapped in `ErrorFeedback` if it needs it and is not wrapped already."""
+    """Returns the method, wrapped in `ErrorFeedback` if it needs it and is not wrapped already."""
     return ErrorFeedback(method) if method.needs_feedback and not isinstance(method, _Wrapper) else method

@@ -36,7 +36,7 @@ class Maximum:
     """Requests the element-wise maximum of a vector over all ranks; the answer is a new array.
 
     Attributes:
-        vector: as in `Sum`.
+        vector: one-dimensional; of the same dtype on all ranks.
     """
 
     vector: np.ndarray
@@ -47,7 +47,7 @@ class Exchange:
     """Sends a payload to every rank; the answer is the payloads of all ranks for this one, by rank.
 
     Attributes:
-        payloads: by rank; those for the same rank have the same length on all ranks.
+        payloads: payload for each rank; payloads for the same rank have the same length on all ranks.
     """
 
     payloads: Sequence[np.ndarray]
@@ -120,7 +120,7 @@ def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -
 
 
 def _asked(reductions: Sequence[tuple[Reduction, Traffic]], answers: Mapping[int, Any]) -> dict[int, Request]:
-    """The next requests of the reductions that continue after these answers, in order."""
+    """Returns the next requests of the reductions that continue after these answers, in order."""
     asked = {}
     for place, answer in sorted(answers.items()):
         try:
@@ -183,7 +183,7 @@ def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Ch
 
 
 def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule:
-    """The sizes of all ranks' payloads: a row for each rank, a column for each request."""
+    """Returns the sizes of all ranks' payloads: a row for each rank, a column for each request."""
     sizes = np.zeros((comm.size, len(requests)), np.int64)
     unknown = [place for place, request in enumerate(requests) if request.sizes is None]
     for place, request in enumerate(requests):
@@ -213,5 +213,5 @@ def _cut(array: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def ring_bytes(nbytes: int, ranks: int) -> int:
-    """The number of bytes that a rank sends in a ring all-reduce of ``nbytes`` bytes."""
+    """Returns the number of bytes that a rank sends in a ring all-reduce of ``nbytes`` bytes."""
     return 2 * nbytes * (ranks - 1) // ranks

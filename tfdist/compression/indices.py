@@ -27,7 +27,7 @@ def encode(indices: np.ndarray, total: int) -> np.ndarray:
     """Encodes a set of indices.
 
     Args:
-        indices: ascending and distinct, from 0 to ``total`` - 1.
+        indices: ascending and distinct indices, from 0 to ``total`` - 1.
         total: the number of positions.
 
     Returns:
@@ -51,7 +51,7 @@ def decode(data: np.ndarray, total: int) -> np.ndarray:
     """Decodes a set that `encode` wrote.
 
     Args:
-        data: uint8.
+        data: encoded set (uint8).
         total: the number of positions.
 
     Returns:
@@ -86,12 +86,12 @@ def _decode(data: np.ndarray) -> np.ndarray:
 
 
 def _even_bits(count: int, total: int) -> int:
-    """The number of low bits of the gaps that are nearly uniform if the set is random."""
+    """Returns the number of low bits of the gaps that are nearly uniform if the set is random."""
     return min(31, max(0, int(np.log2(total / count)) - 3)) if count else 0
 
 
 def _frequencies(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct values, ascending; their frequencies; and, for each value, its position among them."""
+    """Returns the distinct values, ascending; their frequencies; and, for each value, its position among them."""
     if values.size and values.max() < 1 << 16:
         every = np.bincount(values)
         distinct = np.flatnonzero(every)
@@ -102,7 +102,7 @@ def _frequencies(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _size_in_bits(frequencies: np.ndarray) -> float:
-    """The estimated size of the coded values and of their table."""
+    """Returns the estimated size of the coded values and of their table."""
     if not len(frequencies):
         return 0.0
     return float((frequencies * np.log2(frequencies.sum() / frequencies)).sum()) + 20 * len(frequencies)

@@ -15,7 +15,7 @@ class LowRank(Method):
     """Sends two factors: the number of rows (uint32), a matrix of rows by r, and one of r by columns."""
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Multiplies the two factors; see `Method`."""
         rows = int(np.frombuffer(body[:ROWS_BYTES].tobytes(), np.uint32)[0])
         factors = np.frombuffer(body[ROWS_BYTES:].tobytes(), out.dtype)
         columns = out.size // rows
@@ -38,13 +38,13 @@ class LowRank(Method):
 
 
 def pack_factors(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The body of two factors of the same dtype, of shapes (rows, r) and (r, columns)."""
+    """Returns the body of two factors of the same dtype, of shapes (rows, r) and (r, columns)."""
     head = np.frombuffer(np.uint32(len(left)).tobytes(), np.uint8)
     return np.concatenate([head, *(np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (left, right))])
 
 
 def as_matrix(vector: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
-    """A flat tensor as a matrix of all other axes by the last; nearly square if its shape is unknown."""
+    """Returns a flat tensor as a matrix of all other axes by the last; nearly square if its shape is unknown."""
     if shape and len(shape) > 1 and shape[-1] > 0:
         return vector.reshape(-1, shape[-1])
     columns = int(vector.size**0.5)

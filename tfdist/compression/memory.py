@@ -33,7 +33,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def is_left_to_us(library: str, environment: Mapping[str, str]) -> bool:
-    """Whether the C library is glibc, and the user has not configured its allocator.
+    """Returns whether the C library is glibc, and the user has not configured its allocator.
 
     Args:
         library: the name of the C library.

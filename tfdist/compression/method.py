@@ -39,7 +39,8 @@ class Described:
 class Method(Described, abc.ABC):
     """A compression method. It is immutable; the state of each tensor is a `State`.
 
-    The docstring of a subclass states the method's source, whether it is unbiased and whether it is linear.
+    The docstring of a subclass states its compression ratio (such as 4 ×), its source, whether it is unbiased and
+    whether it is linear.
 
     Attributes:
         number: identifies the method in the headers of payloads; numbers below 128 are tfdist's own.
@@ -85,21 +86,21 @@ class Method(Described, abc.ABC):
         """Decodes the bytes of `pack`.
 
         Args:
-            body: uint8.
+            body: encoded vector (uint8).
             out: receives the vector; of its size.
             combine: ``np.add`` or ``np.subtract``, to combine the vector with ``out`` instead of overwriting it.
         """
 
     def payload_bytes(self, elements: int) -> float:
-        """An estimate of the bytes of a payload, header included, for a float32 vector; by default uncompressed."""
+        """Returns the estimated bytes of a payload, with header, of a float32 vector; by default uncompressed."""
         return payloads.HEADER_BYTES + 4 * elements
 
     def expected_ratio(self, elements: int) -> float:
-        """An estimate of the compression ratio: the bytes of float32 divided by those of a payload with header."""
+        """Returns the estimated compression ratio: the bytes of float32 divided by those of a payload with header."""
         return 4 * elements / self.payload_bytes(elements)
 
     def variance(self, elements: int) -> float:
-        """A bound on E‖decoded − x‖² / ‖x‖² for an unbiased method; 0 for others if it is unknown."""
+        """Returns a bound on E‖decoded − x‖² / ‖x‖² for an unbiased method; 0 for others if it is unknown."""
         return 0.0
 
     def encode(self, vector: np.ndarray, state: State | None = None) -> np.ndarray:
@@ -124,11 +125,11 @@ class Method(Described, abc.ABC):
         return payloads.write(Payload(self.number, vector.dtype, vector.size, body))
 
     def encode_zeros(self, elements: int, dtype: np.dtype, state: State) -> np.ndarray:
-        """As `encode`, for zeros, with a new state."""
+        """Encodes zeros, with a new state."""
         return self.encode(np.zeros(elements, dtype), State(shape=state.shape))
 
     def granule(self, shape: tuple[int, ...] | None) -> int:
-        """The number of consecutive elements of a tensor that must go to the same rank on `Route.EXCHANGE`."""
+        """Returns the number of consecutive elements of a tensor that must go to the same rank on `Route.EXCHANGE`."""
         return 1
 
     def decode(self, payload: np.ndarray, out: np.ndarray | None = None, combine: np.ufunc | None = None) -> np.ndarray:
@@ -174,12 +175,12 @@ class Method(Described, abc.ABC):
         return self.encode(saturate(total), state)
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """Scalers whose element-wise maximum over all ranks is computed before encoding, for `Route.GATHER`.
+        """Returns scalers whose element-wise maximum over all ranks is computed before encoding, for `Route.GATHER`.
 
         `pack` reads the maximum from ``state.scalers``.
 
         Args:
-            vector: as in `pack`.
+            vector: finite vector, as for `pack`.
             state: the tensor's state.
 
         Returns:
@@ -192,7 +193,7 @@ class Method(Described, abc.ABC):
         """Yields vectors to be summed over all ranks, and is sent the sums, for `Route.ALL_REDUCE`.
 
         Args:
-            vector: as in `pack`.
+            vector: finite vector, as for `pack`.
             state: the tensor's state, in the same step on all ranks.
 
         Returns:
@@ -208,7 +209,7 @@ def as_working(vector: np.ndarray) -> np.ndarray:
 
 
 def is_finite(vector: np.ndarray) -> bool:
-    """Whether a vector has no NaN and no infinity."""
+    """Returns whether a vector has no NaN and no infinity."""
     with np.errstate(all="ignore"):
         # A sum is fast, and not finite if any element is not; but it may also overflow, so then check each element.
         return bool(np.isfinite(vector.sum())) or bool(np.isfinite(vector).all())

@@ -49,7 +49,7 @@ class Payload:
 
 
 def write(payload: Payload) -> np.ndarray:
-    """The payload as bytes (uint8)."""
+    """Returns the payload as bytes (uint8)."""
     body = np.empty(0, np.uint8) if payload.body is None else payload.body
     flags = int(payload.body is None)
     header = _HEADER.pack(
@@ -66,7 +66,7 @@ def read(written: np.ndarray, method: int, elements: int | None = None) -> Paylo
     """Reads and checks the bytes of `write`.
 
     Args:
-        written: uint8.
+        written: bytes of a payload (uint8).
         method: the number of the expected method.
         elements: the expected number of elements; any by default.
 

@@ -25,7 +25,7 @@ class FewerWorkers:
 
     Args:
         workers: the number of ranks whose gradients are used; 1 or more.
-        method: how their gradients are compressed; not at all by default.
+        method: method that compresses their gradients; by default they are not compressed.
 
     Raises:
         ValueError: ``workers`` is below 1.
@@ -44,15 +44,15 @@ class FewerWorkers:
 
 
 Choice = Method | FewerWorkers | None
-"""How a tensor is sent in one step; None: uncompressed."""
+"""How a tensor is sent in one step; None sends it uncompressed."""
 
 
 class Schedule:
     """Changes the choice at certain steps.
 
     Args:
-        choices: by the first step that each applies to; must include step 0.
-        every: repeat after this number of steps, such as those of an epoch; never by default.
+        choices: choices by the first step that each applies to; must include step 0.
+        every: number of steps after which the schedule repeats, such as those of an epoch; by default it does not.
 
     Raises:
         ValueError: there is no choice for step 0, or ``every`` is not above the last step.
@@ -87,11 +87,11 @@ class Schedule:
 
     @property
     def choices(self) -> list[Choice]:
-        """What it chooses, by step."""
+        """The choices of the schedule, in the order of steps."""
         return list(self._choices.values())
 
     def at(self, step: int) -> Choice:
-        """The choice for a step."""
+        """Returns the choice for a step."""
         if self._every is not None:
             step %= self._every
         return self._choices[max(first for first in self._choices if first <= step)]
@@ -102,11 +102,11 @@ class Policy(Described, abc.ABC):
 
     @abc.abstractmethod
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
-        """The choice for a tensor.
+        """Returns the choice for a tensor.
 
         Args:
             name: the path of the variable, such as ``sequential/dense/kernel``.
-            shape: its shape.
+            shape: shape of the variable.
         """
 
 
@@ -122,7 +122,7 @@ class _BySize(Policy):
         return f"by_size({self._choices})"
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
-        """See `Policy`."""
+        """Returns the choice for the tensor's number of elements; see `Policy`."""
         return self._choices[max(least for least in self._choices if least <= math.prod(shape))]
 
 
@@ -140,7 +140,7 @@ class _ByName(Policy):
         return f"by_name({named}, otherwise={self._otherwise})"
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
-        """See `Policy`."""
+        """Returns the choice of the first expression that matches; see `Policy`."""
         for pattern, choice in self._choices.items():
             if pattern.search(name):
                 return choice
@@ -156,16 +156,16 @@ class _SkippingSmall(Policy):
         return f"skip_small({self._choice}, elements={self._elements}, vectors={self._vectors})"
 
     def choose(self, name: str, shape: tuple[int, ...]) -> Choice | Schedule | Policy:
-        """See `Policy`."""
+        """Returns None for a small tensor, else the choice; see `Policy`."""
         small = math.prod(shape) < self._elements or (self._vectors and len(shape) < 2)
         return None if small else self._choice
 
 
 def by_size(choices: Mapping[int, Choice | Schedule | Policy]) -> Policy:
-    """Chooses by the number of elements.
+    """Returns a policy that chooses by the number of elements.
 
     Args:
-        choices: by the smallest number of elements that each applies to; must include 0.
+        choices: choices by the smallest number of elements that each applies to; must include 0.
 
     Example:
         >>> by_size({0: None, 1 << 10: Int8(), 1 << 20: TopK(0.01)})
@@ -174,11 +174,11 @@ def by_size(choices: Mapping[int, Choice | Schedule | Policy]) -> Policy:
 
 
 def by_name(choices: Mapping[str, Choice | Schedule | Policy], otherwise: Choice | Schedule | Policy = None) -> Policy:
-    """Chooses by the variable's path.
+    """Returns a policy that chooses by the variable's path.
 
     Args:
-        choices: by regular expression; the first that matches anywhere in the path is used.
-        otherwise: used if none matches.
+        choices: choices by regular expression; the first that matches anywhere in the path is used.
+        otherwise: choice if no expression matches.
 
     Example:
         >>> by_name({"bias|gamma|beta": None, "embedding": Int8()}, otherwise=skip_small(TopK(0.01)))
@@ -187,9 +187,9 @@ def by_name(choices: Mapping[str, Choice | Schedule | Policy], otherwise: Choice
 
 
 def skip_small(choice: Choice | Schedule | Policy, elements: int = SMALL, vectors: bool = True) -> Policy:
-    """Does not compress small tensors, biases and normalization weights, where compression is useless or harmful.
+    """Returns a policy that does not compress small tensors, biases and normalization weights.
 
-    Strategies apply it to a bare method or schedule.
+    Compression of these is useless or harmful. Strategies apply the policy to a bare method or schedule.
 
     Args:
         choice: the choice for all other tensors.
@@ -203,14 +203,14 @@ def as_policy(compression: Choice | Schedule | Policy) -> Policy:
     """Converts a strategy's ``compression`` argument to a policy.
 
     Raises:
-        TypeError: it is not a method, a schedule or a policy.
+        TypeError: ``compression`` is not a method, a schedule or a policy.
     """
     _check(compression, (Method, FewerWorkers, Schedule, Policy), "compression must be")
     return compression if isinstance(compression, Policy) else skip_small(compression)
 
 
 def chosen(policy: Policy, name: str, shape: tuple[int, ...]) -> Schedule | None:
-    """The schedule that a policy chooses for a tensor; None if it is never compressed."""
+    """Returns the schedule that a policy chooses for a tensor; None if the tensor is never compressed."""
     choice: Choice | Schedule | Policy = policy
     while isinstance(choice, Policy):
         choice = choice.choose(name, shape)

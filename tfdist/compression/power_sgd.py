@@ -39,11 +39,11 @@ class PowerSGD(LowRank):
             raise ValueError(f"rank must be at least 1; got {self.rank}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the shape; this is for a square matrix."""
+        """Returns the estimated bytes of a payload for a square matrix; they depend on the shape."""
         return HEADER_BYTES + ROWS_BYTES + 8 * self.rank * elements**0.5
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Method`."""
+        """Sums the two factors over all ranks, one after the other; see `Method`."""
         matrix = as_matrix(vector, state.shape)
         rank = min(self.rank, *matrix.shape)
         factor = state.arrays.get("factor")
@@ -60,13 +60,13 @@ class PowerSGD(LowRank):
         own = matrix.T @ np.ldexp(directions, -shift)
         total = yield own.reshape(-1).copy()
         total = total.reshape(own.shape)
-        # Only its directions matter; the product of two scales could overflow or underflow.
+        # Scaled to 1, as only its directions matter; the product of two scales could overflow or underflow.
         state.arrays["factor"] = total / (np.abs(total).max() or 1)
         left = np.ldexp(directions, shift)
         return pack_factors(left, total.T), pack_factors(left, own.T)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`; for a single process. The body is that of `LowRank`."""
+        """Encodes the vector of a single process; the body is that of `LowRank`. See `Method`."""
         rounds = self.rounds(vector, state)
         try:
             total = next(rounds)
@@ -77,5 +77,5 @@ class PowerSGD(LowRank):
 
 
 def _bits(bound: float) -> int:
-    """The smallest integer n with 2ⁿ at least the bound."""
+    """Returns the smallest integer n with 2ⁿ at least the bound."""
     return math.ceil(math.log2(bound))

@@ -33,13 +33,13 @@ class _Quantizer(Method):
 
     @abc.abstractmethod
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
-        """The scale of each row: divided by it, all its elements are at most 1."""
+        """Returns the scale of each row: divided by it, all its elements are at most 1."""
 
     def _rounds_at_random(self) -> bool:
         return True
 
     def _agreed(self, vector: np.ndarray, state: State) -> np.ndarray | None:
-        """The scale of each block, if it does not depend on the block alone; else None."""
+        """Returns the scale of each block, if it does not depend on the block alone; else None."""
         return None
 
     @property
@@ -47,16 +47,16 @@ class _Quantizer(Method):
         return 8 if self.most > 7 else 4 if self.most > 1 else 2
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the bytes of a payload; see `Method`."""
         blocks = -(-elements // self.block)
         return payload.HEADER_BYTES + 4 * blocks + -(-elements * self._bits // 8)
 
     def granule(self, shape: tuple[int, ...] | None) -> int:
-        """See `Method`."""
+        """Returns the size of a block; see `Method`."""
         return self.block
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is all scales (float32), followed by all levels, packed."""
+        """Quantizes the vector; the body is all scales (float32), followed by all levels, packed. See `Method`."""
         generator = state.generator() if self._rounds_at_random() else None
         scales = np.empty(-(-vector.size // self.block), np.float32)
         levels = np.empty(vector.size, np.int8)
@@ -80,7 +80,7 @@ class _Quantizer(Method):
         return np.concatenate([scales.view(np.uint8), pack_levels(levels, self._bits)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Multiplies the levels by their scales; see `Method`."""
         count = -(-out.size // self.block)
         scales = np.frombuffer(body[: 4 * count].tobytes(), np.float32) * np.float32(1 / self.most)
         levels = unpack_levels(body[4 * count :], out.size, self._bits)
@@ -112,7 +112,7 @@ class _Linearly(_Quantizer):
         return magnitudes.max(1)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: for each element at most a quarter of the squared spacing."""
+        """Returns a bound by a quarter of the squared spacing for each element; see `Method`."""
         return min(elements, self.block) / (4 * self.most**2) if self.stochastic else 0.0
 
 
@@ -137,7 +137,7 @@ class Int8(_Linearly):
 
     @property
     def most(self) -> int:
-        """See `_Quantizer`."""
+        """The highest level, 127."""
         return 127
 
 
@@ -159,7 +159,7 @@ class Int4(_Linearly):
 
     @property
     def most(self) -> int:
-        """See `_Quantizer`."""
+        """The highest level, 7."""
         return 7
 
 
@@ -193,7 +193,7 @@ class QSGD(_Quantizer):
 
     @property
     def most(self) -> int:
-        """See `_Quantizer`."""
+        """The highest level, ``levels``."""
         return self.levels
 
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
@@ -205,7 +205,7 @@ class QSGD(_Quantizer):
         return np.minimum(np.nextafter(norms.astype(np.float32), np.float32(np.inf)), np.finfo(np.float32).max)
 
     def variance(self, elements: int) -> float:
-        """See `Method`: the paper's bound."""
+        """Returns the paper's bound; see `Method`."""
         block = min(elements, self.block)
         return min(block / self.levels**2, block**0.5 / self.levels)
 
@@ -249,14 +249,14 @@ class TernGrad(_Quantizer):
 
     @property
     def most(self) -> int:
-        """See `_Quantizer`."""
+        """The highest level, 1."""
         return 1
 
     def _scales(self, magnitudes: np.ndarray) -> np.ndarray:
         return magnitudes.max(1)
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`: the largest magnitude of each block, clipped (float32)."""
+        """Returns the largest magnitude of each block after clipping (float32); see `Method`."""
         largest = np.empty(-(-vector.size // self.block), np.float32)
         for rows, part in _by_rows(vector, self.block):
             largest[rows] = np.maximum(part.max(1), -part.min(1))
@@ -266,14 +266,17 @@ class TernGrad(_Quantizer):
         return self.scalers(vector, state) if state.scalers is None else state.scalers.copy()
 
     def variance(self, elements: int) -> float:
-        """See `Method`: for a block with its own scaler, largest if one element is 1 and all others are 1 divided by
-        the root of their number; with clipping, the scaler is at most ``clip`` standard deviations."""
+        """Returns the bound for a block with its own scaler; see `Method`.
+
+        The variance is largest if one element is 1 and all others are 1 divided by the root of their number. With
+        clipping, the scaler is at most ``clip`` standard deviations.
+        """
         unclipped = min(elements, self.block) ** 0.5 / 2
         return unclipped if self.clip is None else min(unclipped, self.clip)
 
 
 def _deviation(vector: np.ndarray) -> float:
-    """The standard deviation about zero."""
+    """Returns the standard deviation about zero."""
     largest = float(np.abs(vector).max(initial=0))
     if not largest:
         return 0.0
@@ -291,7 +294,7 @@ def _check_block(block: int) -> None:
 
 
 def _by_rows(vector: np.ndarray, block: int) -> list[tuple[slice, np.ndarray]]:
-    """The vector as tables of whole blocks, a few at a time; the last block is padded with zeros."""
+    """Returns the vector as tables of whole blocks, a few at a time; the last block is padded with zeros."""
     whole, many = vector.size // block, max(1, _AT_A_TIME // block)
     tables = []
     for start in range(0, whole, many):

@@ -43,12 +43,15 @@ def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, mom
 
 
 def best_route(method: Method, ranks: int) -> Route:
-    """The method's route; but two ranks gather instead of exchanging: as many bytes, without encoding the sum again."""
+    """Returns the method's route.
+
+    Two ranks gather instead of exchanging: this takes as many bytes, without encoding the sum again.
+    """
     return Route.GATHER if ranks == 2 and method.route is Route.EXCHANGE and not method.votes else method.route
 
 
 def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """As `begin`, for a vector of float32 or float64, on a route that the method supports."""
+    """Sums a vector of float32 or float64 on a route that the method supports; see `begin`."""
     in_parts = route is Route.EXCHANGE
     state.divide(_parts(vector.size, state.size, method.granule(state.shape)) if in_parts else [])
     if in_parts or not method.keeps_residual:
@@ -57,7 +60,7 @@ def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, sta
 
 
 def _share(vector: np.ndarray, state: State, workers: int) -> np.ndarray:
-    """This rank's contribution if only the first ranks contribute."""
+    """Returns this rank's contribution if only the first ranks contribute."""
     workers = min(workers, state.size)
     if state.rank >= workers:
         return np.zeros_like(vector)
@@ -105,7 +108,7 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
 
 
 def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """Each rank adds one part of all vectors; then the sums of all parts are gathered.
+    """Adds one part of all vectors on each rank; then the sums of all parts are gathered.
 
     Payloads of the same method and number of elements have the same size on all ranks, so sizes are not exchanged. Only
     those of vectors that are not finite are shorter, and are padded.
@@ -132,7 +135,7 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
 
 
 def _parts(elements: int, ranks: int, granule: int) -> list[slice]:
-    """A part for each rank, of whole granules except at the end."""
+    """Returns a part for each rank, of whole granules except at the end."""
     granules = partition(-(-elements // granule), ranks)
     return [slice(min(part.start * granule, elements), min(part.stop * granule, elements)) for part in granules]
 

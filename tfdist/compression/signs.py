@@ -32,15 +32,18 @@ class OneBit(Method):
     route = Route.EXCHANGE
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the estimated bytes of a payload; see `Method`."""
         return HEADER_BYTES + 4 + 8 * -(-elements // _SHORTEST_COLUMN) + -(-elements // 8)
 
     def granule(self, shape: tuple[int, ...] | None) -> int:
-        """See `Method`."""
+        """Returns the length of a column; see `Method`."""
         return _column(shape)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is the length of a column (uint32), two means per column (float32), and the signs."""
+        """Encodes the signs, and the means of each column; see `Method`.
+
+        The body is the length of a column (uint32), two means per column (float32), and the signs.
+        """
         column = _column(state.shape)
         count = -(-vector.size // column)
         means = np.empty((count, 2), np.float32)
@@ -63,7 +66,7 @@ class OneBit(Method):
         return np.concatenate([head, means.reshape(-1).view(np.uint8), np.packbits(signs)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Replaces each sign by its column's mean; see `Method`."""
         column = int(np.frombuffer(body[:4].tobytes(), np.uint32)[0])
         count = -(-out.size // column)
         means = np.frombuffer(body[4 : 4 + 8 * count].tobytes(), np.float32).reshape(count, 2)
@@ -104,13 +107,14 @@ class SignSGD(Method):
         return self.scaled
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the bytes of a payload; see `Method`."""
         return HEADER_BYTES + 4 + -(-elements // 8)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is the scale (float32) and one bit per element, set if it is negative.
+        """Encodes the signs; see `Method`.
 
-        Zeros are alternately positive and negative. A rank with only zeros does not vote: its scale is zero.
+        The body is the scale (float32) and one bit per element, set if it is negative. Zeros are alternately positive
+        and negative. A rank with only zeros does not vote: its scale is zero.
         """
         scale = _mean_magnitude(vector) if self.scaled else float(vector.any())
         negative = np.packbits(np.signbit(vector))
@@ -120,14 +124,14 @@ class SignSGD(Method):
         return _signs_body(scale, negative)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Multiplies the signs by the scale; see `Method`."""
         table = np.float32(_scale(body)) * _OF_BYTES
         for segment in segments(out.size, 1 << 15):
             values = table[body[4:][_bytes_of(segment)]].reshape(-1)[: segment.stop - segment.start]
             store(out[segment], values, combine)
 
     def merge(self, encoded: Sequence[np.ndarray], elements: int, dtype: np.dtype, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Counts the votes on each sign; see `Method`."""
         voters = []
         for payload in encoded:
             body = payloads.read(payload, self.number, elements).body
@@ -149,15 +153,16 @@ _OF_BYTES = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis],
 """For each byte, the values of its 8 bits: 1, or -1 if the bit is set."""
 
 _BY_TURNS = (np.uint8(0b01010101), np.uint8(0b10101010))
+"""Alternating signs of eight zeros or ties, for even and odd steps."""
 
 
 def _bytes_of(segment: slice) -> slice:
-    """The bytes that hold the bits of a segment, which starts at a byte boundary."""
+    """Returns the bytes that hold the bits of a segment, which starts at a byte boundary."""
     return slice(segment.start // 8, -(-segment.stop // 8))
 
 
 def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
-    """The bits that are set in most of several bit arrays; those of ``tied`` in case of a tie."""
+    """Returns the bits that are set in most of several bit arrays; those of ``tied`` in case of a tie."""
     if len(votes) == 2:
         one, other = votes
         return (one & other) | ((one ^ other) & tied)
@@ -169,7 +174,7 @@ def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
 
 
 def _mean_magnitude(vector: np.ndarray) -> float:
-    """The mean magnitude, computed in segments that fit into the cache."""
+    """Returns the mean magnitude, computed in segments that fit into the cache."""
     parts = (vector[segment] for segment in segments(vector.size, 1 << 15))
     return sum(float(np.abs(part).sum(dtype=np.float64)) for part in parts) / vector.size
 
@@ -183,13 +188,13 @@ def _scale(body: np.ndarray) -> float:
 
 
 def _column(shape: tuple[int, ...] | None) -> int:
-    """The smallest multiple of the last axis that is at least the shortest column."""
+    """Returns the smallest multiple of the last axis that is at least the shortest column."""
     last = shape[-1] if shape else 0
     return last * -(-_SHORTEST_COLUMN // last) if last else _SHORTEST_COLUMN
 
 
 def _table(values: np.ndarray, column: int) -> np.ndarray:
-    """Columns as the rows of a table; the last is padded with zeros."""
+    """Returns columns as the rows of a table; the last is padded with zeros."""
     rows = -(-values.size // column)
     if values.size < rows * column:
         filled = np.zeros(rows * column, values.dtype)

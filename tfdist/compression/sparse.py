@@ -15,14 +15,14 @@ _SAMPLE = 1 << 16
 """The largest sample from which a bound for the largest elements is estimated."""
 
 _WORTH_IT = 1 << 13
-"""With fewer elements, no bound is estimated."""
+"""The smallest number of elements for which a bound is estimated."""
 
 
 def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
     """Encodes some elements.
 
     Args:
-        indices: ascending.
+        indices: ascending indices of the elements.
         total: the number of elements of the vector.
         about: arrays of data about the elements.
 
@@ -35,7 +35,7 @@ def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
 
 
 def unpack(body: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices that `pack` wrote, and the bytes that follow.
+    """Returns the indices that `pack` wrote, and the bytes that follow.
 
     Raises:
         PayloadError: the body is damaged.
@@ -68,7 +68,7 @@ def scatter(out: np.ndarray, indices: np.ndarray, values: np.ndarray, combine: n
 
 
 def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
-    """Ascending indices (int64) of the elements whose magnitude is at least ``bound``."""
+    """Returns ascending indices (int64) of the elements whose magnitude is at least ``bound``."""
     found = []
     for segment in segments(vector.size):
         part = vector[segment]
@@ -79,7 +79,7 @@ def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
 
 
 def largest(vector: np.ndarray, count: int) -> np.ndarray:
-    """The indices of the elements of the largest magnitude; zeros are never among them.
+    """Returns the indices of the elements of the largest magnitude; zeros are never among them.
 
     A bound is estimated from a sample, slightly too low on purpose; the selection is made among the elements that
     reach it.
@@ -106,7 +106,7 @@ def largest(vector: np.ndarray, count: int) -> np.ndarray:
 
 
 def _estimated_bound(vector: np.ndarray, count: int) -> float:
-    """A bound that slightly more elements than wanted are expected to reach."""
+    """Returns a bound that slightly more elements than wanted are expected to reach."""
     if vector.size < _WORTH_IT:
         return 0.0
     # An odd stride visits all columns of a matrix, whose number is usually even.

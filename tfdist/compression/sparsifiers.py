@@ -27,7 +27,7 @@ def check_ratio(ratio: float) -> None:
 
 
 def wanted(ratio: float, elements: int) -> int:
-    """The number of elements to send, of ``elements``; at least one."""
+    """Returns the number of elements to send, of ``elements``; at least one."""
     return min(elements, max(1, round(ratio * elements)))
 
 
@@ -35,13 +35,13 @@ class Sparsifier(Method):
     """Sends some elements uncompressed, with encoded indices."""
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Sets the elements that were sent; see `Method`."""
         indices, rest = sparse.unpack(body, out.size)
         sparse.scatter(out, indices, sparse.values_of(rest, out.dtype, indices.size), combine)
 
 
 def estimated_bytes(ratio: float, elements: int) -> float:
-    """The estimated size of a sparse payload: a geometric gap has log2(e / ratio) bits of entropy."""
+    """Returns the estimated size of a sparse payload: a geometric gap has log2(e / ratio) bits of entropy."""
     return HEADER_BYTES + 29 + wanted(ratio, elements) * (4 + np.log2(np.e / ratio) / 8)
 
 
@@ -68,11 +68,11 @@ class TopK(Sparsifier):
         check_ratio(self.ratio)
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the estimated bytes of a payload; see `Method`."""
         return estimated_bytes(self.ratio, elements)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Encodes the elements of the largest magnitude; see `Method`."""
         indices = sparse.largest(vector, wanted(self.ratio, vector.size))
         return sparse.pack(indices, vector.size, vector[indices])
 
@@ -96,11 +96,11 @@ class Threshold(Sparsifier):
             raise ValueError(f"tau must be above 0; got {self.tau}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the data; this assumes 1 %."""
+        """Returns the estimated bytes of a payload if 1 % is sent; they depend on the data."""
         return estimated_bytes(0.01, elements)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Encodes the elements that reach ``tau``; see `Method`."""
         indices = sparse.at_least(vector, self.tau)
         return sparse.pack(indices, vector.size, vector[indices])
 
@@ -133,21 +133,21 @@ class RandomK(Method):
         check_ratio(self.ratio)
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the bytes of a payload; see `Method`."""
         return HEADER_BYTES + _HEAD.size + 4 * wanted(self.ratio, elements)
 
     def variance(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the length of the longest stretch minus 1; see `Method`."""
         return -(-elements // wanted(self.ratio, elements)) - 1
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-        """See `Method`."""
+        """Sums the drawn elements over all ranks; see `Method`."""
         own = self.pack(vector, state)
         total = yield own[_HEAD.size :].view(vector.dtype).copy()
         return np.concatenate([own[: _HEAD.size], total.view(np.uint8)]), own
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is the seed and the count of the indices, and the values."""
+        """Encodes the drawn elements; the body is the indices' seed and count, and the values. See `Method`."""
         entropy = int(state.generator(shared=True).integers(1 << 63))
         count = wanted(self.ratio, vector.size)
         indices, _ = _one_of_each(vector.size, count, entropy)
@@ -155,7 +155,7 @@ class RandomK(Method):
         return np.concatenate([head, vector[indices].view(np.uint8)])
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Multiplies the values by the lengths of their stretches; see `Method`."""
         entropy, count = _HEAD.unpack(body[: _HEAD.size].tobytes())
         indices, stretches = _one_of_each(out.size, count, entropy)
         with np.errstate(over="ignore"):  # multiplied after summing, so that sums do not overflow
@@ -164,7 +164,7 @@ class RandomK(Method):
 
 
 def _one_of_each(elements: int, count: int, entropy: int) -> tuple[np.ndarray, np.ndarray]:
-    """A random index from each of ``count`` stretches, and the lengths of the stretches (float32)."""
+    """Returns a random index from each of ``count`` stretches, and the lengths of the stretches (float32)."""
     bounds = np.arange(count + 1) * elements // count
     lengths = np.diff(bounds)
     draws = np.random.Generator(np.random.SFC64(entropy)).random(count)
@@ -213,17 +213,17 @@ class DeepGradientCompression(Sparsifier):
             raise ValueError(f"warmup_steps must be at least 0; got {self.warmup_steps}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`."""
+        """Returns the estimated bytes of a payload after the warm-up; see `Method`."""
         return estimated_bytes(self.ratio, elements)
 
     def ratio_at(self, step: int) -> float:
-        """The fraction that is sent in a step, counted from the first step with this method."""
+        """Returns the fraction that is sent in a step, counted from the first step with this method."""
         if not self.warmup_steps:
             return self.ratio
         return max(self.ratio, 0.25 ** (1 + step // self.warmup_steps))
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`."""
+        """Applies clipping and momentum, and encodes the largest elements of the residual; see `Method`."""
         if self.clip_norm is not None:
             norm = float(np.linalg.norm(vector, np.inf))
             norm *= float(np.linalg.norm(vector / vector.dtype.type(norm))) if norm else 0.0

@@ -41,7 +41,7 @@ class State:
         self._parts: dict[str, State] = {}
 
     def array(self, name: str, like: np.ndarray) -> np.ndarray:
-        """The state array of a name, with the shape and dtype of ``like``; initially zeros."""
+        """Returns the state array of a name, with the shape and dtype of ``like``; initially zeros."""
         kept = self.arrays.get(name)
         if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
             kept = self.arrays[name] = np.zeros_like(like)
@@ -70,7 +70,11 @@ class State:
         self.arrays[_BOUNDS] = np.array([0, *(part.stop for part in parts)])
 
     def part(self, name: str) -> State:
-        """The state of a part of the tensor: ``for k`` is the part for rank k, ``sum`` the sum of this rank's part."""
+        """Returns the state of a part of the tensor.
+
+        Args:
+            name: ``for k`` is the part for rank k, ``sum`` the sum of this rank's part.
+        """
         if name not in self._parts:
             self._parts[name] = State(f"{self.name}/{name}", self.rank, self.size, self.seed, self.shape)
         part = self._parts[name]
@@ -78,7 +82,7 @@ class State:
         return part
 
     def generator(self, shared: bool = False) -> np.random.Generator:
-        """A random number generator for this tensor and step.
+        """Returns a random number generator for this tensor and step.
 
         Args:
             shared: whether all ranks draw the same numbers.
@@ -94,7 +98,7 @@ class State:
         self._parts.clear()
 
     def saved(self, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        """All arrays, by path, and the step."""
+        """Yields all arrays, by path, and the step."""
         yield f"{prefix}step", np.array(self.step)
         for name, array in self.arrays.items():
             yield f"{prefix}arrays/{name}", array

@@ -48,12 +48,15 @@ class Strom(Method):
             raise ValueError(f"density must be a fraction of the elements, above 0 and at most 1; got {self.density}")
 
     def payload_bytes(self, elements: int) -> float:
-        """See `Method`. Depends on the data if τ is fixed; this assumes one element of 800, as in the paper."""
+        """Returns the estimated bytes of a payload; with a fixed τ, if one element of 800 is sent, as in the paper."""
         density = self.density or 1 / 800
         return HEADER_BYTES + 33 + elements * density * (1 + np.log2(np.e / density)) / 8
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
-        """See `Method`. The body is sparse, with one bit per element, set if it is negative, followed by τ."""
+        """Encodes the indices and signs of the elements that reach τ; see `Method`.
+
+        The body is sparse, with one bit per element, set if it is negative, followed by τ.
+        """
         if self.density is None:
             assert self.tau is not None
             tau = np.float32(self.tau)
@@ -65,7 +68,7 @@ class Strom(Method):
         return sparse.pack(indices, vector.size, np.packbits(np.signbit(vector[indices])), tail)
 
     def unpack(self, body: np.ndarray, out: np.ndarray, combine: np.ufunc | None = None) -> None:
-        """See `Method`."""
+        """Sets the elements that were sent to ±τ; see `Method`."""
         indices, rest = sparse.unpack(body, out.size)
         sign_bytes = -(-indices.size // 8)
         tau = sparse.values_of(rest[sign_bytes:], np.dtype(np.float32), 1)[0]

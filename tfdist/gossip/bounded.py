@@ -1,4 +1,4 @@
-"""Gossip with bounded staleness: a process takes in the weights of its neighbours as they come."""
+"""Gossip with bounded staleness: a process mixes in the weights of its neighbours as they arrive."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from tfdist.gossip.topologies import Topology
 
 
 class Bounded(Mixing):
-    """In a round a process takes in what has come of its neighbours, which is at most so many rounds old.
+    """Gossip in rounds, with neighbours' weights that are at most a number of rounds old.
 
-    So it waits for a neighbour only if it has left that one behind by more than the bound. What it takes in is how
-    the two differed in the neighbour's round, not how old weights differ from new ones, which would hold training back:
-    x_i ← x_i + W_ij / (1 + a) (x_j − x_i of that round), a rounds later. The later, the less it counts, as corrections
-    that come late overshoot: with a constant delay of a rounds they converge up to a factor of 2 sin(π / (4 a + 2)),
-    which is above 1 / (1 + a). A bound of 0 is `InRounds`.
+    A process waits for a neighbour only if it is ahead of it by more than the bound. It adds the difference between the
+    two in the neighbour's round, not that between old and new weights, which would hold training back. If that round
+    is a rounds ago, the update is
+
+        x_i ← x_i + W_ij / (1 + a) (x_j − x_i of that round).
+
+    The later a correction, the less it counts, because late corrections overshoot: with a constant delay of a rounds
+    they converge up to a factor of 2 sin(π / (4 a + 2)), which is above 1 / (1 + a). A bound of 0 is `InRounds`.
 
     Args:
-        lines: as of `Mixing`.
-        topology: of the processes, which is static.
-        rank: of this process.
-        size: how many there are.
-        bound: on the age of weights, in rounds.
+        lines: message channels to the neighbours.
+        topology: static topology of the processes.
+        rank: rank of this process.
+        size: number of processes.
+        bound: maximum age of weights, in rounds.
 
     References:
         Luo, Lin, Zhuo and Qian, *Hop: heterogeneity-aware decentralized training*, ASPLOS 2019, for the bound; it
-        averages with the old weights themselves.
+            averages with the old weights themselves.
     """
 
     def __init__(self, lines: Lines, topology: Topology, rank: int, size: int, bound: int) -> None:
@@ -37,16 +40,16 @@ class Bounded(Mixing):
         self._bound = bound
         self._last: dict[int, int] = {}
         self._own: dict[int, tuple[int, list[np.ndarray]]] = {}
-        """By round, the generation and the weights, as long as a neighbour's of the same round may come."""
+        """Generation and weights of each round for which a neighbour's weights may still arrive."""
 
     def begin(self, values: Arrays) -> None:
-        """See `Mixing`."""
+        """Forgets all rounds; see `Mixing`."""
         super().begin(values)
         self._last = dict.fromkeys(self._neighbours, -1)
         self._own.clear()
 
     def mix(self, values: Arrays) -> list[np.ndarray]:
-        """See `Mixing`."""
+        """Sends this process's weights, and mixes in those that have arrived; see `Mixing`."""
         own = [np.array(value) for value in values]
         self._own[self._round] = self._generation, own
         message = self._message(Kind.WEIGHTS, own)
@@ -62,8 +65,8 @@ class Bounded(Mixing):
         return new
 
     def _hear(self, rank: int, values: list[np.ndarray]) -> None:
-        """Takes in what has come from a neighbour, and waits for it as long as it is too far behind."""
-        while self._last[rank] < self._round:  # what comes then is of a later round than this process's
+        """Mixes in what has arrived from a neighbour, and waits for it as long as it is too far behind."""
+        while self._last[rank] < self._round:  # later messages are of later rounds than this process's
             is_behind = self._last[rank] < self._round - self._bound
             message = self._lines.await_next(rank) if is_behind else self._lines.arrived(rank)
             if message is None:
@@ -77,7 +80,7 @@ class Bounded(Mixing):
         self._last[rank] = message.round
         generation, own = self._own.get(message.round, (-1, []))
         if not self._generation == generation == message.generation:
-            return  # it is of a round that this process has not had, or of values that have been replaced
+            return  # of a round that this process has not had, or of values that have been replaced
         age = self._round - message.round
         self.staleness[age] += 1
         weight = self._weights[rank] / (1 + age)

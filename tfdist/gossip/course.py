@@ -1,4 +1,4 @@
-"""The course of the gossip of one optimizer's weights: rounds every so many steps, and the mean at the end."""
+"""The course of the gossip of one optimizer's weights: rounds at intervals of steps, and the mean at the end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tfdist.local_sgd.intervals import Interval
 
 
 class Gossip(Course):
-    """The rounds of the weights of one optimizer.
+    """The course of the rounds of one optimizer's weights.
 
-    When all processes have taken their steps, as at the end of an epoch, all go on with the mean of those that have
+    When all processes have taken their steps, as at the end of an epoch, all continue with the mean of those that have
     taken any.
 
     Args:
-        mixing: with the neighbours; None for a process alone.
+        mixing: mixing with the neighbours; None for a process alone.
         everyone: exchanges with all processes.
-        size: how many there are.
-        interval: steps between rounds.
-        trained: what is trained.
-        wishes: that go along with what neighbours are told.
+        size: number of processes.
+        interval: number of steps between rounds.
+        trained: the variables that are exchanged.
+        wishes: requests to stop, which neighbours are told; by default there are none.
     """
 
     turns = 1
@@ -52,15 +52,15 @@ class Gossip(Course):
 
     @property
     def staleness(self) -> Counter[int]:
-        """See `Course`."""
+        """How often weights of each age, in rounds, have been mixed in."""
         return Counter() if self._mixing is None else self._mixing.staleness
 
     def places(self, what: int) -> list[int]:
-        """See `Course`."""
+        """Returns the indices of all weights; see `Course`."""
         return list(range(len(self.centre)))
 
     def begin_anew(self, progress: Progress) -> Turn:
-        """See `Course`."""
+        """Begins the rounds anew; see `Course`."""
         self._last = progress
         if self._mixing is not None:
             self._mixing.begin(list(self.centre))
@@ -72,7 +72,7 @@ class Gossip(Course):
     def take(
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """See `Course`."""
+        """Mixes the weights with those of neighbours; see `Course`."""
         self._learning_rate = learning_rate
         new = [np.array(value) for value in values] if self._mixing is None else self._mixing.mix(values)
         if wishes := self._wishes.own():
@@ -80,7 +80,7 @@ class Gossip(Course):
         return self._next(progress.step), new
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
-        """See `Course`."""
+        """Gives all processes the mean of their weights, and measures `distance`; see `Course`."""
         new = list(values) if self._mixing is None else self._mixing.finish(values)
         samples, steps = progress.samples - self._last.samples, progress.step - self._last.step
         has_trained = samples > 0  # a step may find that there is no batch left
@@ -102,20 +102,20 @@ class Gossip(Course):
         self.distance = away / length if length else away
 
     def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
-        """See `Course`."""
+        """Replaces a value in the centre, and notifies the mixing; see `Course`."""
         self.centre[place] = np.array(value)
         if self._mixing is not None:
             self._mixing.assigned(place)
 
 
 class Gossiping(Courses):
-    """Makes `Gossip`.
+    """Makes the `Gossip` of each optimizer.
 
     Args:
         group: the processes.
-        interval: steps between rounds.
-        mixing: makes what mixes the weights of an optimizer, in a group of several.
-        described: as of `Courses`.
+        interval: number of steps between rounds.
+        mixing: makes the mixing of an optimizer's weights, in a group of several processes.
+        described: description of the strategy's arguments, which must be the same on all processes.
     """
 
     def __init__(self, group: Group, interval: Interval, mixing: Callable[[Trained], Mixing], described: str) -> None:
@@ -123,7 +123,7 @@ class Gossiping(Courses):
         self._group, self._interval, self._mixing = group, interval, mixing
 
     def of(self, trained: Trained) -> Gossip:
-        """See `Courses`."""
+        """Returns the gossip of an optimizer; see `Courses`."""
         if self._group.size == 1:
             return Gossip(None, Alone(), 1, self._interval, trained, self.wishes)
         everyone = Exchanges(self._group, f"all of {trained.name}", trained.paths)

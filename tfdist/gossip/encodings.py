@@ -1,4 +1,4 @@
-"""What a process sends of its weights, and the change that neighbours' weights make to its own."""
+"""Encodings of the weights that a process sends, and the change that neighbours' weights make to its own."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ Arrays = Sequence[np.ndarray]
 
 
 class Encoding(abc.ABC):
-    """Of the weights of all variables."""
+    """An encoding of the weights of all variables."""
 
     @abc.abstractmethod
     def begin(self, values: Arrays, ranks: Sequence[int]) -> None:
-        """Begins anew.
+        """Begins anew with common weights.
 
         Args:
             values: the weights, equal on all processes; only read.
-            ranks: all that this process hears from.
+            ranks: ranks of all processes that this one receives from.
         """
 
     @abc.abstractmethod
     def sent(self, values: Arrays) -> list[np.ndarray]:
-        """The parts of a message to all neighbours.
+        """Returns the parts of a message to all neighbours.
 
         Args:
-            values: this process's weights; only read, and kept until `change`.
+            values: weights of this process; only read, and kept until `change`.
         """
 
     @abc.abstractmethod
     def received(self, rank: int, parts: Arrays) -> None:
-        """Takes in a message.
+        """Decodes the message of a neighbour, and keeps its contents until `change`.
 
         Args:
-            rank: of its sender.
-            parts: of it.
+            rank: rank of the sender.
+            parts: parts of the message.
         """
 
     @abc.abstractmethod
     def change(self, weights: Mapping[int, float]) -> list[np.ndarray]:
-        """What this process is to add to its weights: Σ_j W_ij (x_j − x_i), of what was sent and received last.
+        """Returns the change to this process's weights: Σ_j W_ij (x_j − x_i), of what was sent and received last.
 
         Args:
-            weights: W_ij, by rank.
+            weights: W_ij, by rank j.
         """
 
 
 class Plain(Encoding):
-    """The weights as they are."""
+    """An encoding that sends the weights as they are."""
 
     def __init__(self) -> None:
         self._own: Arrays = ()
         self._of: dict[int, Arrays] = {}
 
     def begin(self, values: Arrays, ranks: Sequence[int]) -> None:
-        """See `Encoding`."""
+        """Forgets the neighbours' weights; see `Encoding`."""
         self._own, self._of = values, {}
 
     def sent(self, values: Arrays) -> list[np.ndarray]:
-        """See `Encoding`."""
+        """Returns the weights as they are; see `Encoding`."""
         self._own = values
         return list(values)
 
     def received(self, rank: int, parts: Arrays) -> None:
-        """See `Encoding`."""
+        """Keeps the neighbour's weights; see `Encoding`."""
         self._of[rank] = [part.view(own.dtype).reshape(own.shape) for part, own in zip(parts, self._own, strict=True)]
 
     def change(self, weights: Mapping[int, float]) -> list[np.ndarray]:
-        """See `Encoding`."""
+        """Returns the weighted sum of the differences; see `Encoding`."""
         return [
             _weighted([self._of[rank][place] - own for rank in weights], list(weights.values()), own)
             for place, own in enumerate(self._own)
@@ -82,25 +82,25 @@ class Plain(Encoding):
 
 
 class Differences(Encoding):
-    """What the weights differ by from those that the neighbours have of this process, compressed: CHOCO-SGD.
+    """An encoding that sends compressed differences from the weights that were sent before: CHOCO-SGD.
 
-    All neighbours of a process have the same copy of its weights, and so has the process itself. In a round it sends
-    the compressed difference of its weights to that copy, to which all add it. Then it changes its weights by the
-    differences between the copies of its neighbours' and of its own, times a consensus rate: the coarser the
-    compression, the smaller, as copies are behind.
+    A process and all its neighbours keep the same copy of its weights. In a round the process sends the compressed
+    difference between its weights and that copy, and all add it to the copy. Then the process changes its weights by
+    the differences between its neighbours' copies and its own, times a consensus rate. The coarser the compression, the
+    smaller this rate, because copies lag behind.
 
     Args:
-        schedules: of methods, for each variable, by round; None where its weights are sent as they are.
-        rate: the consensus rate of the variables that are compressed; by default that of `suitable_rate`.
-        rank: of this process, by which its random numbers differ.
+        schedules: schedule of the methods of each variable, by round; None sends its weights as they are.
+        rate: consensus rate of the compressed variables; by default that of `suitable_rate`.
+        rank: rank of this process, which seeds its random numbers.
 
     Raises:
-        ValueError: a method is none for differences.
+        ValueError: a method cannot compress differences.
 
     References:
         Koloskova, Stich and Jaggi, *Decentralized stochastic optimization and gossip algorithms with compressed
-        communication*, ICML 2019; Koloskova, Lin, Stich and Jaggi, *Decentralized deep learning with arbitrary
-        communication compression*, ICLR 2020, algorithm 1.
+            communication*, ICML 2019; Koloskova, Lin, Stich and Jaggi, *Decentralized deep learning with arbitrary
+            communication compression*, ICLR 2020, algorithm 1.
     """
 
     def __init__(self, schedules: Sequence[Schedule | None], rate: float | None, rank: int) -> None:
@@ -112,14 +112,14 @@ class Differences(Encoding):
             for choice in schedule.choices
             if choice is not None
         }
-        self._round = -1  # of what was sent last; what is received is of the same one
+        self._round = -1  # round of the last message sent; messages received are of the same round
         self._like: list[np.ndarray] = []
         self._states: list[State] = []
         self._rates: dict[tuple[Method, int], float] = {}
         self._copies: dict[int, list[np.ndarray]] = {}
 
     def begin(self, values: Arrays, ranks: Sequence[int]) -> None:
-        """See `Encoding`."""
+        """Resets all copies to the common weights; see `Encoding`."""
         self._copies = {rank: [differences.base(value) for value in values] for rank in (self._rank, *ranks)}
         if not self._states:
             self._states = [State(f"{place}", seed=self._rank, shape=one.shape) for place, one in enumerate(values)]
@@ -140,7 +140,7 @@ class Differences(Encoding):
         return self._rates[method, size]
 
     def sent(self, values: Arrays) -> list[np.ndarray]:
-        """See `Encoding`; the first part says which variables are sent as they are."""
+        """Returns payloads and uncompressed weights, preceded by a part that says which variables are uncompressed."""
         self._like = list(values)
         self._round += 1
         own = self._copies[self._rank]
@@ -155,7 +155,7 @@ class Differences(Encoding):
         return [is_whole, *(own[place] if one is None else one for place, one in enumerate(payloads))]
 
     def received(self, rank: int, parts: Arrays) -> None:
-        """See `Encoding`."""
+        """Updates the copy of the neighbour's weights; see `Encoding`."""
         copies = self._copies[rank]
         for place, (is_whole, part) in enumerate(zip(parts[0].tolist(), parts[1:], strict=True)):
             method = self._method(place)
@@ -165,7 +165,7 @@ class Differences(Encoding):
                 method.decode(part, copies[place], np.add)
 
     def change(self, weights: Mapping[int, float]) -> list[np.ndarray]:
-        """See `Encoding`."""
+        """Returns the weighted sum of the copies' differences, times the rate; see `Encoding`."""
         own = self._copies[self._rank]
         found = []
         for place, like in enumerate(self._like):
@@ -177,17 +177,17 @@ class Differences(Encoding):
 
 
 def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:
-    """A consensus rate for a method: 0.6 of what of a normally distributed array arrives in one encoding.
+    """Returns a consensus rate: 0.6 times the part of a normally distributed array that one encoding keeps.
 
-    That is 1 − ‖decoded − array‖² / ‖array‖², the δ of CHOCO-SGD's analysis, whose own rates are far smaller than what
-    converges. On a ring of 8, rates above about twice this one diverge with `TopK`.
+    That part is 1 − ‖decoded − array‖² / ‖array‖², the δ of CHOCO-SGD's analysis. The rates of the analysis are far
+    smaller than those that converge. On a ring of 8, rates above about twice this one diverge with `TopK`.
 
     Args:
-        method: which is `tfdist.compression.differences.suited`.
-        shape: of the array.
+        method: compression method that `tfdist.compression.differences.suited` returned.
+        shape: shape of the array.
 
     Returns:
-        The rate; 1 where nearly everything arrives.
+        The rate; 1 if nearly everything is kept.
     """
     array = np.random.default_rng(0).normal(size=shape).reshape(-1)
     decoded = np.zeros_like(array)

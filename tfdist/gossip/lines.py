@@ -1,4 +1,4 @@
-"""Lines between this process and others, along which messages arrive in their order."""
+"""Message channels between this process and others, on which messages arrive in their order."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from tfdist.gossip.messages import Message
 
 
 class Lines:
-    """Of one optimizer.
+    """Message channels of one optimizer.
 
     Args:
         group: the processes.
-        name: of the optimizer, the same on all of them.
+        name: name of the optimizer, the same on all processes.
     """
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
-        self._key = f"gossip of {name}" if group.is_world else f"gossip of {name} of {group}"  # pairs are of all groups
+        self._key = f"gossip of {name}" if group.is_world else f"gossip of {name} of {group}"  # groups share pairs
         self._expected: dict[int, Pending] = {}
 
     def send(self, rank: int, message: Message) -> None:
-        """Begins to send; nobody waits for the receiver.
+        """Begins to send a message, without waiting for the receiver.
 
         Args:
-            rank: of the receiver.
-            message: of which this takes a copy.
+            rank: rank of the receiver.
+            message: message to send, which is copied.
         """
         pair = self._group.subgroup((self._group.rank, rank))
         pair.post(self._key, point_to_point.send(message.packed(pair.take)))
 
     def expect(self, rank: int) -> None:
-        """Begins to receive the next message, which may come while this process computes.
+        """Begins to receive the next message, which may arrive while this process computes.
 
         Args:
-            rank: of the sender.
+            rank: rank of the sender.
         """
         if rank not in self._expected:
             pair = self._group.subgroup((rank, self._group.rank))
-            near = len(set(pair.hosts)) == 1  # what comes from another machine needs this one's hands
+            near = len(set(pair.hosts)) == 1  # a message from another machine needs this process's help
             plan = point_to_point.receive(1, np.dtype(np.uint8), pair.take)
             self._expected[rank] = pair.post(self._key, plan, patient=near)
 
     def arrived(self, rank: int) -> Message | None:
-        """The next message, if it has come.
+        """Returns the next message if it has arrived, else None.
 
         Args:
-            rank: of the sender.
+            rank: rank of the sender.
 
         Raises:
             TfdistError: a process of the group is lost, or this job has failed.
@@ -61,14 +61,14 @@ class Lines:
         return self.await_next(rank) if self._expected[rank].done else None
 
     def await_next(self, rank: int, blocking: bool = False) -> Message:
-        """Waits for the next message.
+        """Waits for the next message and returns it.
 
         Args:
-            rank: of the sender.
-            blocking: as of `tfdist.engine.engine.Engine.wait`.
+            rank: rank of the sender.
+            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
 
         Raises:
-            TfdistError: the sender is lost, or did not come in time.
+            TfdistError: the sender is lost, or has sent nothing in time.
         """
         self.expect(rank)
         pair = self._group.subgroup((rank, self._group.rank))

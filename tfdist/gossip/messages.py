@@ -1,4 +1,4 @@
-"""What processes send each other: a few numbers, and arrays of bytes."""
+"""Messages between neighbours: a few numbers, and arrays of bytes."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ _WORD = 8
 
 
 class Kind(enum.IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     WEIGHTS = 0
-    """The sender's weights in a round, or what they differ by from those that it has sent before."""
+    """The sender's weights in a round, or their differences from those that it has sent before."""
 
     REQUEST = 1
     """The sender's weights; the receiver is to average with them."""
 
     ANSWER = 2
-    """To a request: what the sender of it is to add to its weights."""
+    """Answer to a request: the change that the requesting process adds to its weights."""
 
     DECLINED = 3
-    """To a request: nothing."""
+    """Answer to a request: no change."""
 
     ENDED = 4
-    """The sender has taken its steps; nothing more comes before all have."""
+    """The sender has taken its steps, and sends nothing more before all processes have taken theirs."""
 
     STOPPED = 5
-    """As `ENDED`; and a process wishes that all take no more steps."""
+    """The same as `ENDED`; and a process requests that all take no more steps."""
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing more comes from the sender before all have taken their steps."""
+        """Whether the sender sends nothing more before all processes have taken their steps."""
         return self in (Kind.ENDED, Kind.STOPPED)
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message.
+    """A message to a neighbour.
 
     Attributes:
-        kind: what it says.
-        round: of the sender, from 0 since all began anew.
+        kind: kind of the message.
+        round: round of the sender, from 0 since all processes began anew.
         generation: how many times the user's program has assigned values since then.
-        parts: arrays; once received, of bytes.
+        parts: arrays of the message; arrays of bytes once it is received.
     """
 
     kind: Kind
@@ -55,10 +55,10 @@ class Message:
     parts: Sequence[np.ndarray] = field(default_factory=tuple)
 
     def packed(self, take: Callable[[int], np.ndarray]) -> np.ndarray:
-        """The message as one array of bytes.
+        """Returns the message as one array of bytes.
 
         Args:
-            take: allocates a number of bytes.
+            take: allocates an array of a number of bytes.
         """
         flat = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in self.parts]
         sizes = [part.nbytes for part in flat]
@@ -73,10 +73,10 @@ class Message:
 
     @classmethod
     def unpacked(cls, whole: np.ndarray) -> Message:
-        """The message of an array, of which its parts are views.
+        """Returns the message that an array holds; its parts are views of the array.
 
         Args:
-            whole: as of `packed`.
+            whole: array of bytes that `packed` returned.
         """
         kind, number, generation, count = whole[: 4 * _WORD].view(np.int64).tolist()
         place = (4 + count) * _WORD

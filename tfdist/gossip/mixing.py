@@ -1,4 +1,4 @@
-"""What is common to all ways in which a process brings its weights together with those of its neighbours."""
+"""Base of the ways in which a process mixes its weights with those of its neighbours."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ Arrays = Sequence[np.ndarray]
 
 
 class Mixing(abc.ABC):
-    """Of the weights of one optimizer.
+    """Mixing of one optimizer's weights with those of neighbours.
 
-    A process that has taken its steps says so to all its neighbours, and hears out what they have still sent. They go
-    on without it. If it has ended because a process wishes that all do, they end after that round, and say so in turn.
+    A process that has taken its steps tells all its neighbours, and receives what they have still sent. They continue
+    without it. If it has ended because a process requests that all stop, they end after that round, and pass the
+    request on.
 
     Args:
-        lines: to the neighbours.
-        neighbours: their ranks.
+        lines: message channels to the neighbours.
+        neighbours: ranks of the neighbours.
 
     Attributes:
-        wishes: whether a process wishes that all take no more steps.
-        staleness: how many rounds old the weights were that have been mixed with, and how often.
+        wishes: requests that all take no more steps, of this process and those it has heard of.
+        staleness: how often weights of each age, in rounds, have been mixed in.
     """
 
     def __init__(self, lines: Lines, neighbours: Iterable[int]) -> None:
@@ -46,7 +47,7 @@ class Mixing(abc.ABC):
         return [rank for rank in self._neighbours if rank not in self._ended]
 
     def begin(self, values: Arrays) -> None:
-        """Begins anew, after `finish` or at first.
+        """Begins the rounds anew, after `finish` or at first.
 
         Args:
             values: the weights, equal on all processes.
@@ -57,23 +58,23 @@ class Mixing(abc.ABC):
 
     @abc.abstractmethod
     def mix(self, values: Arrays) -> list[np.ndarray]:
-        """A round.
+        """Mixes this process's weights with those of neighbours, in one round.
 
         Args:
-            values: this process's weights; only read.
+            values: weights of this process; only read.
 
         Returns:
-            Its new ones, in arrays of their own.
+            The new weights, in arrays of their own.
         """
 
     def finish(self, values: Arrays) -> list[np.ndarray]:
-        """Ends the rounds: waits until all neighbours have ended. All processes call it.
+        """Ends the rounds, and waits until all neighbours have ended. All processes call it.
 
         Args:
-            values: as of `mix`.
+            values: weights of this process; only read.
 
         Returns:
-            As `mix`.
+            The new weights, in arrays of their own.
         """
         end = Kind.STOPPED if self._stops or self.wishes.own() else Kind.ENDED
         for rank in self._neighbours:
@@ -85,21 +86,21 @@ class Mixing(abc.ABC):
         return new
 
     def _has_ended(self, rank: int, message: Message) -> None:
-        """Notes that a neighbour has ended, as it says, while this process takes steps."""
+        """Notes that a neighbour has ended while this process takes steps."""
         self._ended.add(rank)
         if message.kind == Kind.STOPPED:
             self._stops = True
             self.wishes.learn(1)
 
     def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
-        """Hears what was sent before its sender ended, when this process has ended; may change the weights."""
+        """Handles what a neighbour sent before its end, after this process has ended; may change the weights."""
         return
 
     def assigned(self, place: int) -> None:
-        """Notes that the user's program has assigned a value: what others have sent before says nothing about it.
+        """Notes an assignment by the user's program; what others have sent before no longer applies to the variable.
 
         Args:
-            place: of the variable.
+            place: index of the variable.
         """
         self._generation += 1
 
@@ -108,20 +109,20 @@ class Mixing(abc.ABC):
 
 
 def added(values: Arrays, changes: Arrays) -> list[np.ndarray]:
-    """Sums, in arrays of their own.
+    """Returns sums in arrays of their own.
 
     Args:
         values: some arrays.
-        changes: one for each of them.
+        changes: one array to add to each of them.
     """
     return [np.asarray(value + change) for value, change in zip(values, changes, strict=True)]
 
 
 def like(parts: Arrays, values: Arrays) -> list[np.ndarray]:
-    """The weights in a message.
+    """Returns the weights that a message holds.
 
     Args:
-        parts: of the message.
-        values: of the same dtypes and shapes.
+        parts: parts of the message.
+        values: arrays with the dtypes and shapes of the weights.
     """
     return [part.view(value.dtype).reshape(value.shape) for part, value in zip(parts, values, strict=True)]

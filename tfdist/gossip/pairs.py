@@ -1,4 +1,4 @@
-"""Gossip in pairs, whenever both come to it; nobody waits for anybody."""
+"""Gossip in pairs, whenever both processes are ready; no process waits for another."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tfdist.gossip.topologies import Topology
 
 
 class InPairs(Mixing):
-    """Asynchronous decentralized parallel SGD.
+    """Mixing by asynchronous decentralized parallel SGD.
 
-    In its turn a process answers the requests that have come, adds the answer to its own, if it has come, and then
-    makes another request, to a neighbour that it draws. A request brings the weights a of its sender. Its receiver,
-    with the weights b, answers with (b − a) / 2, which it takes from its own weights and the sender adds to its own.
-    So the sum of all weights stays what it is, whatever has changed in the meantime; it is the average of the two if
-    nothing has. If two processes have sent each other requests at the same time, each adds half the difference between
-    what was sent.
+    In each turn a process answers the requests that have arrived, adds the answer to its own request if it has arrived,
+    and sends a request to a random neighbour if none is pending. A request holds the weights a of its sender. The
+    receiver, which has the weights b, answers with (b − a) / 2. It subtracts this from its own weights, and the sender
+    adds it to its own. So the sum of all weights stays constant, even if weights have changed in the meantime; if they
+    have not, both processes get their average. If two processes have sent each other requests at the same time, each
+    adds half the difference between the weights that were sent.
 
-    Where the paper lets a process wait for the answer, and divides the processes into some that ask and some that
-    answer, so that they do not wait for each other in a circle, here it trains on: the answer is late by the time that
-    the other one takes for a step, and any graph will do.
+    In the paper a process waits for the answer, and the processes are divided into those that ask and those that
+    answer, so that they do not wait for each other in a circle. Here a process trains while it waits. An answer is late
+    by the time that the other process takes for a step, and any graph may be used.
 
     Args:
-        lines: as of `Mixing`.
-        topology: of the processes; neighbours are drawn by their weights.
-        rank: of this process.
-        size: how many there are.
+        lines: message channels to the neighbours.
+        topology: topology of the processes, whose weights are the odds of drawing a neighbour.
+        rank: rank of this process.
+        size: number of processes.
 
     References:
         Lian, Zhang, Zhang and Liu, *Asynchronous decentralized parallel stochastic gradient descent*, ICML 2018.
@@ -43,12 +43,12 @@ class InPairs(Mixing):
         self._given_at = self._given_in = 0
 
     def begin(self, values: Arrays) -> None:
-        """See `Mixing`."""
+        """Forgets the last request; see `Mixing`."""
         super().begin(values)
         self._asked = None
 
     def mix(self, values: Arrays) -> list[np.ndarray]:
-        """See `Mixing`."""
+        """Answers requests, adds the answer that has arrived, and sends a request; see `Mixing`."""
         new = [np.array(value) for value in values]
         for rank in self._left:
             while rank not in self._ended and (message := self._lines.arrived(rank)) is not None:
@@ -62,8 +62,8 @@ class InPairs(Mixing):
         return new
 
     def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
-        # A request that was not made at the same time as this one's own is void, as its sender knows when it hears
-        # that this process has ended.
+        # A request counts only if it crossed this process's own. Otherwise its sender drops it when it hears that this
+        # process has ended.
         self._hear(rank, message, values)
 
     def _ask(self, values: list[np.ndarray]) -> None:
@@ -74,7 +74,7 @@ class InPairs(Mixing):
         self._lines.send(self._asked, self._message(Kind.REQUEST, self._given))
 
     def _answer(self, rank: int, request: Message, values: list[np.ndarray]) -> None:
-        if request.generation != self._generation:  # one of the two has values that the program has assigned since
+        if request.generation != self._generation:  # the program has since assigned values in one of the two
             self._lines.send(rank, self._message(Kind.DECLINED))
             return
         halves = _halves(values, like(request.parts, values))
@@ -102,5 +102,5 @@ class InPairs(Mixing):
 
 
 def _halves(ones: Arrays, others: Arrays) -> list[np.ndarray]:
-    """(one − other) / 2 of each."""
+    """Returns (one − other) / 2 for each pair of arrays."""
     return [np.asarray((one - other) * one.dtype.type(0.5)) for one, other in zip(ones, others, strict=True)]

@@ -1,4 +1,4 @@
-"""Gossip in rounds: a process waits for the weights of its neighbours in the same round."""
+"""Gossip in rounds: a process waits for its neighbours' weights of the same round."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tfdist.gossip.topologies import Topology
 
 
 class InRounds(Mixing):
-    """Decentralized parallel SGD.
+    """Mixing by decentralized parallel SGD, in synchronous rounds.
 
-    Without overlap a process mixes what its step has made of the weights: x ← Σ_j W_ij (x_j − η g_j). With overlap the
-    weights travel during the next step, and what mixing would have changed is added after it:
-    x ← Σ_j W_ij x_j − η g_i, as its authors have it.
+    Without overlap a process mixes the weights that its step has produced: x ← Σ_j W_ij (x_j − η g_j). With overlap the
+    weights travel during the next step, and the change that mixing makes is added after it: x ← Σ_j W_ij x_j − η g_i,
+    as in the paper.
 
     Args:
-        lines: as of `Mixing`.
-        topology: of the processes.
-        encoding: of the weights.
-        rank: of this process.
-        size: how many there are.
+        lines: message channels to the neighbours.
+        topology: topology of the processes.
+        encoding: encoding of the weights.
+        rank: rank of this process.
+        size: number of processes.
         overlaps: whether an exchange is under way during the next step.
 
     References:
         Lian et al., *Can decentralized algorithms outperform centralized algorithms? A case study for decentralized
-        parallel stochastic gradient descent*, NeurIPS 2017, algorithm 1.
+            parallel stochastic gradient descent*, NeurIPS 2017, algorithm 1.
     """
 
     def __init__(
@@ -44,26 +44,26 @@ class InRounds(Mixing):
         self._assigned: set[int] = set()
 
     def begin(self, values: Arrays) -> None:
-        """See `Mixing`."""
+        """Drops the exchange under way, and resets the encoding; see `Mixing`."""
         super().begin(values)
         self._under_way = None
         self._encoding.begin(values, self._neighbours)
 
     def mix(self, values: Arrays) -> list[np.ndarray]:
-        """See `Mixing`."""
+        """Completes this round's exchange, or with overlap the last one's; see `Mixing`."""
         if not self._overlaps:
             self._start(values)
             return self._completed(values, blocking=False)
         new = self._completed(values, blocking=False)
         self._start(new)
-        return [value.copy() for value in new]  # the others are on their way
+        return [value.copy() for value in new]  # the originals are being sent
 
     def finish(self, values: Arrays) -> list[np.ndarray]:
-        """See `Mixing`."""
+        """Completes the exchange under way, then ends the rounds; see `Mixing`."""
         return super().finish(self._completed(values, blocking=True))
 
     def assigned(self, place: int) -> None:
-        """See `Mixing`."""
+        """Excludes the variable from the exchange under way; see `Mixing`."""
         super().assigned(place)
         self._assigned.add(place)
 
@@ -79,7 +79,7 @@ class InRounds(Mixing):
         self._round += 1
 
     def _completed(self, values: Arrays, blocking: bool) -> list[np.ndarray]:
-        """The weights after the round that is under way; those of neighbours that have ended count as this one's."""
+        """Returns the weights after the exchange under way. Neighbours that have ended count as having this one's."""
         if self._under_way is None:
             return [np.array(value) for value in values]
         sources, self._under_way = self._under_way, None

@@ -1,7 +1,7 @@
-"""Who averages weights with whom, and how much each counts.
+"""Topologies: which processes average weights with each other, and how much each counts.
 
-A topology is a matrix W in each round: process i goes on with Σ_j W_ij x_j. Rows and columns add up to 1, so that the
-mean of all processes' weights stays what it is, and over some rounds everyone hears of everyone else.
+A topology is a matrix W in each round: process i continues with Σ_j W_ij x_j. Rows and columns add up to 1, so that the
+mean of all processes' weights stays constant. After some rounds every process has received something of every other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist.compression.method import Described
 
 
 class Topology(Described, abc.ABC):
-    """The lines between processes. Must be the same on all of them, which compare its ``repr``.
+    """The lines between processes. It must be the same on all of them, which compare its ``repr``.
 
     Attributes:
         is_static: whether every round has the same weights, which are symmetric.
@@ -28,76 +28,77 @@ class Topology(Described, abc.ABC):
 
     @abc.abstractmethod
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """The weights with which a process takes those of others into its mean; the rest is its own weight.
+        """Returns the weights with which a process takes others into its mean; the rest is its own weight.
 
         Args:
-            rank: of the process.
-            size: how many there are.
-            number: of the round, from 0.
+            rank: rank of the process.
+            size: number of processes.
+            number: number of the round, from 0.
         """
 
     def targets(self, rank: int, size: int, number: int) -> list[int]:
-        """The processes that take this one's weights in a round.
+        """Returns the ranks of the processes that take this one's weights in a round.
 
         Args:
-            rank: as of `sources`.
-            size: as of `sources`.
-            number: as of `sources`.
+            rank: rank of the process.
+            size: number of processes.
+            number: number of the round, from 0.
         """
         return list(self.sources(rank, size, number))
 
     def neighbours(self, rank: int, size: int) -> dict[int, float]:
-        """All that a process exchanges weights with in some round, with the weights that they have on average.
+        """Returns all ranks with which a process exchanges weights in some round, with approximate average weights.
 
         Args:
-            rank: as of `sources`.
-            size: as of `sources`.
+            rank: rank of the process.
+            size: number of processes.
         """
         return self.sources(rank, size, 0)
 
     def check(self, size: int) -> None:
-        """Whether so many processes can use it.
+        """Checks that a number of processes can use the topology.
 
         Args:
-            size: how many.
+            size: number of processes.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: the topology is for another number.
         """
         return
 
 
 @dataclass(frozen=True, repr=False)
 class Ring(Topology):
-    """Each process averages with the one before it and the one after it, all three with equal weights.
+    """A ring: each process averages with the one before it and the one after it, all three with equal weights.
 
-    Cheap, and slow on many processes: the distance between them shrinks by about 1 − 13 / n² in a round of n.
+    A ring is cheap, but slow with many processes: the distance between them shrinks by about 1 − 13 / n² in a round of
+    n.
     """
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns equal weights for both neighbours; see `Topology`."""
         others = {(rank - 1) % size, (rank + 1) % size} - {rank}
         return dict.fromkeys(sorted(others), 1 / (len(others) + 1))
 
 
 @dataclass(frozen=True, repr=False)
 class Complete(Topology):
-    """Each process averages with all others: after each round all have the mean."""
+    """A complete graph: each process averages with all others, and after each round all have the mean."""
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns equal weights for all others; see `Topology`."""
         return {other: 1 / size for other in range(size) if other != rank}
 
 
 @dataclass(frozen=True, repr=False)
 class ExponentialGraph(Topology):
-    """In round t a process averages with the one 2^(t mod ⌈log2 n⌉) places before it: one message a round.
+    """A graph in which process i averages with process i − 2^(t mod ⌈log2 n⌉) in round t: one message a round.
 
     If n is a power of two, all have the mean after log2 n rounds without steps of training.
 
     References:
         Assran, Loizou, Ballas and Rabbat, *Stochastic gradient push for distributed deep learning*, ICML 2019. Ying et
-        al., *Exponential graph is provably efficient for decentralized deep training*, NeurIPS 2021.
+            al., *Exponential graph is provably efficient for decentralized deep training*, NeurIPS 2021.
     """
 
     is_static = False
@@ -106,15 +107,15 @@ class ExponentialGraph(Topology):
         return 1 << (number % max(1, math.ceil(math.log2(size))))
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns the weight of the process one hop before; see `Topology`."""
         return {(rank - self._hop(size, number)) % size: 0.5} if size > 1 else {}
 
     def targets(self, rank: int, size: int, number: int) -> list[int]:
-        """See `Topology`."""
+        """Returns the rank of the process one hop after; see `Topology`."""
         return [(rank + self._hop(size, number)) % size] if size > 1 else []
 
     def neighbours(self, rank: int, size: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns the processes at all hops in both directions; see `Topology`."""
         hops = {1 << number for number in range(math.ceil(math.log2(size)))} if size > 1 else set()
         others = sorted({(rank + sign * hop) % size for hop in hops for sign in (-1, 1)})
         return dict.fromkeys(others, 0.5 / max(1, len(others)))
@@ -122,13 +123,13 @@ class ExponentialGraph(Topology):
 
 @dataclass(frozen=True, repr=False)
 class RandomPairs(Topology):
-    """In each round processes average in pairs, which are drawn anew. If their number is odd, one stays alone.
+    """Pairs of processes that average, drawn anew in each round. If the number of processes is odd, one stays alone.
 
     Args:
-        seed: of the draws; a number from 0.
+        seed: seed of the draws; a number from 0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``seed`` is not a number from 0.
     """
 
     seed: int = 0
@@ -139,26 +140,27 @@ class RandomPairs(Topology):
             raise ValueError(f"RandomPairs(seed=…) is a whole number from 0; got {self.seed!r}")
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns the weight of the partner in a round; see `Topology`."""
         order = np.random.default_rng([self.seed, number]).permutation(size).tolist()
         place = order.index(rank)
         other = place ^ 1
         return {order[other]: 0.5} if other < size else {}
 
     def neighbours(self, rank: int, size: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns all other processes with equal weights; see `Topology`."""
         return {other: 0.5 / (size - 1) for other in range(size) if other != rank}
 
 
 class Graph(Topology):
-    """Neighbours in a connected graph average, with weights by their numbers of neighbours (Metropolis and Hastings).
+    """A connected graph whose neighbours average, with Metropolis-Hastings weights by their numbers of neighbours.
 
     Args:
-        graph: which processes are neighbours: a square matrix of 0 and 1; or of the weights W themselves; or for each
-            rank those of its neighbours, as a mapping; or a graph of ``networkx``, whose nodes are ranks.
+        graph: a square matrix of 0 and 1, which says which processes are neighbours; a matrix of the weights W
+            themselves; a mapping from each rank to the ranks of its neighbours; or a graph of ``networkx``, whose nodes
+            are ranks.
 
     Raises:
-        ValueError: it is none of these; or not symmetric, or not connected; or weights do not add up to 1.
+        ValueError: ``graph`` is none of these; it is not symmetric or not connected; or weights do not add up to 1.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -168,12 +170,12 @@ class Graph(Topology):
         return f"Graph({np.round(self._weights, 6).tolist()})"
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
-        """See `Topology`."""
+        """Returns the weights of the rank's neighbours; see `Topology`."""
         row = self._weights[rank].tolist()
         return {other: weight for other, weight in enumerate(row) if weight and other != rank}
 
     def check(self, size: int) -> None:
-        """See `Topology`."""
+        """Checks that the graph has a rank for each process."""
         if len(self._weights) != size:
             raise ValueError(
                 f"the topology is a graph of {len(self._weights)} processes, and {size} train: give it a rank for each"
@@ -189,13 +191,13 @@ _NAMES: dict[str, type[Topology]] = {
 
 
 def as_topology(given: Any) -> Topology:
-    """The topology that a user means.
+    """Returns the topology that a user's argument stands for.
 
     Args:
-        given: its name, a `Topology`, or what `Graph` takes.
+        given: name of a topology, a `Topology`, or what `Graph` takes.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: ``given`` is none of these.
     """
     if isinstance(given, Topology):
         return given
@@ -270,5 +272,5 @@ def _check_connected(matrix: np.ndarray) -> None:
 
 
 def _is_bipartite(matrix: np.ndarray) -> bool:
-    """Whether an eigenvalue is −1, of a symmetric matrix of weights."""
+    """Returns whether a symmetric matrix of weights has the eigenvalue −1."""
     return bool(np.isclose(np.linalg.eigvalsh(matrix)[0], -1))

@@ -1,8 +1,8 @@
-"""Local SGD: processes train on their own for some steps, then bring their weights together.
+"""Local SGD: processes train on their own for some steps, then combine their weights.
 
-What a round is made of: when it ends (`intervals`), which weights it has (`fragments`), how they are exchanged
-(`exchanges`, `streaming`), and what comes of them (`rules`). `rounds` is the course of them all, for one optimizer.
-`tfdist.LocalSGDStrategy` trains in this way.
+The modules define when a round ends (`intervals`), which weights are exchanged together (`fragments`), how they are
+exchanged (`exchanges`, `streaming`), and how they are combined (`rules`). `rounds` schedules all of it for one
+optimizer. `tfdist.LocalSGDStrategy` trains in this way.
 """
 
 from tfdist.local_sgd.intervals import Every, Growing, Interval, QuadraticRule

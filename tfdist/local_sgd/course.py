@@ -1,4 +1,4 @@
-"""What the course of training in rounds is, for one optimizer: seen from the steps that follow it."""
+"""Interface of the exchanges of one optimizer with other processes, as its training steps see them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfdist.local_sgd.rules import Rule, States
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a process has come.
+    """The number of samples and steps that a process has trained.
 
     Attributes:
-        samples: that it has trained on.
-        step: the number of steps taken.
+        samples: number of samples trained on.
+        step: number of steps taken.
     """
 
     samples: int
@@ -29,11 +29,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is to be done next.
+    """The next action of a course.
 
     Attributes:
-        left: after how many more steps.
-        what: its number, as a `Course` numbers what it does.
+        left: number of steps until the action is due.
+        what: number of the action, from 0 to `Course.turns` - 1.
     """
 
     left: int
@@ -42,15 +42,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trained:
-    """What an optimizer trains.
+    """A group of variables that are exchanged: those of an optimizer, or the state of layers.
 
     Attributes:
-        name: of the optimizer, the same on all processes.
-        paths: of its variables, followed by those of its slots, if they take part.
-        centre: what its variables have in common: at first their values.
-        learning_rate: of the optimizer, now.
-        live: what it is doing, for those who come to it while it trains; None if nobody does.
-        rules: the states of the rules of its rounds that a file has, which they begin with.
+        name: name of the group, the same on all processes.
+        paths: paths of the variables, followed by those of the optimizer's slots if slots are exchanged.
+        centre: values that the variables have in common on all processes; initially their own values.
+        learning_rate: current learning rate of the optimizer.
+        live: access to the optimizer while it trains, for processes that join later; None if none can join.
+        rules: states of the rounds' rules from a file, which the rules begin with; empty if there are none.
     """
 
     name: str
@@ -62,33 +62,33 @@ class Trained:
 
 
 class Live(abc.ABC):
-    """An optimizer while it trains; may be read on any thread."""
+    """Access to an optimizer while it trains; may be read on any thread."""
 
     @abc.abstractmethod
     def state(self) -> list[np.ndarray]:
-        """The values of its own variables: slots, the number of updates, the learning rate; in arrays of their own."""
+        """Returns copies of the optimizer's own variables: slots, the number of updates, the learning rate."""
 
     def rates(self) -> list[float]:
-        """The values of its learning rates that can be set: several of a `keras.optimizers.MultiOptimizer`."""
+        """Returns the learning rates that can be set: several for a `keras.optimizers.MultiOptimizer`."""
         return []
 
     @abc.abstractmethod
     def left(self) -> int:
-        """After how many more steps the next turn comes."""
+        """Returns the number of steps until the next action."""
 
     @abc.abstractmethod
     def step(self) -> int:
-        """The number of steps taken."""
+        """Returns the number of steps taken."""
 
 
 class Joined(NamedTuple):
-    """What a process that comes later begins with.
+    """The state that a process begins with if it joins later than others.
 
     Attributes:
         step: the number of steps that count as taken.
-        state: values of the optimizer's variables, as of `Live`.
-        rates: values of its learning rates, as of `Live`; None if they are those in ``state``.
-        epoch: that the process which gave the state is in; -1 outside of `fit`.
+        state: values of the optimizer's variables, as `Live.state` returns them.
+        rates: values of the learning rates, as `Live.rates` returns them; None if ``state`` holds the right ones.
+        epoch: epoch of the process that gave the state; -1 outside of `fit`.
     """
 
     step: int
@@ -98,11 +98,11 @@ class Joined(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The end of a round.
+    """The result of `Course.settle`.
 
     Attributes:
         step: the number of steps that count as taken, the same for all processes.
-        values: of all variables and slots.
+        values: values of all variables and slots.
         changes: whether a process had something to exchange.
     """
 
@@ -112,16 +112,16 @@ class Settled(NamedTuple):
 
 
 class Course(abc.ABC):
-    """What is exchanged with other processes after which step.
+    """A schedule of exchanges with other processes: which values are exchanged after which step.
 
-    Values are those of an optimizer's variables, followed by those of its slots, if they take part.
+    Values are those of an optimizer's variables, followed by those of its slots, if slots are exchanged.
 
     Attributes:
-        centre: what the variables of all processes have in common; its arrays are replaced, not changed.
-        turns: how many things there are to do, which have the numbers below this one.
-        distance: at the end of the last round, of the processes' variables from their mean: the root of the mean of
-            their squares, divided by the length of the mean. None if it is not measured.
-        joined: if this process has come later than others, and the centre is theirs.
+        centre: values that the variables have in common on all processes; its arrays are replaced, not changed.
+        turns: number of different actions, which are numbered from 0.
+        distance: distance of the processes' variables from their mean at the end of the last round: the root of the
+            mean of its squares, divided by the length of the mean. None if it is not measured.
+        joined: state that this process begins with if it has joined later than others and took over their centre.
     """
 
     centre: MutableSequence[np.ndarray]
@@ -130,18 +130,20 @@ class Course(abc.ABC):
     joined: Joined | None = None
 
     def refresh(self) -> bool:
-        """Takes a newer state of another process over, if there is one, as the beginning does.
+        """Takes over a newer state of another process, if there is one, as at the beginning.
 
         Returns:
-            Whether there was one; then `joined` says what the optimizer goes on with.
+            Whether there was one; then `joined` holds the state that the optimizer continues with.
         """
         return False
 
     def follow(self, seconds: float) -> bool:
-        """As `refresh`, when another process has given all another state, or is about to; drops what is not exchanged.
+        """Like `refresh`, but waits for a state that another process gives all others.
+
+        Changes that were not sent are dropped.
 
         Args:
-            seconds: to wait for it.
+            seconds: maximum time to wait, in seconds.
         """
         return False
 
@@ -152,22 +154,22 @@ class Course(abc.ABC):
 
     @property
     def staleness(self) -> Counter[int]:
-        """How many rounds old what has been used of other processes was, and how often, since the start."""
+        """How often contributions of each age, in rounds, have been used since the start."""
         return Counter()
 
     @abc.abstractmethod
     def places(self, what: int) -> list[int]:
-        """The places of the values that a turn is about.
+        """Returns the indices of the values that an action exchanges.
 
         Args:
-            what: as of `Turn`.
+            what: number of the action.
         """
 
     def replaces(self, what: int) -> bool:
-        """Whether a turn gives these values new ones.
+        """Returns whether an action gives these values new ones.
 
         Args:
-            what: as of `Turn`.
+            what: number of the action.
         """
         return True
 
@@ -175,64 +177,64 @@ class Course(abc.ABC):
     def take(
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """Does what is to be done, in a step of training.
+        """Performs an action in a training step.
 
         Args:
-            what: as of `Turn`.
-            progress: of this process.
-            learning_rate: of the optimizer.
-            values: at `places`; only read.
+            what: number of the action.
+            progress: progress of this process.
+            learning_rate: current learning rate of the optimizer.
+            values: values at the indices that `places` returns; only read.
 
         Returns:
-            What comes next, and the new values, in arrays of their own; none where it `replaces` nothing.
+            The next action, and the new values in arrays of their own; no values if the action `replaces` none.
         """
 
     @abc.abstractmethod
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
-        """Ends the round once all processes have taken their steps; all call it.
+        """Ends the round once all processes have taken their steps; all processes call it.
 
         Args:
-            progress: of this process.
-            values: all of them.
+            progress: progress of this process.
+            values: values of all variables and slots of this process.
 
         Returns:
-            What comes of it. If anything has changed, the variables are to become `centre`; `begin_anew` is to follow.
+            The result. If anything has changed, the caller sets the variables to `centre` and calls `begin_anew`.
         """
 
     @abc.abstractmethod
     def begin_anew(self, progress: Progress) -> Turn:
-        """Begins a round, after `settle` or where none was under way.
+        """Begins a round, after `settle` or if none is under way.
 
         Args:
-            progress: of this process; of all the same step.
+            progress: progress of this process; its step is the same on all processes.
 
         Returns:
-            What comes next.
+            The next action.
         """
 
     @abc.abstractmethod
     def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
-        """Notes that the user's program has assigned a value, equal on all processes, which is then the common one.
+        """Notes a value that the user's program has assigned on all processes, and which is then the common one.
 
         Args:
-            place: of the variable.
-            value: of it.
-            progress: of this process.
+            place: index of the variable.
+            value: the value assigned to the variable.
+            progress: progress of this process.
         """
 
 
 class Wishes:
-    """Whether a process wishes that all take no more steps; here nobody does."""
+    """Requests of processes that all stop taking steps; this base class makes none."""
 
     def own(self) -> int:
-        """1 if this process wishes so."""
+        """Returns 1 if this process requests a stop, else 0."""
         return 0
 
     def learn(self, wishes: int) -> None:
-        """Is told in each exchange how many processes wish so.
+        """Receives the number of processes that request a stop, in each exchange.
 
         Args:
-            wishes: of all.
+            wishes: number of requests of all processes.
         """
 
 
@@ -240,10 +242,11 @@ class Courses(abc.ABC):
     """Makes the course of each optimizer of a strategy.
 
     Attributes:
-        wishes: that go along with exchanges in which all processes take part.
-        described: the arguments of the strategy, which all processes must have alike.
-        with_slots: whether slots take part.
-        compressor: of what is exchanged, whose residuals are saved with the model's weights; None for none.
+        wishes: requests to stop, which are sent along with exchanges of all processes.
+        described: description of the strategy's arguments, which must be the same on all processes.
+        with_slots: whether slots are exchanged.
+        compressor: compressor of the exchanged values, whose residuals are saved with the model's weights; None for no
+            compression.
     """
 
     wishes: Wishes = Wishes()
@@ -253,8 +256,8 @@ class Courses(abc.ABC):
 
     @abc.abstractmethod
     def of(self, trained: Trained) -> Course:
-        """A new course.
+        """Returns a new course for a group of variables.
 
         Args:
-            trained: by the optimizer.
+            trained: the variables.
         """

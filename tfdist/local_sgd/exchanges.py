@@ -1,4 +1,4 @@
-"""The exchanges that rounds are made of: who takes part and with what weight, and weighted means."""
+"""The exchanges of a round: sums of what the processes bring, and weighted sums of their arrays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from tfdist.engine.weights import weighted
 
 
 class Attendance(NamedTuple):
-    """What all processes together bring to an exchange.
+    """What one process brings to an exchange, or the totals over all processes.
 
     Attributes:
-        samples: they have trained on since the variables were exchanged last.
-        steps: they have taken since then.
-        ended: how many of them have no more steps to take for now.
-        average: how many of them are to average everything, which are all but those that have ended, or none.
-        wishes: how many of them wish that all take no more steps.
+        samples: number of samples trained on since the variables were last exchanged.
+        steps: number of steps taken since then.
+        ended: number of processes that have no more steps to take for now.
+        average: in local SGD, number of processes that are to average everything: all that have not ended, or none. In
+            gossip, number of processes that have trained.
+        wishes: number of processes that request that all take no more steps.
     """
 
     samples: int
@@ -39,8 +40,8 @@ class Sum:
     """A weighted sum that is under way.
 
     Args:
-        pending: its transfers, each with the places of its arrays and with the buffer for their sum.
-        shapes: of the arrays.
+        pending: transfers, each with the indices of its arrays and with the buffer for their sum.
+        shapes: shapes of the arrays.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Sum:
         self._shapes = shapes
 
     def arrays(self) -> list[np.ndarray]:
-        """The sums, once all transfers are complete."""
+        """Returns the sums, once all transfers are complete."""
         found: dict[int, np.ndarray] = {}
         for _, places, buffer in self.pending:
             sizes = [int(np.prod(self._shapes[place])) for place in places]
@@ -64,9 +65,9 @@ class Exchanges:
 
     Args:
         group: the processes.
-        name: of the optimizer, the same on all of them.
-        names: of its variables.
-        compressor: what compresses their differences; None for nothing.
+        name: name of the exchanges, the same on all processes.
+        names: names of the variables.
+        compressor: compressor of the exchanged arrays; None for no compression.
     """
 
     def __init__(self, group: Group, name: str, names: Sequence[str], compressor: Compressor | None = None) -> None:
@@ -79,24 +80,24 @@ class Exchanges:
         """Adds up what all processes bring to the next exchange; all of them call it.
 
         Args:
-            own: of this process.
-            blocking: as of `tfdist.engine.engine.Engine.wait`.
+            own: what this process brings.
+            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
         return Attendance(*self._together(np.array(own, np.int64), np.add, "who takes part in a round", blocking))
 
     def furthest(self, step: int) -> int:
-        """The largest number of steps that a process has taken; all call it, while they do nothing else.
+        """Returns the largest number of steps of any process; all call it, and do nothing else meanwhile.
 
         Args:
-            step: of this process.
+            step: number of steps that this process has taken.
         """
         return self._together(np.array([step], np.int64), np.maximum, "the steps of all", blocking=True)[0]
 
     def total(self, value: float) -> float:
-        """The sum of a number over all processes, which all call it while they do nothing else.
+        """Returns the sum of a value over all processes; all call it, and do nothing else meanwhile.
 
         Args:
-            value: this process's.
+            value: value of this process.
         """
         return self._together(np.array([value], np.float64), np.add, "a sum", blocking=True)[0]
 
@@ -108,12 +109,12 @@ class Exchanges:
         return total.tolist()
 
     def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:
-        """Begins a sum over all processes, which all of them begin.
+        """Begins a weighted sum over all processes; all of them call it.
 
         Args:
-            places: of the variables.
-            arrays: this process's, one for each of the variables; only read.
-            weight: of this process. With 0 its arrays count as zero, also if they hold NaN or infinity.
+            places: indices of the variables.
+            arrays: arrays of this process, one for each of the variables; only read.
+            weight: weight of this process. With 0 its arrays count as zero, even if they hold NaN or infinity.
         """
         how = [self._compressed(place, array) for place, array in zip(places, arrays, strict=True)]
         kinds: dict[tuple[str, bool], list[int]] = {}
@@ -138,11 +139,11 @@ class Exchanges:
         return Sum(pending, [array.shape for array in arrays])
 
     def finish(self, begun: Sum, blocking: bool) -> list[np.ndarray]:
-        """Waits for a sum.
+        """Waits for a sum and returns its arrays.
 
         Args:
-            begun: it.
-            blocking: as of `tfdist.engine.engine.Engine.wait`.
+            begun: the sum to wait for.
+            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
         for pending, _, _ in begun.pending:
             if pending is not None:
@@ -154,26 +155,26 @@ class Exchanges:
 
 
 class Alone:
-    """As `Exchanges`, of a process that trains alone."""
+    """Replaces `Exchanges` in a process that trains alone."""
 
     def attend(self, own: Attendance, blocking: bool) -> Attendance:
-        """See `Exchanges`."""
+        """Returns what this process brings."""
         return own
 
     def furthest(self, step: int) -> int:
-        """See `Exchanges`."""
+        """Returns the number of steps of this process."""
         return step
 
     def total(self, value: float) -> float:
-        """See `Exchanges`."""
+        """Returns the value unchanged."""
         return value
 
     def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:
-        """See `Exchanges`."""
+        """Returns the arrays as a complete sum, whatever the weight."""
         return Sum(
             [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)], [a.shape for a in arrays]
         )
 
     def finish(self, begun: Sum, blocking: bool) -> list[np.ndarray]:
-        """See `Exchanges`."""
+        """Returns the arrays of a sum."""
         return begun.arrays()

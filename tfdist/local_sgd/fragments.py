@@ -1,4 +1,4 @@
-"""The parts of a model's weights that are exchanged in turn."""
+"""Division of a model's weights into fragments that are exchanged in turn."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 
 def strided(sizes: Sequence[int], fragments: int) -> list[list[int]]:
-    """Deals variables out to fragments of about equal size, neighbouring ones to different fragments.
+    """Distributes variables over fragments of about equal size, neighbouring variables to different fragments.
 
-    As layers of one fragment are then spread over the whole depth of the model, no part of it is far behind the others
-    at any time; strided fragments in the terms of Streaming DiLoCo.
+    The layers of one fragment are then spread over the whole depth of the model, so that no part of the model is ever
+    far behind the others. Streaming DiLoCo calls these strided fragments.
 
     Args:
-        sizes: bytes of each variable.
-        fragments: how many, at most one for each variable.
+        sizes: size of each variable in bytes.
+        fragments: number of fragments, at most one for each variable.
 
     Returns:
-        For each fragment, the places of its variables.
+        For each fragment, the indices of its variables.
 
     Raises:
         ValueError: there are fewer variables than fragments.

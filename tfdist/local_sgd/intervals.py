@@ -1,4 +1,4 @@
-"""How many steps a process takes on its own before the next round ends."""
+"""Length of rounds: the number of steps that a process takes on its own between two exchanges."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tfdist.compression.method import Described
 
 
 class Interval(Described, abc.ABC):
-    """The number of local steps of a round. Must be the same on all processes, which compare its ``repr``."""
+    """The number of local steps of a round. It must be the same on all processes, which compare its ``repr``."""
 
     @abc.abstractmethod
     def steps(self, step: int, learning_rate: float) -> int:
-        """The steps of the round that now begins, at least 1.
+        """Returns the number of steps of the round that now begins, at least 1.
 
         Args:
-            step: how many have been taken before.
-            learning_rate: of the optimizer, now.
+            step: number of steps taken before.
+            learning_rate: current learning rate of the optimizer.
         """
 
     @property
@@ -37,10 +37,10 @@ class Every(Interval):
     """Rounds of equal length.
 
     Args:
-        count: of steps.
+        count: number of steps of a round.
 
     Raises:
-        ValueError: ``count`` is no number from 1.
+        ValueError: ``count`` is not a number from 1.
     """
 
     def __init__(self, count: int) -> None:
@@ -51,12 +51,12 @@ class Every(Interval):
         return f"Every({self._count})"
 
     def steps(self, step: int, learning_rate: float) -> int:
-        """See `Interval`."""
+        """Returns the same number of steps for every round."""
         return self._count
 
     @property
     def least(self) -> int:
-        """See `Interval`."""
+        """The number of steps of every round."""
         return self._count
 
 
@@ -64,13 +64,13 @@ class Every(Interval):
 class Growing(Interval):
     """Rounds that grow longer: ``first`` steps, then ``factor`` times as many after each ``every`` steps.
 
-    Early in training replicas move apart fast, later they do not.
+    Replicas move apart fast early in training, and slowly later.
 
     Args:
-        first: steps of the first round.
-        every: after how many steps rounds become longer.
-        factor: by which, above 1.
-        at_most: steps of the longest round.
+        first: number of steps of the first round.
+        every: number of steps after which rounds become longer.
+        factor: factor by which rounds become longer, above 1.
+        at_most: number of steps of the longest round.
 
     Raises:
         ValueError: a number is out of its range.
@@ -91,7 +91,7 @@ class Growing(Interval):
             )
 
     def steps(self, step: int, learning_rate: float) -> int:
-        """See `Interval`."""
+        """Returns the number of steps of the round; see `Interval`."""
         length = float(self.first)
         for _ in range(step // self.every):
             length *= self.factor
@@ -101,7 +101,7 @@ class Growing(Interval):
 
     @property
     def least(self) -> int:
-        """See `Interval`."""
+        """The number of steps of the first round."""
         return self.first
 
 
@@ -109,12 +109,12 @@ class Growing(Interval):
 class QuadraticRule(Interval):
     """Rounds of (α / learning rate)² steps: the quadratic synchronization rule, for learning rates that decay.
 
-    While the learning rate is large, replicas meet often; when it has become small, seldom.
+    Replicas are synchronized often while the learning rate is large, and rarely when it has become small.
 
     Args:
-        alpha: α, in units of the learning rate; its authors take a quarter to once the peak learning rate's size.
-        at_least: steps of the shortest round.
-        at_most: steps of the longest one.
+        alpha: α, in units of the learning rate; the authors use 0.25 to 1 times the peak learning rate.
+        at_least: number of steps of the shortest round.
+        at_most: number of steps of the longest round.
 
     Raises:
         ValueError: a number is out of its range.
@@ -137,12 +137,12 @@ class QuadraticRule(Interval):
             )
 
     def steps(self, step: int, learning_rate: float) -> int:
-        """See `Interval`."""
+        """Returns (α / learning rate)² within the bounds; see `Interval`."""
         if learning_rate <= 0:
             return self.at_most
         return int(min(max((self.alpha / learning_rate) ** 2, self.at_least), self.at_most))
 
     @property
     def least(self) -> int:
-        """See `Interval`."""
+        """The number of steps of the shortest round."""
         return self.at_least

@@ -1,11 +1,11 @@
 """The course of the rounds of one optimizer, on the host.
 
-The fragments of its variables are exchanged in turn, equal numbers of steps apart, so that each is exchanged once in a
-round. With a delay the exchange of a fragment is under way for some steps, and its result is used after them.
+The fragments of its variables are exchanged in turn, at equal intervals of steps, each once in a round. With a delay,
+the exchange of a fragment is under way for some steps, after which its result is used.
 
-Exchanges are numbered, and the number says which fragment it is, not the step: processes may have taken different
-numbers of steps. One whose data have ended takes part in the exchanges of the others, without samples, until all have
-ended; then all exchange every fragment once more, and have equal weights.
+Exchanges are numbered. The number of an exchange selects the fragment, not the step, because processes may have taken
+different numbers of steps. A process whose data have ended takes part in the exchanges of the others, without samples,
+until all have ended. Then all exchange every fragment once more, and have equal weights.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tfdist.local_sgd.rules import Rule, restore
 
 @dataclass(frozen=True)
 class Settings:
-    """What rounds are like.
+    """Settings of the rounds.
 
     Attributes:
-        interval: steps of a round.
+        interval: number of steps of a round.
         rule: makes the rule of a fragment.
-        fragments: how many there are.
-        delay: steps for which an exchange is under way.
-        start_after: steps at the start after each of which all weights and slots are averaged.
-        averages_slots: whether rounds average the optimizer's slots too; with one fragment and no delay.
+        fragments: number of fragments.
+        delay: number of steps for which an exchange is under way.
+        start_after: number of steps at the start after each of which all weights and slots are averaged.
+        averages_slots: whether rounds average the optimizer's slots too; only with one fragment and no delay.
     """
 
     interval: Interval
@@ -47,12 +47,12 @@ class Settings:
 
 @dataclass
 class _Fragment:
-    """A part of the variables.
+    """A part of the variables that is exchanged at once.
 
     Attributes:
-        places: of its variables.
-        rule: of its exchanges.
-        last: the progress at its last exchange.
+        places: indices of the variables.
+        rule: rule that combines the variables' values.
+        last: progress of this process at the last exchange.
     """
 
     places: list[int]
@@ -61,24 +61,24 @@ class _Fragment:
 
 
 class Rounds(Course):
-    """The rounds of the variables of one optimizer.
+    """The course of the rounds of one optimizer's variables.
 
-    What there is to do: exchange each fragment; with a delay, to begin that, and to end it; average everything.
+    Its actions are the exchange of each fragment, or, with a delay, its beginning and its end; and averaging
+    everything.
 
     Args:
-        exchanges: of differences, with the other processes.
-        plain: exchanges that compress nothing.
-        size: number of the processes.
-        centre: what the variables of all processes have in common: at first their values.
-        slots: how many slots there are.
-        settings: of the rounds.
-        learning_rate: of the optimizer, now.
-        wishes: that go along with the exchanges.
+        exchanges: exchanges of differences with the other processes.
+        plain: exchanges without compression.
+        size: number of processes.
+        centre: values that the variables have in common on all processes; initially their own values.
+        slots: number of optimizer slots that are exchanged.
+        settings: settings of the rounds.
+        learning_rate: current learning rate of the optimizer.
+        wishes: requests to stop, which are sent along with the exchanges; by default there are none.
 
     Attributes:
-        fragments: how many there are. Below this number a turn is the exchange of a fragment, or its beginning.
-        everything: the number of the turn that averages everything. With a delay, the turns before it are the ends of
-            exchanges.
+        fragments: number of fragments. An action with a number below this exchanges a fragment, or begins to.
+        everything: number of the action that averages everything. With a delay, the actions before it end exchanges.
 
     Raises:
         ValueError: there are more fragments than variables.
@@ -105,7 +105,7 @@ class Rounds(Course):
         self.everything = len(parts) * (2 if settings.delay else 1)
         self.turns = self.everything + (1 if settings.start_after else 0)
         self.centre = centre
-        self._assigned: dict[int, int] = {}  # steps at which values were assigned since their last exchange
+        self._assigned: dict[int, int] = {}  # by index, the step of an assignment since the last exchange
         self._slots = list(range(len(centre), len(centre) + slots))
         self._learning_rate = learning_rate
         self._next = 0
@@ -113,54 +113,54 @@ class Rounds(Course):
 
     @property
     def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
-        """See `Course`."""
+        """The rule of each fragment, with its values in the centre."""
         return [(one.rule, [self.centre[place] for place in one.places]) for one in self._fragments]
 
     def places(self, what: int) -> list[int]:
-        """See `Course`."""
+        """Returns the indices of a fragment's values, or of all values; see `Course`."""
         if what == self.everything:
             return [*range(len(self.centre)), *self._slots]
         fragment = self._fragments[what % self.fragments]
         return [*fragment.places, *self._slots] if self._settings.averages_slots else fragment.places
 
     def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
-        """See `Course`."""
+        """Replaces a value in the centre; see `Course`."""
         self.centre[place] = np.array(value)
         self._assigned[place] = progress.step
-        for fragment in self._fragments:  # one that is assigned as a whole has nothing to exchange
+        for fragment in self._fragments:  # a fragment that is assigned as a whole has nothing to exchange
             if place in fragment.places and all(self._assigned.get(one) == progress.step for one in fragment.places):
                 fragment.last = progress
 
     def begin_anew(self, progress: Progress) -> Turn:
-        """See `Course`."""
+        """Begins a round of all fragments; see `Course`."""
         for fragment in self._fragments:
             fragment.last = progress
         return self.first(progress.step)
 
     def first(self, step: int) -> Turn:
-        """The turn after a beginning.
+        """Returns the next action at the beginning of a round, or after an exchange.
 
         Args:
-            step: how many have been taken.
+            step: number of steps taken.
         """
         if step < self._settings.start_after:
             return Turn(1, self.everything)
         return Turn(self._spacing(step), self._next)
 
     def _spacing(self, step: int) -> int:
-        """Steps between the beginnings of two exchanges."""
+        """Returns the number of steps between the beginnings of two exchanges."""
         return max(1, self._settings.interval.steps(step, self._learning_rate) // self.fragments)
 
     # In the steps of training.
 
     def replaces(self, what: int) -> bool:
-        """See `Course`."""
+        """Returns False for an action that only begins an exchange."""
         return not self._settings.delay or what >= self.fragments
 
     def take(
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """See `Course`."""
+        """Exchanges a fragment, begins or ends its exchange, or averages everything; see `Course`."""
         if what == self.everything:
             return self.average(progress, learning_rate, values)
         if not self._settings.delay:
@@ -172,16 +172,16 @@ class Rounds(Course):
     def exchange(
         self, number: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """Exchanges a fragment.
+        """Exchanges a fragment, and waits for the result.
 
         Args:
-            number: of the fragment.
-            progress: of this process.
-            learning_rate: of the optimizer.
-            values: at `places`.
+            number: number of the fragment.
+            progress: progress of this process.
+            learning_rate: current learning rate of the optimizer.
+            values: values at the indices that `places` returns.
 
         Returns:
-            What comes next, and the new values.
+            The next action, and the new values.
         """
         self._learning_rate = learning_rate
         fragment = self._fragments[number]
@@ -190,7 +190,7 @@ class Rounds(Course):
         return self.first(progress.step), self._exchanged(fragment, progress, together, values)
 
     def begin(self, number: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]) -> Turn:
-        """Begins the exchange of a fragment, as `exchange`; returns what comes next."""
+        """Begins the exchange of a fragment, with the arguments of `exchange`; returns the next action."""
         self._learning_rate = learning_rate
         fragment = self._fragments[number]
         together = self._attend(fragment, progress)
@@ -202,11 +202,11 @@ class Rounds(Course):
         """Ends the exchange that is under way.
 
         Args:
-            progress: of this process.
-            values: at `places`, now.
+            progress: progress of this process.
+            values: current values at the indices that `places` returns.
 
         Returns:
-            As `exchange`.
+            The next action, and the new values.
         """
         turn = self.first(progress.step)
         return Turn(max(1, turn.left - self._settings.delay), turn.what), self._ended(values, blocking=False)
@@ -214,7 +214,7 @@ class Rounds(Course):
     def average(
         self, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """Averages everything; as `exchange`."""
+        """Averages everything; returns the next action and the new values, like `exchange`."""
         self._learning_rate = learning_rate
         together = self._attend(self._fragments[self._next], progress, averages=True)
         return self.first(progress.step), self._averaged(progress, together, values, blocking=False)
@@ -222,7 +222,7 @@ class Rounds(Course):
     # Between epochs.
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
-        """See `Course`."""
+        """Takes part in exchanges until all processes have ended and have equal weights; see `Course`."""
         changes = self._under_way is not None
         new = list(values)
 
@@ -262,7 +262,7 @@ class Rounds(Course):
         return together
 
     def _weight(self, fragment: _Fragment, progress: Progress, together: Attendance) -> float:
-        """This process's part of the samples since the last exchange."""
+        """Returns this process's fraction of the samples since the last exchange; an equal share if there are none."""
         samples = progress.samples - fragment.last.samples
         return samples / together.samples if together.samples else 1 / self._size
 
@@ -287,7 +287,7 @@ class Rounds(Course):
         centre = fragment.rule.centre(before, self._exchanges.finish(begun, blocking))
         own = fragment.rule.own(values, before, centre)
         for index, place in enumerate(fragment.places):
-            if place in self._assigned:  # while the exchange was under way, which was of what has been replaced
+            if place in self._assigned:  # during the exchange, which was of the value before the assignment
                 own[index] = np.array(values[index])
             else:
                 self.centre[place] = np.asarray(centre[index])
@@ -322,13 +322,13 @@ class Rounds(Course):
 
 
 class LocalSGD(Courses):
-    """Makes `Rounds`.
+    """Makes the `Rounds` of each optimizer.
 
     Args:
         group: the processes.
-        settings: of the rounds.
-        compressor: as of `Courses`.
-        described: as of `Courses`.
+        settings: settings of the rounds.
+        compressor: compressor of the differences; None for no compression.
+        described: description of the strategy's arguments, which must be the same on all processes.
     """
 
     def __init__(self, group: Group, settings: Settings, compressor: Compressor | None, described: str) -> None:
@@ -338,7 +338,7 @@ class LocalSGD(Courses):
         self.with_slots = settings.averages_slots or settings.start_after > 0
 
     def of(self, trained: Trained) -> Rounds:
-        """See `Courses`."""
+        """Returns the rounds of an optimizer; see `Courses`."""
         name, paths, centre = trained.name, trained.paths, trained.centre
         exchanges: Exchanges | Alone = Alone()
         plain: Exchanges | Alone = Alone()

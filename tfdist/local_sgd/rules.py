@@ -1,7 +1,7 @@
-"""What a round makes of the weights of all processes, for one fragment of them.
+"""Rules that combine the weights of all processes at the end of a round, for one fragment of the weights.
 
-At its beginning the processes have in common a centre c. At its end process r has weights x, and m is the mean over
-all processes of x − c. A rule says what the centre is then, and what a process goes on with.
+At the beginning of a round the processes have a common centre c. At its end process r has weights x, and m is the mean
+over all processes of x − c. A rule computes the new centre and the weights with which a process continues.
 """
 
 from __future__ import annotations
@@ -18,68 +18,68 @@ log = logging.getLogger("tfdist")
 
 Arrays = Sequence[np.ndarray]
 States = list[list[np.ndarray]]
-"""Of several rules."""
+"""States of several rules, each a list of arrays."""
 
 
 class Rule(abc.ABC):
-    """For the variables of one fragment. What a user makes is a pattern, of which each fragment gets one of its own."""
+    """A rule for the variables of one fragment. A user makes a template, of which each fragment gets a copy."""
 
     @abc.abstractmethod
     def begun(self, processes: int, delay: int) -> Rule:
-        """A rule like this one, for one fragment.
+        """Returns a rule like this one for one fragment.
 
         Args:
-            processes: how many there are.
-            delay: for how many steps an exchange is under way.
+            processes: number of processes.
+            delay: number of steps for which an exchange is under way.
         """
 
     @abc.abstractmethod
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
-        """The new centre, in arrays of its own.
+        """Returns the new centre, in arrays of its own.
 
         Args:
-            before: c; only read.
-            mean: m; only read.
+            before: the old centre c; only read.
+            mean: the mean m; only read.
         """
 
     @abc.abstractmethod
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
-        """What this process goes on with, in arrays of its own.
+        """Returns the weights with which this process continues, in arrays of their own.
 
         Args:
-            own: its weights; only read.
-            before: c; only read.
-            centre: the new one; only read.
+            own: weights x of this process; only read.
+            before: the old centre c; only read.
+            centre: the new centre; only read.
         """
 
     def state(self) -> list[np.ndarray]:
-        """What has to be the same on all processes, in arrays of their own."""
+        """Returns copies of the arrays that have to be the same on all processes; none by default."""
         return []
 
     def restore(self, state: Arrays, like: Arrays) -> None:
-        """Takes over the state of another process, or of a file.
+        """Takes over the state of another process, or from a file.
 
         Args:
-            state: as `state` returned it there.
+            state: arrays that `state` returned there.
             like: values of the variables; only read.
 
         Raises:
-            ValueError: it is the state of another rule, or of other variables.
+            ValueError: the state belongs to another rule, or to other variables.
         """
         if state:
             raise ValueError(f"{type(self).__name__} has no state; got one of {len(state)} arrays")
 
 
 class Averaging(Rule):
-    """The centre is the mean, c + m.
+    """Averaging: the new centre is the mean of the weights, c + m.
 
     Args:
-        mix: α, at least 0 and below 1. A process goes on with α x + (1 − α) c. By 0, the default without a delay, it
-            begins each round with the centre; more than 0, by default 0.5 with a delay, keeps some of what it has
-            learned while the mean was under way.
+        mix: α, at least 0 and below 1. A process continues with α x + (1 − α) times the new centre. With 0, the default
+            without a delay, it begins each round with the centre. With more than 0, by default 0.5 with a delay, it
+            keeps some of what it has learned while the exchange was under way.
 
     Attributes:
-        mix: as given.
+        mix: α as given; None for the default.
 
     Raises:
         ValueError: α is out of its range.
@@ -94,37 +94,37 @@ class Averaging(Rule):
         return f"Averaging(mix={self.mix})"
 
     def begun(self, processes: int, delay: int) -> Averaging:
-        """See `Rule`."""
+        """Returns the rule with α resolved for the delay; see `Rule`."""
         return Averaging(self._mixed(delay))
 
     def _mixed(self, delay: int) -> float:
         return (0.5 if delay else 0.0) if self.mix is None else float(self.mix)
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
-        """See `Rule`."""
+        """Returns c + m; see `Rule`."""
         return [one + change for one, change in zip(before, mean, strict=True)]
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
-        """See `Rule`."""
+        """Returns the weights mixed with the new centre; see `Rule`."""
         if not self.mix:
             return [one.copy() for one in centre]
         return [_between(x, c, self.mix) for x, c in zip(own, centre, strict=True)]
 
 
 class Outer(Averaging):
-    """An outer optimizer moves the centre, as if −m were a gradient: DiLoCo.
+    """DiLoCo: an outer optimizer updates the centre, with −m as the gradient.
 
     Args:
-        optimizer: a Keras optimizer, of which this takes a copy. Its learning rate may be a schedule, over rounds.
-        mix: as of `Averaging`.
+        optimizer: a Keras optimizer, of which the rule uses a copy. Its learning rate may be a schedule over rounds.
+        mix: fraction α of its own weights that a process keeps, as in `Averaging`.
 
     Raises:
-        TypeError: the optimizer is none.
-        ValueError: as of `Averaging`.
+        TypeError: ``optimizer`` is not a Keras optimizer.
+        ValueError: α is out of its range.
 
     References:
         Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023; and *Streaming
-        DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
+            DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, mix: float | None = None) -> None:
@@ -138,17 +138,17 @@ class Outer(Averaging):
         self._variables: list[keras.Variable] = []
 
     def __repr__(self) -> str:
-        """The same on all processes where the optimizer is the same, whatever its name."""
+        """Returns the same text on all processes that have the same optimizer, whatever its name."""
         config = {name: value for name, value in self._optimizer.get_config().items() if name != "name"}
         return f"Outer({type(self._optimizer).__name__}({config}), mix={self.mix})"
 
     def begun(self, processes: int, delay: int) -> Outer:
-        """See `Rule`."""
+        """Returns a rule with a copy of the optimizer; see `Rule`."""
         return Outer(self._optimizer, self._mixed(delay))
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
-        """See `Rule`."""
-        with ThreadPoolExecutor(1) as thread:  # which is in no strategy's scope
+        """Returns the centre after an update by the optimizer; see `Rule`."""
+        with ThreadPoolExecutor(1) as thread:  # a new thread is in no strategy's scope
             return thread.submit(self._moved, before, mean).result()
 
     def _moved(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
@@ -165,11 +165,11 @@ class Outer(Averaging):
         return self._copy
 
     def state(self) -> list[np.ndarray]:
-        """See `Rule`: the optimizer's variables, such as its momentum; nothing before the first round."""
+        """Returns the optimizer's variables, such as its momentum; nothing before the first round."""
         return [] if self._copy is None else [np.array(variable.value.numpy()) for variable in self._copy.variables]
 
     def restore(self, state: Arrays, like: Arrays) -> None:
-        """See `Rule`."""
+        """Restores the optimizer's variables, or resets the optimizer if the state is empty; see `Rule`."""
 
         def restore() -> None:
             variables = (self._copy or self._begin(like)).variables
@@ -178,7 +178,7 @@ class Outer(Averaging):
             if found != expected:
                 raise ValueError(f"the outer optimizer has variables of the shapes {expected}; got {found}")
             for variable, value, one in zip(variables, state, own, strict=True):
-                # Files keep the bytes of numbers that NumPy does not know, such as bfloat16.
+                # Files store dtypes that NumPy does not know, such as bfloat16, as raw bytes.
                 variable.assign(value.view(one.dtype) if value.dtype.kind == "V" else value)
 
         if state:
@@ -189,9 +189,9 @@ class Outer(Averaging):
 
 
 class Elastic(Rule):
-    """Processes and the centre are tied by springs and pull each other: synchronous EASGD.
+    """Synchronous EASGD: processes and the centre pull each other as if tied by springs.
 
-    The centre becomes c + β m, and a process goes on with x + β / P (c − x), P being the number of processes.
+    The centre becomes c + β m. A process continues with x + β / P (c − x), where P is the number of processes.
 
     Args:
         moving_rate: β, above 0 and at most 1; 0.9 in the paper.
@@ -213,17 +213,17 @@ class Elastic(Rule):
         return f"Elastic({self._moving_rate})"
 
     def begun(self, processes: int, delay: int) -> Elastic:
-        """See `Rule`."""
+        """Returns a rule for this number of processes; see `Rule`."""
         made = Elastic(self._moving_rate)
         made._pull = self._moving_rate / processes
         return made
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
-        """See `Rule`."""
+        """Returns c + β m; see `Rule`."""
         return [one + _times(change, self._moving_rate) for one, change in zip(before, mean, strict=True)]
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
-        """See `Rule`."""
+        """Returns x + β / P (c − x); see `Rule`."""
         return [pulled(x, c, self._pull) for x, c in zip(own, before, strict=True)]
 
 
@@ -239,7 +239,7 @@ def pulled(own: np.ndarray, centre: np.ndarray, pull: float) -> np.ndarray:
 
 
 def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:
-    """``share`` of one array, and the rest of another."""
+    """Returns ``share`` of one array plus the rest of the other."""
     return other + _times(one - other, share)
 
 
@@ -248,11 +248,11 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
-    """Gives rules the states that a file has, if it has some; for states of other rules all begin anew, with a warning.
+    """Gives rules the states from a file. If the states belong to other rules, resets all rules with a warning.
 
     Args:
-        rules: each with the values that it is for.
-        states: of each.
+        rules: rules, each with the values that it is for.
+        states: state of each rule; empty if the file has none.
     """
     if not states:
         return
@@ -260,7 +260,7 @@ def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
         for (rule, like), state in zip(rules, states, strict=True):
             rule.restore(state, like)
     except ValueError as error:
-        for rule, like in rules:  # the first ones may have taken theirs
+        for rule, like in rules:  # some may already have taken over their states
             rule.restore([], like)
         log.warning(
             "tfdist: the states of outer optimizers that were saved are not those of this model and strategy (%s); "

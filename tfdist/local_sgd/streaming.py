@@ -1,4 +1,4 @@
-"""Exchanges of weights in parts, each while the next steps are computed."""
+"""Exchange of weights in fragments, each while the next steps are computed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tfdist.local_sgd.intervals import Interval
 
 @dataclass(frozen=True)
 class Streaming:
-    """How weights are exchanged in a round: all at once, unless this says otherwise.
+    """The way in which the weights of a round are exchanged; by default all at once.
 
     Args:
-        fragments: in how many parts they are exchanged, in turn, at equal intervals.
-        delay: for how many steps the exchange of a fragment is under way, while these are computed; below
-            ``sync_every`` / ``fragments``.
+        fragments: number of fragments that are exchanged in turn, at equal intervals.
+        delay: number of steps that are computed while the exchange of a fragment is under way; below ``sync_every`` /
+            ``fragments``.
 
     Raises:
-        ValueError: one is out of its range.
+        ValueError: an argument is out of its range.
 
     References:
         Douillard et al., *Streaming DiLoCo with overlapping communication*, 2025.
@@ -35,10 +35,10 @@ class Streaming:
         """Checks that exchanges end before the next ones begin.
 
         Args:
-            interval: the steps of a round.
+            interval: number of steps of a round.
 
         Raises:
-            ValueError: they do not.
+            ValueError: exchanges would overlap, or a round has fewer steps than fragments.
         """
         spacing = max(1, interval.least // self.fragments)
         if self.delay and self.delay >= spacing:

@@ -1,1 +1,1 @@
-"""Rounds among the processes that are there: a quorum is enough, and processes come and go."""
+"""Rounds among the processes that are present: a quorum is enough, and processes may come and go."""

@@ -1,4 +1,4 @@
-"""What a process brings to a meeting: changes of variables, as they are or in fewer bytes."""
+"""Contributions of a process to meetings: changes of variables, uncompressed or compressed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Payloads = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Contribution:
-    """Ready to be sent, as often as it takes.
+    """Encoded changes of one process, which can be sent several times.
 
     Attributes:
-        whole: flat changes that are sent as they are, one array for each dtype; with the places of the variables.
-        payload: all others, encoded, one behind the other.
-        methods: of each of these, by place.
+        whole: uncompressed changes, one flat array for each dtype, with the indices of its variables.
+        payload: compressed changes of all other variables, concatenated (uint8).
+        methods: compression method of each compressed variable, by index.
     """
 
     whole: list[tuple[list[int], np.ndarray]]
@@ -34,18 +34,18 @@ class Contribution:
 
 
 class Contributions:
-    """Those of one process to the rounds of some variables.
+    """Encodes the changes of one process for the rounds of some variables.
 
-    What an encoding lacks is added to the next contribution.
+    Error feedback adds what an encoding lacks to the next contribution.
 
     Args:
-        paths: of the variables.
-        shapes: of them.
-        chosen: how they are compressed; None for as they are.
-        task: this process's number, by which random numbers differ.
+        paths: paths of the variables.
+        shapes: shapes of the variables.
+        chosen: policy by which the changes are compressed; None for no compression.
+        task: number of this process, which seeds its random numbers.
 
     Raises:
-        ValueError: a method is none for differences.
+        ValueError: a method cannot compress differences.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Contributions:
         self._before: list[dict[str, np.ndarray]] = []
 
     def encode(self, changes: Sequence[np.ndarray], round: int) -> Contribution:
-        """Encodes changes.
+        """Encodes the changes of one round.
 
         Args:
-            changes: of the variables.
-            round: its number, by which schedules choose.
+            changes: change of each variable.
+            round: number of the round, by which schedules choose methods.
         """
         methods: dict[int, Method] = {}
         for place, schedule in enumerate(self._schedules):
@@ -92,19 +92,19 @@ class Contributions:
         return Contribution(whole, _joined(payloads), methods)
 
     def take_back(self) -> None:
-        """Undoes the last `encode`, which has come too late."""
+        """Undoes the last `encode`, whose contribution came too late for its round."""
         for state, arrays in zip(self._states, self._before, strict=True):
             state.arrays = arrays
 
     def mean(self, own: Contribution, exchange: Exchange) -> list[np.ndarray]:
-        """The weighted mean of the changes of all partners of a meeting.
+        """Returns the weighted mean of the changes of all partners in a meeting.
 
         Args:
-            own: this process's, of the same variables and methods.
-            exchange: of the meeting.
+            own: contribution of this process, with the same variables and methods as the others'.
+            exchange: exchange of the meeting.
 
         Raises:
-            AbortedError: a partner is lost.
+            AbortedError: the meeting is aborted.
         """
         found: dict[int, np.ndarray] = {}
         for number, (places, vector) in enumerate(own.whole):
@@ -127,7 +127,7 @@ class Contributions:
 
 
 def _joined(payloads: Payloads) -> np.ndarray:
-    """Payloads behind each other, after their lengths."""
+    """Concatenates payloads, preceded by their lengths."""
     if not payloads:
         return np.empty(0, np.uint8)
     lengths = np.array([payload.size for payload in payloads], np.int64)
@@ -135,7 +135,7 @@ def _joined(payloads: Payloads) -> np.ndarray:
 
 
 def _apart(joined: np.ndarray) -> Payloads:
-    """The inverse of `_joined`, whose number of payloads is that of the lengths before the first one."""
+    """Splits an array of `_joined`. Lengths are read until they and the payloads that they describe fill the array."""
     count, total = 0, 0
     while total + 8 * count < joined.size:
         total += int(joined[8 * count : 8 * (count + 1)].view(np.int64)[0])

@@ -1,4 +1,4 @@
-"""The course of rounds that a quorum is enough for, of the values of one optimizer, or of layers' state."""
+"""The course of rounds for which a quorum is enough, of one optimizer's values or of layers' state."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _AGAIN_SECONDS = 0.1
 
 @dataclass
 class Totals:
-    """What rounds have taken.
+    """Totals over the rounds of this process.
 
     Attributes:
-        rounds: in which this process has taken part.
-        seconds: spent in rounds, waiting for others too.
+        rounds: number of rounds in which this process has taken part.
+        seconds: seconds spent in rounds, including the wait for others.
     """
 
     rounds: int = 0
@@ -42,31 +42,34 @@ class Totals:
 
 
 class Quorum(Course):
-    """The rounds of some values.
+    """The course of the rounds of some values.
 
-    At a round's beginning those that meet have in common a centre. Each brings what its values differ by from it; what
-    their mean makes of the centre, a rule says. A process that a round was made without takes the new centre from
-    another one, adds its own difference to it, and brings that to the next round.
+    At the beginning of a round the processes that meet have a common centre. Each contributes the difference between
+    its values and the centre, and a rule computes the new centre from the mean difference. A process that misses a
+    round takes the new centre from another process, adds its own difference to it, and contributes that to the next
+    round.
 
     Args:
-        members: the processes.
-        interval: steps of a round.
-        rule: of the rounds.
-        compression: of differences; None for none.
-        trained: what is trained.
-        settings: that all processes must have alike, in words.
-        are_weights: whether rounds need a quorum, and changes that come too late for one are brought to the next. They
-            are changes of another centre, which statistics cannot be moved by; and as statistics are exchanged at an
-            epoch's end, which some may have come to a step before others, they must not wait for a quorum.
-        totals: as below; of this course alone by default.
+        members: access to the processes that meet.
+        interval: number of steps of a round.
+        rule: rule that computes the new centre.
+        compression: policy by which differences are compressed; None for no compression.
+        trained: the values that are exchanged.
+        settings: description of the settings, which must be the same on all processes.
+        are_weights: whether the values are weights, not statistics of layers. Rounds of weights need a quorum, and
+            changes that come too late for a round are contributed to the next one. Late changes are relative to an old
+            centre, by which statistics cannot be corrected. Statistics are exchanged at an epoch's end, which some
+            processes reach a step earlier than others, so they must not wait for a quorum.
+        totals: totals to which the course adds; by default its own.
 
     Attributes:
-        ended: whether an epoch of another process ended with the last round, and none of this one's.
-        totals: of this process, which the course adds to.
-        is_over: whether the others have ended the `fit` that this process is in. Its values are the centre then.
+        ended: whether an epoch of another process, but none of this one's, ended with the last round.
+        totals: totals over the rounds of this process.
+        is_over: whether the others have ended this process's call of `fit`. Its values are then those of the centre.
 
     Raises:
-        RendezvousError: nobody had a state in time, or the settings are not those of the others.
+        RendezvousError: no process had a state in time.
+        MismatchError: the settings or the variables differ from those of the others.
     """
 
     turns = 1
@@ -96,12 +99,12 @@ class Quorum(Course):
         self._rate = trained.learning_rate
         self._rates = Rates()
         self._last = Progress(0, 0)
-        self._settled = 0  # steps taken when there was nothing left to bring, or it was left for later
+        self._settled = 0  # step at which no changes were left, or they were kept for later
         self._before = list(trained.centre)
         self._carry: list[np.ndarray] | None = None
         self._staleness: Counter[int] = Counter()
         self._missed = 0
-        self._lock = threading.Lock()  # of what others fetch
+        self._lock = threading.Lock()  # guards the state that others fetch
         self._round = -1
         self._first: int | None = None
         members.offer(trained.name, self)
@@ -109,36 +112,36 @@ class Quorum(Course):
 
     @property
     def staleness(self) -> Counter[int]:
-        """See `Course`: by how many rounds what this process has brought was late."""
+        """How often this process's contributions were late, by number of rounds; see `Course`."""
         return Counter(self._staleness)
 
     @property
     def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
-        """See `Course`."""
+        """The rule, with all values in the centre."""
         return [(self._rule, list(self.centre))]
 
     @property
     def name(self) -> str:
-        """Of the rounds."""
+        """Name of the rounds."""
         return self._trained.name
 
     @property
     def round(self) -> int:
-        """Of the centre."""
+        """Number of the round that the centre comes from."""
         return self._round
 
     def places(self, what: int) -> list[int]:
-        """See `Course`."""
+        """Returns the indices of all values; see `Course`."""
         return list(range(len(self.centre)))
 
     def assigned(self, place: int, value: np.ndarray, progress: Progress) -> None:
-        """See `Course`."""
+        """Replaces a value in the centre, and drops late changes; see `Course`."""
         with self._lock:
             self.centre[place] = np.array(value)
         self._carry = None
 
     def begin_anew(self, progress: Progress) -> Turn:
-        """See `Course`."""
+        """Begins a round, which ends with that of the others if their state was taken over; see `Course`."""
         if self._carry is None:
             self._last = progress
         self._settled = progress.step
@@ -154,23 +157,23 @@ class Quorum(Course):
     def take(
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
-        """See `Course`."""
+        """Takes part in a round, or adds this process's changes to the centre of a missed one; see `Course`."""
         self._rate = learning_rate
         changes = self._changes(values)
         left = self._timed(progress, changes, ends=False)
         if left is None:
             return self._next(progress.step), self._own(values)
-        self._carry = None  # it is in what this process goes on with
+        self._carry = None  # the values that are returned contain it
         if self.is_over:
             return Turn(max(1, left), 0), [np.array(one) for one in self.centre]
         return Turn(max(1, left), 0), [one + change for one, change in zip(self.centre, changes, strict=True)]
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
-        """See `Course`."""
+        """Takes part in a round that ends an epoch, or keeps late changes for the next one; see `Course`."""
         if progress.step == self._settled:
             return Settled(progress.step, list(values), False)
         changes = self._changes(values)
-        if self._members.is_behind:  # the others are in the middle of their epoch
+        if self._members.is_behind:  # the others are in the middle of a later epoch
             newest = self._newest()
             left: int | None = self._live.left() if newest is None else newest[0].left
         else:
@@ -198,15 +201,16 @@ class Quorum(Course):
             self.totals.seconds += time.monotonic() - begin
 
     def _meet(self, progress: Progress, changes: list[np.ndarray], ends: bool) -> int | None:
-        """Meets others until a round counts that this process has taken part in, or one that it has not.
+        """Meets others until a round counts, with this process or without it.
 
         Args:
-            progress: of this process.
-            changes: that it brings.
-            ends: whether its epoch has ended.
+            progress: progress of this process.
+            changes: changes that this process contributes.
+            ends: whether the epoch of this process has ended.
 
         Returns:
-            None if a round with its changes counts. Otherwise, the steps until those are ready that it was made by.
+            None if a round with its changes counts. If a round counts without them, the number of steps until the
+                processes that made it are ready for the next round.
         """
         members, name, number = self._members, self._trained.name, self._round + 1
         samples = progress.samples - self._last.samples
@@ -225,7 +229,7 @@ class Quorum(Course):
                 if meeting.over:
                     return 1
                 contribution = None
-                number = self._round + 1  # who had a newer state is lost
+                number = self._round + 1  # the process that had a newer state is lost
                 continue
             if contribution is None:
                 contribution = self._contributions.encode(changes, number)
@@ -252,26 +256,26 @@ class Quorum(Course):
     # States.
 
     def state(self, request: int) -> tuple[State, list[np.ndarray]]:
-        """See `tfdist.quorum.links.Source`."""
+        """Returns the state that another process has requested; see `tfdist.quorum.links.Source`."""
         live = self._live
         with self._lock:
             centre, rule, number = list(self.centre), self._rule.state(), self._round
         own = live.state()
-        with self._lock:  # after that: if callbacks have set a rate there, the one before them has been noted
+        with self._lock:  # after `own` is read: if callbacks have set its rate, the rate before them has been noted
             epoch, rates = self._rates.epoch, self._rates.of_epochs
         counts = len(centre), len(rule), len(own)
-        step = live.step() if number else self._last.step  # of the first round, all take all steps
+        step = live.step() if number else self._last.step  # all processes take all steps of the first round
         return State(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
 
     def _newest(self) -> tuple[State, list[np.ndarray]] | None:
-        """Takes the newest state over from another process.
+        """Takes over the newest state from another process.
 
         Returns:
-            What it says, and the state of the optimizer there; None if this process has the newest one.
+            The other process's answer, and the state of its optimizer; None if this process has the newest state.
 
         Raises:
-            RendezvousError: nobody had one in time.
-            MismatchError: it is of another model.
+            RendezvousError: no process had a state in time, or gave it in time.
+            MismatchError: the other process has other settings or another model.
         """
         members, name = self._members, self._trained.name
         end = time.monotonic() + members.patience
@@ -289,7 +293,7 @@ class Quorum(Course):
                     f"{found.address} within {members.patience:g} s. Tasks reach each other on ports that the system "
                     "chooses: see that no firewall is between them."
                 )
-            time.sleep(_AGAIN_SECONDS)  # it is lost, which the rendezvous is about to know, or only now begins
+            time.sleep(_AGAIN_SECONDS)  # the source is lost, which the server will soon notice, or is just starting
         state, arrays = fetched
         centre, rule, of_optimizer = _divided(arrays, state.parts)
         self._check(centre, found.source)
@@ -311,10 +315,10 @@ class Quorum(Course):
             )
 
     def refresh(self) -> bool:
-        """Has others wait for this process; takes the newest state over if another one has it.
+        """Registers this process for the next round; takes over the newest state if another process has it.
 
         Returns:
-            Whether it has; then `joined` says what the optimizer begins with.
+            Whether another process has it; then `joined` holds the state that the optimizer begins with.
         """
         found = self._newest()
         self.joined = None
@@ -323,36 +327,38 @@ class Quorum(Course):
             to_begin = self._members.epoch + 1 if self._members.is_in_epoch else state.epoch
             rates = before(to_begin, state.epoch, state.rates)
             self.joined = Joined(state.step, of_optimizer, rates, state.epoch)
-            self._first = state.left if state.round else None  # at the job's beginning all take a whole round
+            self._first = state.left if state.round else None  # all processes take the whole first round
         return found is not None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes the learning rates for those that come; before callbacks.
+        """Notes the learning rates for processes that join later; called before callbacks.
 
         Args:
-            epoch: its number.
+            epoch: number of the epoch.
         """
         with self._lock:
             self._rates.begin_epoch(epoch, self._live.rates())
 
     def end_fit(self) -> None:
-        """Forgets what belongs to a call of `fit`."""
+        """Forgets the state of a call of `fit`."""
         self.is_over = False
         with self._lock:
             self._rates.end_fit()
 
     def replace(self) -> None:
-        """Makes this process's state, to which its program has given other values, that of all."""
+        """Makes this process's state, to which its program has assigned values, that of all processes."""
         self._round = self._members.replace(self._trained.name)
 
     def follow(self, seconds: float) -> bool:
-        """Takes over what another process has made the state of all by `replace`; drops what is late for a round.
+        """Waits for the state that another process makes that of all by `replace`, and takes it over.
+
+        Changes that came too late for a round are dropped.
 
         Args:
-            seconds: to wait for it.
+            seconds: maximum time to wait, in seconds.
 
         Returns:
-            As `refresh`.
+            Whether a state was taken over; then `joined` holds the state that the optimizer begins with.
         """
         self._carry = None
         end = time.monotonic() + seconds
@@ -387,17 +393,17 @@ def _divided(arrays: Sequence[np.ndarray], counts: Sequence[int]) -> list[list[n
 
 
 class Quorums(Courses):
-    """Makes `Quorum`.
+    """Makes the `Quorum` of each optimizer.
 
     Args:
-        members: the processes.
-        interval: steps of a round.
+        members: access to the processes that meet.
+        interval: number of steps of a round.
         rule: makes the rule of an optimizer's rounds.
-        compression: of differences; None for none.
-        described: as of `Courses`.
+        compression: policy by which differences are compressed; None for no compression.
+        described: description of the strategy's arguments, which must be the same on all processes.
 
     Attributes:
-        totals: of the rounds of all optimizers.
+        totals: totals over the rounds of all optimizers.
     """
 
     def __init__(
@@ -414,17 +420,17 @@ class Quorums(Courses):
         self.described = described
 
     def of(self, trained: Trained) -> Quorum:
-        """See `Courses`."""
+        """Returns the course of an optimizer; see `Courses`."""
         rule = self._rule()
         restore([(rule, trained.centre)], trained.rules)
         of_all = self.members, self._interval, rule, self._compression, trained, self.described
         return Quorum(*of_all, totals=self.totals)
 
     def of_state(self, trained: Trained, rule: Rule) -> Quorum:
-        """The course of what layers keep, which is exchanged when an epoch ends.
+        """Returns the course of the state of layers, which is exchanged when an epoch ends.
 
         Args:
-            trained: the values.
-            rule: of their rounds.
+            trained: the values that are exchanged.
+            rule: rule of their rounds.
         """
         return Quorum(self.members, self._interval, rule, None, trained, self.described, are_weights=False)

@@ -1,8 +1,8 @@
-"""The weighted mean of what the partners of a meeting bring, equal to the bit on all of them.
+"""The weighted mean of the partners' contributions to a meeting, bitwise equal on all of them.
 
 Without compression each partner adds up a part of the vector, in the order of tasks, and sends the mean of that part to
-all others: as many bytes as in a ring, in two steps. With compression each sends its whole payload to all others, and
-each decodes all of them, in the order of tasks.
+all others. This takes as many bytes as a ring, in two steps. With compression each partner sends its whole payload to
+all others, and each decodes all payloads, in the order of tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist.quorum.members import Members
 from tfdist.quorum.messages import Piece
 
 PIECE_BYTES = 1 << 22
-"""Of a message at most, so that a slow line shows that something comes."""
+"""Maximum size of a message, so that even a slow connection shows progress."""
 _LOOK_SECONDS = 0.2
 _OWN, _MEAN = "own ", "mean "
 
@@ -26,16 +26,16 @@ Decode = Callable[[np.ndarray], np.ndarray]
 
 
 class AbortedError(Exception):
-    """The meeting will not come about."""
+    """The meeting does not count, because a partner was lost or left out."""
 
 
 class Exchange:
-    """What is exchanged in one meeting.
+    """The exchange of contributions in one meeting.
 
     Args:
-        members: of which this process is one.
+        members: access to the processes that meet.
         rounds: name of the rounds.
-        meeting: that this process takes part in.
+        meeting: meeting in which this process takes part.
     """
 
     def __init__(self, members: Members, rounds: str, meeting: Meeting) -> None:
@@ -46,22 +46,23 @@ class Exchange:
         self._pieces: dict[tuple[str, int], dict[int, np.ndarray]] = {}
 
     def weights(self) -> list[float]:
-        """Each partner's part of all samples; equal ones if there are none."""
+        """Returns each partner's fraction of all samples; equal fractions if there are none."""
         total = sum(partner.samples for partner in self._partners)
         return [partner.samples / total if total else 1 / len(self._partners) for partner in self._partners]
 
     def mean(self, name: str, vector: np.ndarray) -> np.ndarray:
-        """The weighted mean of vectors.
+        """Returns the weighted mean of the partners' vectors.
 
         Args:
-            name: by which this one is told from others of the meeting.
-            vector: this process's, flat, of the same length on all; only read.
+            name: name that distinguishes the vector from others of the meeting.
+            vector: flat vector of this process, of the same length on all partners; only read.
 
         Returns:
             The mean, in an array of its own.
 
         Raises:
-            AbortedError: a partner is lost.
+            AbortedError: the meeting is aborted.
+            ValueError: a partner has sent an array of another size or dtype.
         """
         own = self._tasks.index(self._task)
         bounds = [vector.size * place // len(self._tasks) for place in range(len(self._tasks) + 1)]
@@ -70,7 +71,7 @@ class Exchange:
         total = np.zeros_like(parts[own])
         for task, weight in zip(self._tasks, self.weights(), strict=True):
             part = parts[own] if task == self._task else self._receive(f"{_OWN}{name}", task, parts[own])
-            if weight:  # what counts for nothing may hold NaN
+            if weight:  # a contribution of weight 0 may hold NaN
                 total += part * vector.dtype.type(weight)
         self._send(f"{_MEAN}{name}", [total] * len(self._tasks))
         found = [
@@ -80,18 +81,18 @@ class Exchange:
         return np.concatenate(found)
 
     def mean_of_payloads(self, name: str, payload: np.ndarray, decode: Decode) -> np.ndarray:
-        """The weighted mean of vectors that travel in fewer bytes.
+        """Returns the weighted mean of vectors that are sent compressed.
 
         Args:
-            name: as of `mean`.
-            payload: this process's vector, encoded, as bytes.
-            decode: a payload, of any process.
+            name: name that distinguishes the vector from others of the meeting.
+            payload: encoded vector of this process (uint8).
+            decode: decodes the payload of any partner.
 
         Returns:
             The mean, in an array of its own.
 
         Raises:
-            AbortedError: a partner is lost.
+            AbortedError: the meeting is aborted.
         """
         self._send(f"{_OWN}{name}", [payload] * len(self._tasks))
         total: np.ndarray | None = None
@@ -103,10 +104,10 @@ class Exchange:
         assert total is not None
         return total
 
-    # Pieces. The last one of an array is shorter than the others, and may be empty.
+    # Pieces. The last piece of an array is shorter than the others, and may be empty.
 
     def _send(self, kind: str, arrays: Sequence[np.ndarray]) -> None:
-        """Sends an array to each partner; all of them get their first pieces first."""
+        """Sends an array to each partner, in turns: each gets its first piece before any gets its second."""
         cut = [
             iter(()) if partner.task == self._task else _cut(array)
             for partner, array in zip(self._partners, arrays, strict=True)
@@ -130,7 +131,7 @@ class Exchange:
             if len(pieces) > count:
                 count, heard = len(pieces), time.monotonic()
             elif time.monotonic() - heard > (1 if kind.startswith(_OWN) else 2) * self._members.grace:
-                # Means are waited for twice as long: who sends none may itself wait for a contribution.
+                # Wait twice as long for a mean: its sender may itself be waiting for a contribution.
                 self._members.lacks(self._rounds, self._attempt, self._silent(kind, task))
                 heard = time.monotonic()
         found = np.concatenate([pieces[place] for place in range(last + 1)])
@@ -142,7 +143,7 @@ class Exchange:
         return found
 
     def _silent(self, kind: str, task: int) -> list[int]:
-        """Those whose contributions are not whole; if all are, the task whose mean does not come."""
+        """Returns the tasks whose contributions are incomplete; if there are none, the task whose mean is missing."""
         own = kind if kind.startswith(_OWN) else kind.replace(_MEAN, _OWN, 1)
         return [one for one in self._tasks if one != self._task and not self._is_whole(own, one)] or [task]
 
@@ -153,7 +154,7 @@ class Exchange:
         return self._members.is_aborted(self._rounds, self._attempt)
 
     def _take(self) -> None:
-        """Waits a little for pieces."""
+        """Waits a little for pieces, and stores those that have arrived."""
         links = self._members.links
         with links.arrived:
             came = links.pieces(self._rounds, self._attempt)
@@ -168,17 +169,17 @@ class Exchange:
 
 
 def _last(pieces: Mapping[int, np.ndarray]) -> int | None:
-    """The place of the last piece of an array, which is shorter than the others.
+    """Returns the index of the last piece of an array, which is shorter than the others; None if a piece is missing.
 
-    A connection that was reset has lost some before it; then, as when one is yet to come, this is None: who has sent
-    such an array counts as silent.
+    A piece may be yet to come, or may have been lost when a connection was reset. The sender of an incomplete array
+    counts as silent.
     """
     last = min((place for place, piece in pieces.items() if piece.nbytes < PIECE_BYTES), default=None)
     return last if last is not None and all(place in pieces for place in range(last)) else None
 
 
 def _cut(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The pieces of a flat array, of which the last one is shorter than `PIECE_BYTES`."""
+    """Yields the pieces of a flat array, the last of which is shorter than `PIECE_BYTES`."""
     step = PIECE_BYTES // array.itemsize
     for begin in range(0, array.size + 1, step):
         yield array[begin : begin + step]

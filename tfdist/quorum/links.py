@@ -1,7 +1,7 @@
-"""Connections between the processes of a job, over ZeroMQ: states that are fetched, and pieces of what is exchanged.
+"""Connections between the processes of a job, over ZeroMQ: for fetching states, and for pieces of what is exchanged.
 
-A process answers on one socket, which a thread of its own serves, so that a state can be had while steps are computed.
-It sends over one more for each process that it sends to.
+A process answers on one socket, which a thread serves, so that others can fetch its state while steps are computed. It
+sends over a further socket for each process that it sends to.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from tfdist.quorum.messages import CODEC, Fetch, Piece, State
 log = logging.getLogger("tfdist")
 
 _LOOK_SECONDS = 0.2
-"""Between two looks at whether there is any sense in waiting."""
+"""Interval at which a wait checks whether it still makes sense."""
 _CLOSE_SECONDS = 5.0
 _LOGGED = 20
-"""Messages that are none are logged; no more of them."""
+"""Maximum number of invalid messages that are logged."""
 _UNKNOWN = 16
-"""Names of rounds that nobody here has part in, of which pieces are kept."""
+"""Maximum number of names of rounds unknown to this process for which pieces are kept."""
 
 
 class Source(Protocol):
-    """Has a state that others fetch."""
+    """An object with a state that other processes fetch."""
 
     def state(self, request: int) -> tuple[State, list[np.ndarray]]:
-        """The answer to a request; on the thread of `Links`.
+        """Returns the answer to a request; called on the thread of `Links`.
 
         Args:
-            request: the id of the answer.
+            request: id of the request, which the answer repeats.
         """
         ...
 
 
 class Links:
-    """This process's connections.
+    """The connections of this process to the others.
 
     Args:
-        task: its number.
-        host: at which others reach it.
-        keys: of the job; None for no encryption.
+        task: number of this process.
+        host: host at which others reach this process.
+        keys: encryption keys of the job; None for no encryption.
 
     Attributes:
-        address: ``host:port`` at which it answers.
-        arrived: notified when a piece has come, or something else has happened that a meeting waits for.
-        bytes_sent: of arrays.
-        messages_sent: to other processes.
+        address: ``host:port`` at which this process answers.
+        arrived: condition that is notified when a piece has arrived or a meeting is aborted.
+        bytes_sent: bytes of arrays that were sent.
+        messages_sent: number of pieces that were sent.
     """
 
     def __init__(self, task: int, host: str, keys: Keys | None) -> None:
@@ -79,23 +79,23 @@ class Links:
         weakref.finalize(self, self._closing.set).atexit = False
 
     def offer(self, rounds: str, source: Source) -> None:
-        """Answers those who fetch the state of rounds from now on.
+        """Answers requests for the state of rounds from now on.
 
         Args:
-            rounds: their name.
-            source: which is kept by the caller.
+            rounds: name of the rounds.
+            source: object that has the state; the caller must keep it alive.
         """
         self._sources[rounds] = source
 
     # Sending.
 
     def send(self, address: str, message: Message, array: np.ndarray) -> None:
-        """Sends a piece, and returns at once.
+        """Sends a piece without waiting.
 
         Args:
-            address: of the receiver.
+            address: ``host:port`` of the receiver.
             message: a `Piece`.
-            array: that must not change any more.
+            array: contents of the piece, which must not change any more.
         """
         with self._sending:
             if address not in self._to:
@@ -105,10 +105,10 @@ class Links:
         self.bytes_sent += array.nbytes
 
     def keep(self, addresses: Sequence[str]) -> None:
-        """Closes the connections to all other processes.
+        """Closes the connections to all processes but these.
 
         Args:
-            addresses: of those that are needed.
+            addresses: ``host:port`` of each process whose connection is kept.
         """
         with self._sending:
             for address in self._to.keys() - set(addresses):
@@ -117,19 +117,19 @@ class Links:
     def fetch(
         self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
     ) -> tuple[State, list[np.ndarray]] | None:
-        """Fetches a state.
+        """Fetches a state from another process.
 
         Args:
-            address: of a process that has it.
-            rounds: whose state it is.
-            seconds: to wait for.
-            failure: yields the error for which nobody needs to wait any more.
+            address: ``host:port`` of a process that has the state.
+            rounds: name of the rounds.
+            seconds: maximum time to wait, in seconds.
+            failure: returns an error that makes waiting useless; None while there is none.
 
         Returns:
             The state, and its arrays; None if none came in time.
 
         Raises:
-            BaseException: that of ``failure``.
+            BaseException: the error that ``failure`` returned.
         """
         request = Fetch(next(self._numbers), rounds)
         end = time.monotonic() + seconds
@@ -152,14 +152,16 @@ class Links:
     # Receiving.
 
     def pieces(self, rounds: str, attempt: int) -> list[tuple[Piece, np.ndarray]]:
-        """What has come for a meeting so far; what came for earlier ones is forgotten. While holding ``arrived``.
+        """Returns the pieces of a meeting that have arrived so far, and forgets those of earlier meetings.
+
+        The caller holds ``arrived``.
 
         Args:
-            rounds: of the meeting.
-            attempt: of the meeting.
+            rounds: name of the rounds.
+            attempt: number of the meeting.
 
         Returns:
-            Pieces, in the order in which they came; taken away from here.
+            Pieces in the order of arrival, which are no longer kept here.
         """
         kept = self._pieces.setdefault(rounds, {})
         for earlier in [one for one in kept if one < attempt]:
@@ -167,11 +169,11 @@ class Links:
         return kept.pop(attempt, [])
 
     def take(self, peer: bytes, frames: Sequence[Any]) -> None:
-        """Takes what another process has sent; on the thread that serves.
+        """Handles a message from another process; on the thread that serves the socket.
 
         Args:
-            peer: which one that is.
-            frames: of the message.
+            peer: identity of the sender's socket.
+            frames: frames of the message.
         """
         try:
             message, arrays = CODEC.decode(frames)
@@ -189,35 +191,35 @@ class Links:
             self._answer(peer, message)
 
     def _may_be_known(self, rounds: str) -> bool:
-        """Whether to keep pieces of rounds; of those whose state is not offered here, only of a few."""
+        """Returns whether to keep pieces of rounds. Only a few names whose state is not offered here are accepted."""
         return rounds in self._sources or rounds in self._pieces or len(self._pieces) < len(self._sources) + _UNKNOWN
 
     def _answer(self, peer: bytes, message: Fetch) -> None:
         source = self._sources.get(message.rounds)
         try:
             state, arrays = (State(message.id, -1), []) if source is None else source.state(message.id)
-        except Exception as error:  # who asks, asks another process
+        except Exception as error:  # the other process then asks elsewhere
             log.warning("tfdist: task %d could not give its state of %s: %s", self._task, message.rounds, error)
             state, arrays = State(message.id, -1), []
         self._lines.answering.answer(peer, CODEC.encode(state, arrays))
         self.bytes_sent += sum(array.nbytes for array in arrays)
 
     def close(self) -> None:
-        """Closes all connections; so does the garbage collector."""
+        """Closes all connections, as the garbage collector does too."""
         self._closing.set()
         self._thread.join(_CLOSE_SECONDS)
 
 
 class _Lines:
-    """Those of `Links`.
+    """The sockets of `Links`.
 
     Args:
-        host: as of `Links`.
-        keys: of the job; None for no encryption.
+        host: host at which others reach this process.
+        keys: encryption keys of the job; None for no encryption.
 
     Attributes:
-        answering: the one on which others are answered.
-        address: ``host:port`` of it.
+        answering: socket on which this process answers others.
+        address: ``host:port`` of that socket.
     """
 
     def __init__(self, host: str, keys: Keys | None) -> None:
@@ -228,10 +230,10 @@ class _Lines:
         self._open = [self.answering]
 
     def connect(self, address: str) -> Line:
-        """Makes a connection.
+        """Opens a connection to another process.
 
         Args:
-            address: of another process.
+            address: ``host:port`` of the other process.
         """
         made = Line.to(self._context, address, self._keys)
         self._open.append(made)
@@ -243,14 +245,14 @@ class _Lines:
         line.close()
 
     def close(self) -> None:
-        """Closes all; in the order in which Python may do it when the process ends, it would never end."""
+        """Closes all sockets before the context. In the order in which Python may close them at exit, it would hang."""
         while self._open:
             self._open.pop().close()
         self._context.term()
 
 
 def _serve(reference: weakref.ref[Links], lines: _Lines, is_closing: threading.Event) -> None:
-    """Answers others until nobody needs the links any more."""
+    """Answers other processes until the links are closed or deleted."""
     while not is_closing.is_set():
         if lines.answering.poll(_LOOK_SECONDS):
             of_message = lines.answering.receive_from()

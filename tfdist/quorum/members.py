@@ -1,4 +1,4 @@
-"""This process among those that meet in rounds: what it asks of the rendezvous server, and its links to the others."""
+"""Access of a process to those that meet in rounds: requests to the rendezvous server, and links to the others."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ log = logging.getLogger("tfdist")
 
 _PROGRESS_SECONDS = 30.0
 _FETCH_SECONDS = 30.0
-"""For a state to come, beyond the time of grace."""
+"""Maximum time to wait for a state, in addition to the grace period."""
 
 T = TypeVar("T")
 
 
 class Members(Protocol):
-    """The processes that meet.
+    """Access to the processes that meet.
 
     Attributes:
-        task: this one's number.
-        fit: how many calls of `fit` came before the one under way; None outside of `fit`.
-        epoch: that this process is in.
-        is_in_epoch: whether it has begun one in this `fit`.
-        others: the last epoch of this `fit` that others are known to have come to.
-        grace: seconds.
-        patience: seconds in which something has to come that another process has.
+        task: number of this process.
+        fit: number of calls of `fit` before the current one; None outside of `fit`.
+        epoch: epoch of this process.
+        is_in_epoch: whether this process has begun an epoch in this `fit`.
+        others: latest epoch of this `fit` that other processes are known to have reached.
+        grace: seconds for which a round waits for more processes than the quorum.
+        patience: maximum time, in seconds, to wait for a state that another process has.
     """
 
     task: int
@@ -52,29 +52,29 @@ class Members(Protocol):
 
     @property
     def links(self) -> Links:
-        """To the others; a process alone has none, and sends nothing."""
+        """The links to the other processes; a process alone has none."""
         ...
 
     @property
     def failure(self) -> TfdistError | None:
-        """Why this process cannot go on."""
+        """The error because of which this process cannot continue; None if there is none."""
         ...
 
     @property
     def is_behind(self) -> bool:
-        """Whether others have come to a later epoch of this `fit`."""
+        """Whether other processes have reached a later epoch of this `fit`."""
         return self.others > self.epoch
 
     def offer(self, rounds: str, source: Source) -> None:
-        """Gives others the state of rounds, from now on; see `tfdist.quorum.links.Links.offer`."""
+        """Lets other processes fetch the state of rounds from now on; see `tfdist.quorum.links.Links.offer`."""
         ...
 
     def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
-        """Fetches the state of rounds; see `tfdist.quorum.links.Links.fetch`."""
+        """Fetches the state of rounds from another process; see `tfdist.quorum.links.Links.fetch`."""
         ...
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
-        """Takes part from now on; see `tfdist.cluster.quorum_messages.Enlist`. Without a quorum, one is enough."""
+        """Joins rounds; see `tfdist.cluster.quorum_messages.Enlist`. Without a quorum, one process is enough."""
         ...
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
@@ -82,7 +82,7 @@ class Members(Protocol):
         ...
 
     def replace(self, rounds: str) -> int:
-        """Makes this process's state that of all; see `tfdist.cluster.quorum_messages.Replace`."""
+        """Makes this process's state that of all processes; see `tfdist.cluster.quorum_messages.Replace`."""
         ...
 
     def have(self, rounds: str, attempt: int) -> Outcome:
@@ -90,40 +90,40 @@ class Members(Protocol):
         ...
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """Reports partners of which nothing comes; see `tfdist.cluster.quorum_messages.Lack`."""
+        """Reports partners that have sent nothing; see `tfdist.cluster.quorum_messages.Lack`."""
         ...
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
-        """Whether a meeting will not come about; raises what has ended the job."""
+        """Returns whether a meeting is aborted; raises the error that has ended the job."""
         ...
 
     def epoch_of(self, fit: int) -> int:
-        """The epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.Where`."""
+        """Returns the epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.Where`."""
         ...
 
     def reach(self, fit: int, epoch: int) -> None:
-        """Reports that this process has come to an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
+        """Reports that this process has reached an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
         ...
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """Stays until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
+        """Waits until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
         ...
 
 
 def end_together(members: Members, rounds: Sequence[str], refresh: Callable[[], bool]) -> None:
-    """Ends a call of `fit` with the newest states of all who are in it, once they have them, too.
+    """Ends a call of `fit` once all processes that are in it have the newest states.
 
     Args:
-        members: the processes.
-        rounds: the names of those of the model.
-        refresh: looks for newer states once, tells of which rounds this process's own are, and takes over what it
-            finds; whether it has found some.
+        members: access to the processes that meet.
+        rounds: names of the model's rounds.
+        refresh: looks once for newer states, reports the rounds of this process's own, takes over what it finds, and
+            returns whether it has found any.
     """
     assert members.fit is not None
     is_newer = True  # there may be a last round that was made without this process
     while is_newer:
         while refresh():
-            pass  # the next look tells that this process has that
+            pass  # the next look reports that this process has that state
         members.linger(members.fit, tuple(rounds))
         is_newer = refresh()
 
@@ -132,11 +132,11 @@ class Together(Members):
     """`Members` of a job.
 
     Args:
-        control: of this task.
-        links: to other tasks.
-        quorum: how many a round needs.
-        grace: seconds for which it waits for more.
-        timeouts: how long to wait for a quorum.
+        control: connection of this task to the rendezvous server.
+        links: links to other tasks.
+        quorum: number of tasks that a round needs.
+        grace: seconds for which a round waits for more tasks than the quorum.
+        timeouts: timeouts of the job; ``start`` is how long to wait for a quorum.
     """
 
     def __init__(self, control: Control, links: Links, quorum: int, grace: float, timeouts: Timeouts) -> None:
@@ -153,20 +153,20 @@ class Together(Members):
 
     @property
     def links(self) -> Links:
-        """See `Members`."""
+        """The links to the other tasks."""
         return self._links
 
     @property
     def failure(self) -> TfdistError | None:
-        """See `Members`; also why this process did not get what it asked for last."""
+        """The error that has ended the job, or that of this process's last request."""
         return self._control.failure or self._error
 
     def offer(self, rounds: str, source: Source) -> None:
-        """See `Members`."""
+        """Offers a state to the other tasks; see `Members`."""
         self.links.offer(rounds, source)
 
     def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
-        """See `Members`."""
+        """Fetches a state from another task; see `Members`."""
         return self.links.fetch(address, rounds, self.grace + _FETCH_SECONDS, lambda: self._control.failure)
 
     def _note(self, aborted: messages.Aborted) -> None:
@@ -175,13 +175,13 @@ class Together(Members):
             self.links.arrived.notify_all()
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
-        """See `Members`."""
+        """Joins rounds at the server; see `Members`."""
         of = rounds, self.links.address, round, self._quorum if needs_quorum else 1, self.grace, settings
         what = f"a task that has a state of {rounds}"
         return self._ask(lambda request: messages.Enlist(request, *of), Enlisted, what)
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
-        """See `Members`."""
+        """Waits for a round to begin; see `Members`."""
         of = rounds, round, samples, ends, self.fit, checksum
         what = f"a quorum of {self._quorum} task(s) for round {round} of {rounds}"
         meeting = self._ask(lambda request: messages.Ready(request, *of), Meeting, what)
@@ -190,36 +190,36 @@ class Together(Members):
         return meeting
 
     def replace(self, rounds: str) -> int:
-        """See `Members`."""
+        """Makes this task's state that of all tasks; see `Members`."""
         return int(self._control.request(lambda request: messages.Replace(request, rounds)))
 
     def have(self, rounds: str, attempt: int) -> Outcome:
-        """See `Members`."""
+        """Waits for the outcome of a meeting; see `Members`."""
         what = f"the other tasks to have all of {rounds}"
         return self._ask(lambda request: messages.Have(request, rounds, attempt), Outcome, what)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """See `Members`."""
+        """Reports silent partners, with a warning; see `Members`."""
         log.warning("tfdist: nothing comes from task(s) %s in a round of %s; it is made without.", tasks, rounds)
         self._control.send(messages.Lack(rounds, attempt, tuple(tasks)))
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
-        """See `Members`."""
+        """Returns whether a meeting is aborted; see `Members`."""
         if self._control.failure is not None:
             raise self._control.failure
         return self._aborted.get(rounds, 0) >= attempt
 
     def epoch_of(self, fit: int) -> int:
-        """See `Members`."""
+        """Asks for the epoch at which a `fit` begins; see `Members`."""
         return int(self._control.request(lambda request: messages.Where(request, fit)))
 
     def reach(self, fit: int, epoch: int) -> None:
-        """See `Members`."""
+        """Reports that this task has reached an epoch; see `Members`."""
         self._control.send(messages.Epoch(fit, epoch))
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """See `Members`."""
-        with contextlib.suppress(RequestTimeoutError):  # a time of grace that is longer than all other waits
+        """Waits until others have this task's state; see `Members`."""
+        with contextlib.suppress(RequestTimeoutError):  # if the grace period is longer than all other waits
             self._control.request(lambda request: messages.Linger(request, fit, rounds))
 
     def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
@@ -246,7 +246,7 @@ class Together(Members):
 
 
 class Alone(Members):
-    """`Members` of a process alone."""
+    """`Members` of a process that trains alone."""
 
     task = 0
     fit = None
@@ -256,50 +256,50 @@ class Alone(Members):
 
     @property
     def links(self) -> Links:
-        """See `Members`."""
+        """Raises an error, because there are no links."""
         raise TfdistError("a process alone has no links to others")
 
     @property
     def failure(self) -> TfdistError | None:
-        """See `Members`."""
+        """None, because nothing can fail."""
         return None
 
     def offer(self, rounds: str, source: Source) -> None:
-        """See `Members`; nobody asks."""
+        """Does nothing, because no other process asks."""
 
     def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
-        """See `Members`; there are no others."""
+        """Returns None, because there are no other processes."""
         return None
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
-        """See `Members`."""
+        """Returns that this process has the newest state."""
         return Enlisted(max(round, 0), None, "")
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
-        """See `Members`."""
+        """Returns a meeting of this process alone."""
         return Meeting(round, (Partner(0, samples, ""),))
 
     def replace(self, rounds: str) -> int:
-        """See `Members`."""
+        """Returns round 0, because no other process has a state."""
         return 0
 
     def have(self, rounds: str, attempt: int) -> Outcome:
-        """See `Members`."""
+        """Returns that the meeting counts."""
         return Outcome(True)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """See `Members`; there are no others."""
+        """Does nothing, because there are no partners."""
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
-        """See `Members`."""
+        """Returns False, because no partner can be lost."""
         return False
 
     def epoch_of(self, fit: int) -> int:
-        """See `Members`."""
+        """Returns 0, because no other process is ahead."""
         return 0
 
     def reach(self, fit: int, epoch: int) -> None:
-        """See `Members`; nobody asks."""
+        """Does nothing, because no other process asks."""
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """See `Members`; nobody comes."""
+        """Does nothing, because no other process needs the state."""

@@ -6,11 +6,11 @@ from tfdist.parameter_server.protocol.wire import Codec, Message
 
 
 class Fetch(Message, frozen=True):
-    """Asks for a state.
+    """A request for a state.
 
     Attributes:
-        id: of the answer.
-        rounds: whose state it is.
+        id: id of the request, which the answer repeats.
+        rounds: name of the rounds whose state is requested.
     """
 
     id: int
@@ -18,16 +18,18 @@ class Fetch(Message, frozen=True):
 
 
 class State(Message, frozen=True):
-    """Answers `Fetch`. The arrays are the common values, the state of their outer optimizer, and that of the inner one.
+    """The answer to `Fetch`.
+
+    Its arrays are the common values, the state of the outer optimizer, and that of the inner one.
 
     Attributes:
-        id: as of `Fetch`.
-        round: that the common values come from; -1 if there is no such state here.
-        left: steps that the sender takes until it is ready for the next round.
-        step: how many it has taken.
-        parts: how many arrays there are of each of the three.
-        epoch: in which the sender is; -1 outside of `fit`.
-        rates: as of `tfdist.quorum.rates.Rates.of_epochs`.
+        id: id of the request.
+        round: round that the common values come from; -1 if the sender has no such state.
+        left: number of steps until the sender is ready for the next round.
+        step: number of steps that the sender has taken.
+        parts: number of arrays of each of the three.
+        epoch: epoch of the sender; -1 outside of `fit`.
+        rates: learning rates at the beginnings of the last epochs, as `tfdist.quorum.rates.Rates.of_epochs`.
     """
 
     id: int
@@ -40,14 +42,14 @@ class State(Message, frozen=True):
 
 
 class Piece(Message, frozen=True):
-    """A piece of what a meeting exchanges; one array.
+    """A piece of an array that a meeting exchanges.
 
     Attributes:
-        rounds: of the meeting.
-        attempt: of the meeting.
-        sender: number of the task.
-        kind: of what it is a piece: of the sender's contribution, or of a mean, each with a name.
-        place: which piece it is, in order.
+        rounds: name of the rounds.
+        attempt: number of the meeting.
+        sender: number of the sending task.
+        kind: name of the array, which says whether it is the sender's contribution or a mean.
+        place: index of the piece in the array.
     """
 
     rounds: str
