@@ -1,4 +1,4 @@
-"""Private members of what Keras reads batches with, used here and in `tfdist.seams` only."""
+"""Private members of Keras's epoch iterators and data adapters, used here and in `tfdist.seams` only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def spec_of(iterator: Any) -> Any:
-    """The element spec of what an epoch iterator reads; None if that has none."""
+    """Returns the element spec of the dataset that an epoch iterator reads; None if the dataset has none."""
     return getattr(iterator._distributed_dataset, "element_spec", None)
 
 
@@ -17,10 +17,10 @@ def end_epoch(iterator: Any) -> None:
 
 
 def arrays_of(adapter: Any) -> Any:
-    """The arrays that an `ArrayDataAdapter` cuts into batches."""
+    """Returns the arrays that an `ArrayDataAdapter` cuts into batches."""
     return adapter._inputs
 
 
 def standardized(adapter: Any, batch: Any) -> Any:
-    """A batch of a `PyDataset` as its adapter passes it on."""
+    """Returns a batch of a `PyDataset` in the form in which its adapter yields it."""
     return adapter._standardize_batch(batch)
