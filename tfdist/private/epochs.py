@@ -11,7 +11,7 @@ def spec_of(iterator: Any) -> Any:
 
 
 def end_epoch(iterator: Any) -> None:
-    """Ends an epoch before its data end: the next one begins with new batches."""
+    """Ends an epoch before its data end: the next epoch begins with new batches."""
     iterator._current_iterator = None
     iterator.data_adapter.on_epoch_end()
 

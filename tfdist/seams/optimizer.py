@@ -47,7 +47,7 @@ class OptimizerCall(Call):
 
     @property
     def is_outermost(self) -> bool:
-        """Whether the call comes from outside of any optimizer, and not from one that contains this one."""
+        """Whether the call was not made by an optimizer that contains this one."""
         return _under_way.applied == 1
 
     @property

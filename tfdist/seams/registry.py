@@ -55,7 +55,7 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
     if seam is None or getattr(owner, name, None) is not seam.standing:
         seam = _seams[owner, name] = _Seam(check(owner, name))
     seam.wrappers.append(wrapper)
-    seam.wrappers.sort(key=lambda one: place_of(_function_of(one).__module__))  # keeps the order of equal ones
+    seam.wrappers.sort(key=lambda one: place_of(_function_of(one).__module__))  # a stable sort
     seam.standing = functools.reduce(_around, seam.wrappers, seam.original)
     setattr(owner, name, seam.standing)
 

@@ -89,8 +89,11 @@ class AllReduceStrategy(Processes):
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
-        TypeError: ``compression`` is not a method, a schedule or a policy.
-        ValueError: a device does not exist, or is named twice.
+        TypeError: ``compression`` is not a method, a schedule or a policy; or ``group`` is not a `tfdist.Group`.
+        ValueError: a device does not exist, or is named twice; there is no such algorithm; or ``delay`` is not 0 or 1,
+            or is 1 with several devices.
+        RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
+            and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
         RendezvousError: not all tasks entered the job, or this one was refused.
@@ -126,7 +129,7 @@ class AllReduceStrategy(Processes):
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
-            from tfdist.strategies.servers import beside_all_reduce  # in jobs without servers nothing loads theirs
+            from tfdist.strategies.servers import beside_all_reduce  # jobs without servers do not load this
 
             tables = beside_all_reduce.tables(cluster, own, timeouts)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None

@@ -24,7 +24,7 @@ from tfdist.strategies.step_calls import StepCalls
 from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
-if TYPE_CHECKING:  # in jobs without servers nothing loads theirs
+if TYPE_CHECKING:  # jobs without servers do not load these modules
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.servers.server_tables import ServerTables

@@ -60,7 +60,7 @@ def fixed_rows(share: Share, rows: int | None) -> Share:
         return share
     text = FIXED_ROWS.format(rows, rows)
     known = tf.get_static_value(batch_size(share.data))
-    if known is not None and int(known) != rows:  # when a graph is made, layers would fail next
+    if known is not None and int(known) != rows:  # the layers would fail next, less readably
         raise _of_fixed_rows(text, int(known))
     check = tf.raw_ops.Assert(condition=tf.equal(share.rows, rows), data=[tf.constant(text), share.rows], summarize=1)
     with tf.control_dependencies([] if check is None else [check]):

@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 class ShareWithOwnLogs(Share):
-    """A share of a step whose logs stay its process's own until the epoch ends; a type, so that functions retrace."""
+    """A share of a step whose logs are its process's own until the epoch ends; its own type makes functions retrace."""
 
 
 def batch_size(batch: Any) -> tf.Tensor:

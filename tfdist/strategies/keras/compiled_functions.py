@@ -121,7 +121,7 @@ class _Scope(backend.StatelessScope):
         super().add_update(update)
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns the value of a variable, also of one without an assignment: regularizers would get None for it."""
+        """Returns a variable's assigned value, else its own: Keras's scope would give regularizers None then."""
         found = super().get_current_value(variable)
         return models.value_of(variable) if found is None else found
 

@@ -174,7 +174,7 @@ class OfWorker(keras.callbacks.Callback):
         """Writes the number of the next epoch."""
         partial = f"{self._path}.partial"
         tf.io.gfile.makedirs(self._folder)
-        with contextlib.suppress(tf.errors.NotFoundError):  # the chief, which has ended, removes the folder just now
+        with contextlib.suppress(tf.errors.NotFoundError):  # the chief has ended and removes the folder
             with tf.io.gfile.GFile(partial, "w") as file:
                 file.write(json.dumps({"epoch": epoch + 1}))
             tf.io.gfile.rename(partial, self._path, overwrite=True)
@@ -218,7 +218,7 @@ class Files:
             _flush(partial)
             if self._latest.exists():
                 os.replace(self._latest, self._previous)
-        with atomic_files.written(self._metadata) as partial:  # Keras's own, for restoring without tfdist
+        with atomic_files.written(self._metadata) as partial:  # Keras's own file, to restore without tfdist
             partial.write_text(metadata)
 
     def load(self) -> None:

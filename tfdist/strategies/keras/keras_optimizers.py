@@ -2,7 +2,8 @@
 
 Keras clips gradients, decays and averages weights on every replica, and has `tf.distribute` sum the gradients last.
 Here gradients are summed first, so that clipping applies to the gradient that one process would have. Accumulated
-gradients are summed when they are applied, not in each step.
+gradients are summed when they are applied, not in each step. Where processes take steps on their own, gradients are
+summed within each process only.
 """
 
 from __future__ import annotations

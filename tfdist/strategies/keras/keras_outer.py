@@ -33,7 +33,7 @@ def save(model: Any, extended: Ability, prefix: Any) -> None:
     if not isinstance(extended, TrainsInRounds) or not extended.is_writer:
         return
     if "://" in os.fspath(prefix):
-        return  # residuals are not saved there either
+        return  # remote paths get no residuals either
     arrays = {
         f"{number}/{rule}/{place}": array
         for number, rules in enumerate(extended.outer_states(model))

@@ -1,4 +1,4 @@
-"""Saving and loading on several processes: one writes, and one reads for all."""
+"""Saving and loading on several processes: one process writes, and one reads for all."""
 
 from __future__ import annotations
 

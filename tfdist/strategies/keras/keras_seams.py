@@ -10,7 +10,7 @@ nothing.
 | losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
 | noise is added after the sum and before clipping | `tfdist.optimizers.GradientNoise` needs it, and installs it, too |
-| `merge_call` | replicas of several devices call one model, which would mix what its layers add to losses |
+| `merge_call` | replicas of several devices call one model, which would mix the losses that its layers add |
 | `_compute_moments_sync` | Keras reduces three sums one by one |
 | gradients through collectives of a step | come from other replicas' losses, which have other weights |
 | steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |

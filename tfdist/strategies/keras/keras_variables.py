@@ -269,7 +269,7 @@ class StateOfStep:
         eager = tf.executing_eagerly()
         self._graph = None if eager or self._has_others else tf.compat.v1.get_default_graph()
         self._variables = state_of_layers(model)
-        self._is_local = not extended.meets_in_steps  # and may be without samples
+        self._is_local = not extended.meets_in_steps  # the process may have no samples
         self._before = {
             id(variable): copy_of(variable).read_value()
             for variable in self._variables

@@ -44,8 +44,8 @@ class Compiled(keras_hooks.ModelHooks[Ability]):
     def compile(self, call: ModelCall) -> None:
         """Decides whether XLA is used: ``"auto"`` means the same as in plain Keras, except for custom steps.
 
-        ``"auto"`` does not compile custom steps: they may read tensors that a layer keeps from its forward pass, which
-        are not available outside of the compiled code.
+        ``"auto"`` does not compile custom steps that call the host: they may read tensors that a layer keeps from its
+        forward pass, which are not available outside of the compiled code.
         """
         given, model = call.arguments, call.model
         if isinstance(self.extended, HasStages):
