@@ -130,8 +130,9 @@ def may_end_steps(callback: Any) -> bool:
 def reads_logs_of_steps(callback: Any) -> bool:
     """Returns whether a callback may read the logs of a step of `fit` or `evaluate`.
 
-    Of Keras's callbacks, this holds for `keras.callbacks.TerminateOnNaN` and for those that write after some batches.
-    The progress bar does not count: it shows its process's own logs until the epoch ends.
+    Of Keras's callbacks, this holds for `keras.callbacks.TerminateOnNaN`, for a `keras.callbacks.LambdaCallback` with a
+    function for ends of batches, and for those that write after some batches. The progress bar does not count: it shows
+    its process's own logs until the epoch ends.
     """
     if isinstance(callback, keras.callbacks.TerminateOnNaN) or _acts(callback, _WITH_LOGS):
         return True
