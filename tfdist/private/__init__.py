@@ -1,1 +1,1 @@
-"""What is private in other packages, and used by tfdist: imported in this folder only."""
+"""Private modules and members of Keras and TensorFlow that tfdist uses: only this folder imports them."""

@@ -8,23 +8,23 @@ from typing import Any
 
 
 def methods_of(callback: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-    """What reads a backup, and what writes one."""
+    """Returns the methods that read and write a backup."""
     return callback._load_model, callback._save_model
 
 
 def replace_methods(callback: Any, load: Callable[[], None], save: Callable[[], None]) -> None:
-    """Gives a callback others."""
+    """Replaces the methods that read and write a backup."""
     callback._load_model, callback._save_model = load, save
 
 
 def paths_of(callback: Any) -> tuple[str, str]:
-    """Of the weights, and of the epoch and batch."""
+    """Returns the paths of the weights file, and of the file with the epoch and batch."""
     return callback._weights_path, callback._training_metadata_path
 
 
 @contextlib.contextmanager
 def with_paths(callback: Any, weights: str, metadata: str) -> Iterator[None]:
-    """Context in which a callback reads other files."""
+    """Context in which a callback reads the given files in place of its own."""
     before = paths_of(callback)
     callback._weights_path, callback._training_metadata_path = weights, metadata
     try:
@@ -34,5 +34,5 @@ def with_paths(callback: Any, weights: str, metadata: str) -> Iterator[None]:
 
 
 def position_of(callback: Any) -> dict[str, int]:
-    """The epoch that training would go on with, and the batch of it, as Keras writes them."""
+    """Returns the epoch and the batch that training would resume with, as Keras writes them."""
     return {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}

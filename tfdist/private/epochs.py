@@ -1,4 +1,4 @@
-"""Private members of what Keras reads batches with, used here and in `tfdist.seams` only."""
+"""Private members of Keras's epoch iterators and data adapters, used here and in `tfdist.seams` only."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 
 def spec_of(iterator: Any) -> Any:
-    """The element spec of what an epoch iterator reads; None if that has none."""
+    """Returns the element spec of the dataset that an epoch iterator reads; None if the dataset has none."""
     return getattr(iterator._distributed_dataset, "element_spec", None)
 
 
 def end_epoch(iterator: Any) -> None:
-    """Ends an epoch before its data end: the next one begins with new batches."""
+    """Ends an epoch before its data end: the next epoch begins with new batches."""
     iterator._current_iterator = None
     iterator.data_adapter.on_epoch_end()
 
 
 def arrays_of(adapter: Any) -> Any:
-    """The arrays that an `ArrayDataAdapter` cuts into batches."""
+    """Returns the arrays that an `ArrayDataAdapter` cuts into batches."""
     return adapter._inputs
 
 
 def standardized(adapter: Any, batch: Any) -> Any:
-    """A batch of a `PyDataset` as its adapter passes it on."""
+    """Returns a batch of a `PyDataset` in the form in which its adapter yields it."""
     return adapter._standardize_batch(batch)

@@ -1,6 +1,6 @@
 """Every private module of Keras that tfdist uses, imported here and nowhere else.
 
-Checked on Keras 3.10 and 3.15. `tests/seams/standing.txt` lists what is changed in them.
+Checked on Keras 3.10 and 3.15. `tests/seams/standing.txt` lists the functions in them that tfdist replaces.
 """
 
 from tfdist.private.versions import incompatible

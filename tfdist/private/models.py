@@ -8,12 +8,12 @@ from typing import Any
 
 
 def strategy_of(owner: Any, otherwise: Any = None) -> Any:
-    """The strategy that a model, an iterator of its data, or a variable of TensorFlow was made under."""
+    """Returns the strategy that a model, an iterator of its data, or a TensorFlow variable was made under."""
     return getattr(owner, "_distribute_strategy", otherwise)
 
 
 def xla_by_default(model: Any) -> bool:
-    """What ``jit_compile="auto"`` means for a model under no strategy; under one, it is always no."""
+    """Returns what ``jit_compile="auto"`` would mean without a strategy; under one, Keras never uses XLA."""
     strategy = model._distribute_strategy
     model._distribute_strategy = None
     try:
@@ -24,7 +24,7 @@ def xla_by_default(model: Any) -> bool:
 
 @contextlib.contextmanager
 def without_xla(model: Any) -> Iterator[None]:
-    """Context in which Keras makes functions of a model that XLA does not compile."""
+    """Context in which Keras makes a model's step functions without XLA."""
     before, model._jit_compile = model._jit_compile, False
     try:
         yield
@@ -33,48 +33,48 @@ def without_xla(model: Any) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A model and all layers in it."""
+    """Returns a model and all layers in it."""
     return list(model._flatten_layers())
 
 
 def metrics_in(owner: Any) -> list[Any]:
-    """The metrics that are attributes of a layer or of another metric."""
+    """Returns the metrics that are attributes of a layer or of another metric."""
     return list(owner._metrics)
 
 
 def state_of(layer: Any) -> list[Any]:
-    """The variables of a layer that it made as non-trainable ones: not those that were frozen later."""
+    """Returns the variables that a layer created as non-trainable, without weights that were frozen later."""
     return list(layer._non_trainable_variables)
 
 
 def initial_epoch(model: Any) -> int:
-    """The epoch that callbacks have `fit` begin with."""
+    """Returns the epoch that a callback has set for `fit` to begin with; 0 if none has."""
     return int(model._initial_epoch or 0)
 
 
 def begin_at(model: Any, epoch: int | None) -> None:
-    """Has `fit` begin with an epoch; None for that of its argument. For callbacks, at the beginning of training."""
+    """Sets the epoch that `fit` begins with, from a callback's `on_train_begin`; None leaves the argument of `fit`."""
     model._initial_epoch = epoch
 
 
 def loss_tracker(model: Any) -> Any:
-    """The metric of the loss of a model that is compiled."""
+    """Returns the metric that tracks the loss of a compiled model."""
     return model._loss_tracker
 
 
 def compute_loss(model: Any, **arguments: Any) -> Any:
-    """``compute_loss`` of a model, also one whose method takes fewer arguments."""
+    """Calls a model's ``compute_loss`` with those arguments that the method takes."""
     return model._compute_loss(**arguments)
 
 
 def forget_losses(layer: Any) -> None:
-    """Has a layer forget what its calls have added to the loss."""
+    """Removes the losses that a layer's calls have added."""
     layer._clear_losses()
 
 
 @contextlib.contextmanager
 def losses_kept(model: Any) -> Iterator[None]:
-    """Context in which others may call a model, too: what its layers have added to the loss before stays so."""
+    """Context in which other replicas may call a model; afterwards its layers have their earlier losses again."""
     before = [(layer, list(layer._losses)) for layer in layers_of(model)]
     yield
     for layer, losses in before:
@@ -83,60 +83,60 @@ def losses_kept(model: Any) -> Iterator[None]:
 
 
 def value_of(variable: Any) -> Any:
-    """TensorFlow's variable in a variable of Keras, whatever the scope."""
+    """Returns the TensorFlow variable of a Keras variable, also inside a stateless scope."""
     return variable._value
 
 
 def initializer_of(variable: Any) -> Any:
-    """What makes the value of a variable that has none yet; None if it has one."""
+    """Returns the initializer of a variable without a value; None if the variable has a value."""
     return variable._initializer
 
 
 def graph_of(model: Any) -> Any:
-    """The graph of a `keras.Sequential`; the model itself if it is not one that has one."""
+    """Returns the functional graph of a `keras.Sequential`; any other model itself."""
     return getattr(model, "_functional", None) or model
 
 
 def inputs_of(graph: Any) -> list[Any]:
-    """The symbolic inputs of a graph."""
+    """Returns the symbolic inputs of a graph."""
     return list(graph._inputs)
 
 
 def outputs_of(graph: Any) -> list[Any]:
-    """The symbolic outputs of a graph."""
+    """Returns the symbolic outputs of a graph."""
     return list(graph._outputs)
 
 
 def structure_of_inputs(graph: Any) -> Any:
-    """How a graph's inputs are nested."""
+    """Returns the nested structure of a graph's inputs."""
     return graph._inputs_struct
 
 
 def structure_of_outputs(graph: Any) -> Any:
-    """How a graph's outputs are nested."""
+    """Returns the nested structure of a graph's outputs."""
     return graph._outputs_struct
 
 
 def standardized(graph: Any, inputs: Any) -> list[Any]:
-    """Inputs in a graph's order, with its types and ranks."""
+    """Returns inputs as a list in a graph's order, with its types and ranks."""
     return list(graph._standardize_inputs(inputs))
 
 
 def nodes_of(graph: Any) -> list[Any]:
-    """The nodes of a graph, in the order in which it runs them."""
+    """Returns the nodes of a graph, in the order in which the graph runs them."""
     return [node for depth in sorted(graph._nodes_by_depth, reverse=True) for node in graph._nodes_by_depth[depth]]
 
 
 def arguments_of_context(operation: Any) -> Any:
-    """The names of the arguments that an operation takes from the calls around it, as ``training``."""
+    """Returns the names of the arguments that an operation takes from the calls around it, such as ``training``."""
     return getattr(operation, "_call_context_args", ())
 
 
 def logits_of(tensor: Any) -> Any:
-    """The logits that an activation has kept with its output, by which losses are more exact; or None."""
+    """Returns the logits that an activation has kept with its output for more exact losses, or None."""
     return getattr(tensor, "_keras_logits", None)
 
 
 def set_logits(tensor: Any, logits: Any) -> None:
-    """Keeps logits with a tensor."""
+    """Attaches logits to the output of an activation."""
     tensor._keras_logits = logits

@@ -6,7 +6,7 @@ Checked on TensorFlow 2.18 and 2.21. tfdist relies on the following, which may c
   the dataset methods, ``_reduce_to`` and the replica ids to be overridden.
 - ``input_lib._calculate_replicas_with_values`` is called once per step of a distributed iterator, with the
   optionals of all local replicas; its result decides, equally on all processes, whether there is another step.
-- ``from_generator_op._GeneratorDataset`` makes elements by calling a function, until it raises the error out of range.
+- ``from_generator_op._GeneratorDataset`` makes elements by calling a function until that raises ``OutOfRangeError``.
 - ``multi_device_iterator_ops._create_device_dataset`` makes the dataset that copies batches to one device.
 """
 
@@ -114,16 +114,17 @@ NoneSpec = structure.NoneTensorSpec
 
 
 class OwnOptions(collective_util.Options):
-    """Options of a reduction that tfdist makes by itself in a step, over the replicas that take it together."""
+    """Options of a reduction that tfdist itself adds to a step, over the replicas that take the step together."""
 
 
 class WeighedOptions(OwnOptions):
-    """Options of a reduction with weighted contributions, in which those of an empty share are zero.
+    """Options of a reduction with weighted contributions; an empty share contributes zero.
 
     Args:
-        variables: ids of the variables whose gradients are reduced, in their order, None for what is no gradient; empty
-            if there are none.
-        weight: float64 scalar that this process's contributions must still be multiplied by; None if they have been.
+        variables: id of the variable of each reduced value, None for a value that is not a gradient; empty if no value
+            is a gradient.
+        weight: float64 scalar that this process's contributions must still be multiplied by; None if they are weighted
+            already.
     """
 
     def __init__(self, variables: Sequence[str | None] = (), weight: Any = None) -> None:
@@ -133,12 +134,12 @@ class WeighedOptions(OwnOptions):
 
 
 def is_distributed_variable(value: Any) -> bool:
-    """Whether a value is a variable with a component on every local device."""
+    """Returns whether a value is a variable with a component on every local device."""
     return isinstance(value, values.DistributedVariable)
 
 
 class _Number:
-    """Adds float() and int(), which Keras calls on variables and TensorFlow's distributed ones do not support."""
+    """A mixin with float() and int(), which Keras calls and TensorFlow's distributed variables do not support."""
 
     def __float__(self: Any) -> float:
         return float(self.read_value().numpy())
@@ -159,21 +160,21 @@ _NUMBERS = {values.MirroredVariable: _MirroredVariable, values.SyncOnReadVariabl
 
 
 def as_number(variable: Any) -> Any:
-    """Gives a new variable a class that supports float() and int()."""
+    """Gives a new variable a class that supports float() and int(), and returns the variable."""
     # TensorFlow's `_create_variable` takes its classes from a module-level table, which other strategies share.
     variable.__class__ = _NUMBERS.get(type(variable), type(variable))
     return variable
 
 
 def copies(variable: Any) -> tuple[Any, ...]:
-    """The components of a variable, one on each local device."""
+    """Returns the components of a variable, one on each local device."""
     return variable.values if is_distributed_variable(variable) else (variable,)
 
 
 def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context_: Any, options: Any) -> Any:
-    """A `tf.distribute.DistributedDataset` that counts replicas and samples over all processes in every step.
+    """Returns a `tf.distribute.DistributedDataset` that counts replicas and samples of all processes in every step.
 
-    TensorFlow divides its batches and shards it according to its policy.
+    TensorFlow divides the dataset's batches and shards the dataset according to its policy.
     """
     distributed = _DistributedDataset(
         input_workers,
@@ -192,19 +193,19 @@ def per_replica(values_of_replicas: list[Any], extended: Any) -> Any:
 
 
 def spec_of_replicas(spec: Any, extended: Any) -> Any:
-    """The type of `per_replica` for values of the given type."""
+    """Returns the type of `per_replica` for values of the given type."""
     return input_lib._create_distributed_tensor_spec(extended._container_strategy(), spec)
 
 
 def without_rows(spec: Any) -> Any:
-    """A batch of the given type, without rows."""
+    """Returns a batch of the given type, without rows."""
     return input_lib._dummy_tensor_fn(spec)
 
 
 def distributed_datasets_from_function(
     function: Callable[..., Any], input_workers: Any, strategy: Any, contexts: Sequence[Any], options: Any
 ) -> Any:
-    """As `distributed_dataset`, for the datasets that the user's function makes, one for each context."""
+    """Distributes the datasets that the user's function makes, one for each context; see `distributed_dataset`."""
     distributed = _DistributedDatasetsFromFunction(
         input_workers,
         strategy,
@@ -216,7 +217,7 @@ def distributed_datasets_from_function(
 
 
 def _read_directly(input_workers: Any, options: Any) -> Any:
-    """Options that make a single replica on the CPU read the dataset directly, without a multi-device iterator.
+    """Returns options that make a single replica on the CPU read the dataset without a multi-device iterator.
 
     Making a multi-device iterator traces six functions, which takes 30 ms, and Keras makes two per epoch.
     """
@@ -236,7 +237,7 @@ _FILE_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset
 
 
 def reads_files(dataset: Any) -> bool:
-    """Whether `tf.data` would by its rules shard the dataset by files, because it reads records from files."""
+    """Returns whether `tf.data` would shard the dataset by files, because it reads records from files."""
     for part in parts_of(dataset):
         if type(part).__name__.startswith(_FILE_READERS):
             return True
@@ -258,33 +259,33 @@ def parts_of(dataset: Any) -> Iterator[Any]:
 
 
 def shard_of(part: Any) -> tuple[int, int] | None:
-    """The number of shards and the one that is taken, where a dataset is one of several; else None."""
+    """Returns the number of shards and the shard's index, if a dataset is the result of `shard`; else None."""
     return (int(part._num_shards), int(part._index)) if type(part).__name__ == "_ShardDataset" else None
 
 
 def shuffles_by_chance(part: Any) -> bool:
-    """Whether a dataset shuffles another one without a seed."""
+    """Returns whether a dataset is the result of `shuffle` without a seed."""
     return "Shuffle" in type(part).__name__ and int(part._seed) == int(part._seed2) == 0
 
 
 def local_spec(spec: Any) -> Any:
-    """The type of what this process's first replica gets of values of a type."""
+    """Returns the type of this process's first replica's value, for values of a distributed or a plain type."""
     return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
 
 
 def function_of(graph: Any, name: str) -> Any:
-    """A function that a graph calls; None if it knows none of that name."""
+    """Returns the function of this name that a graph calls; None if the graph has none."""
     return graph._functions.get(name)
 
 
 def container_of(variable: Any) -> Any:
-    """The distributed variable that a variable of TensorFlow, or its handle, is a part of; None if it is none."""
+    """Returns the distributed variable that a TensorFlow variable, or its handle, is a component of; else None."""
     container = getattr(variable, "_distributed_container", None)
     return None if container is None else container()
 
 
 def not_tuned(dataset: Any) -> Any:
-    """The dataset without tf.data's autotuner, unless the user has enabled it.
+    """Returns the dataset without tf.data's autotuner, unless the user has set the option.
 
     Deleting an iterator waits for its autotuner's next run, whose period doubles from 10 ms to a minute: the autotuner
     is woken before `CancellationManager.IsCancelled` is true, and sleeps again. This could double the time of an epoch.
@@ -303,15 +304,15 @@ def generated(
     finish: Callable[[int], None],
     element_spec: Any,
 ) -> Any:
-    """A dataset as `tf.data.Dataset.from_generator` makes it, which leaves to the caller how Python makes elements.
+    """Returns a dataset like that of `tf.data.Dataset.from_generator`, whose caller makes the elements in Python.
 
-    `from_generator` converts and checks each component in Python, which takes as long as all else together.
+    `from_generator` also converts and checks each component in Python, which takes as long as all else together.
 
     Args:
-        start: begins an iteration, and returns its number.
-        following: the graph that makes the next element, from the number as an int64 scalar. StopIteration that a
-            `tf.numpy_function` raises in it ends the iteration.
-        finish: ends the iteration with this number, when its iterator is destroyed.
+        start: function that begins an iteration, and returns its number.
+        following: function that builds the graph of the next element, from the number as an int64 scalar. A
+            StopIteration that a `tf.numpy_function` raises in the graph ends the iteration.
+        finish: function that ends the iteration with this number, when its iterator is destroyed.
         element_spec: the type of the elements.
     """
 
@@ -331,7 +332,7 @@ def generated(
 
 
 class _Iterating(threading.local):
-    """Whether the calling thread is making an iterator of a tfdist dataset."""
+    """The state of a thread: whether it is making an iterator of a tfdist dataset."""
 
     ours = False
 
@@ -340,7 +341,7 @@ _iterating = _Iterating()
 
 
 class _WithoutDeviceAutotuning:
-    """Disables the autotuner of the dataset that copies batches to devices, which has nothing to tune."""
+    """A mixin that disables the autotuner of the dataset that copies batches to devices, which has nothing to tune."""
 
     def __iter__(self) -> Any:
         before, _iterating.ours = _iterating.ours, True
@@ -371,7 +372,7 @@ _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
 
 
 def is_compiled_by_xla() -> bool:
-    """Whether XLA compiles the graph under construction."""
+    """Returns whether XLA compiles the graph under construction."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
@@ -379,27 +380,28 @@ def replace_gradient_function(seam: Callable[[Callable[..., Any]], Callable[...,
     """Replaces the function by which tapes make the gradient of an operation.
 
     Args:
-        seam: makes the replacement of the original, whose last argument is the name scope of the forward pass.
+        seam: function that makes the replacement from the original, whose last argument is the name scope of the
+            forward pass.
     """
     pywrap_tfe.TFE_Py_RegisterGradientFunction(seam(backprop._gradient_function))
 
 
 def replace_recording(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces the function by which tapes note a gradient in Python.
+    """Replaces the function by which tapes record a gradient that is a Python function.
 
     Args:
-        seam: makes the replacement of ``record_operation``.
+        seam: function that makes the replacement from the original ``record_operation``.
     """
     record.record_operation = seam(record.record_operation)
 
 
 def is_iterating_ours() -> bool:
-    """Whether this thread makes an iterator over a dataset that tfdist has distributed."""
+    """Returns whether this thread is making an iterator of a dataset that tfdist has distributed."""
     return _iterating.ours
 
 
 def global_seed() -> int | None:
-    """The seed set by `tf.random.set_seed`, or None."""
+    """Returns the seed set by `tf.random.set_seed`, or None."""
     return context.global_seed()
 
 

@@ -1,4 +1,4 @@
-"""The versions of Keras and TensorFlow that tfdist was tried with, and the error for those that it does not fit."""
+"""The versions of Keras and TensorFlow that tfdist is tested with, and the error for incompatible versions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfdist.errors import IncompatibleKerasError
 TRIED = ("3.10", "3.15")
 """The oldest and the newest minor version of Keras that the tests have run with."""
 TRIED_TENSORFLOW = ("2.18", "2.21")
-"""Likewise of TensorFlow."""
+"""The oldest and the newest minor version of TensorFlow that the tests have run with."""
 
 
 def incompatible(what: str) -> IncompatibleKerasError:
-    """The error for a Keras or a TensorFlow that tfdist does not fit.
+    """Returns the error for an incompatible version of Keras or TensorFlow.
 
     Args:
-        what: is different in it.
+        what: the difference, as a phrase for the message.
     """
     return IncompatibleKerasError(
         f"this version of tfdist does not fit Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}. It "

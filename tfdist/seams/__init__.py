@@ -1,1 +1,1 @@
-"""Seams: functions of Keras and TensorFlow that tfdist replaces, each once, with what stands on it in a fixed order."""
+"""Seams: functions of Keras and TensorFlow that tfdist replaces, each once, with its wrappers in a fixed order."""

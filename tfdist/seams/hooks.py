@@ -1,7 +1,7 @@
-"""Hook points: methods of Keras that several features take part in, each replaced once.
+"""Hook points: methods of Keras that several features change, each replaced once.
 
-The replacement asks providers for the hooks of the object whose method is called, and calls them from the outermost to
-the innermost, in the order of `tfdist.seams.order`. Where there are none, Keras's own method runs.
+The replacement asks providers for the hooks of the object whose method is called, and calls the hooks from the
+outermost to the innermost, in the order of `tfdist.seams.order`. Without hooks, Keras's own method runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Call:
     """A call of a method of Keras.
 
     Args:
-        owner: whose method it is.
-        name: of the hooks that are asked.
+        owner: the object whose method is called.
+        name: name of the hook point, and so of the hooks' method.
         original: Keras's method.
-        bound: its arguments, with the owner.
-        hooks: that are yet to be asked, outer to inner.
+        bound: arguments of the call, including the owner.
+        hooks: hooks to call, outer to inner.
 
     Attributes:
-        owner: as given.
-        name: as given.
-        arguments: by name, with defaults. A hook may change them.
+        owner: the object whose method is called.
+        name: name of the hook point.
+        arguments: arguments of the call by name, with defaults. A hook may change them.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Call:
         self._action: Callable[[], Any] | None = None
 
     def replace(self, action: Callable[[], Any]) -> None:
-        """Has something done in place of Keras's method, and of the hooks within the one that calls this.
+        """Runs an action in place of Keras's method and of the hooks further in.
 
         Args:
-            action: returns what the caller gets. It may call `inner`.
+            action: function whose result the caller gets. It may call `inner`.
         """
         self._action = action
 
     def inner(self) -> Any:
-        """Asks the hooks further in, and calls Keras's method with the arguments as they are then."""
+        """Calls the hooks further in, and then Keras's method with the arguments as the hooks have changed them."""
         with contextlib.ExitStack() as stack:
             while self._hooks:
                 context = getattr(self._hooks.pop(0), self.name)(self)
@@ -68,16 +68,16 @@ class Call:
 
 
 class Hooks:
-    """The base of hooks, which do nothing where they override nothing."""
+    """The base of hooks; a method that is not overridden does nothing."""
 
     def error(self, error: Exception) -> Exception | None:
-        """What is raised in place of an error of the methods that hooks stand around.
+        """Returns the error to raise in place of an error of a hooked method.
 
         Args:
-            error: of Keras's method or a hook, or what a hook further in raises in its place.
+            error: the error of Keras's method or of a hook, as hooks further in have replaced it.
 
         Returns:
-            None for the error itself.
+            The replacement; None raises the error itself.
         """
         return None
 
@@ -89,15 +89,15 @@ class HookPoints(Generic[H]):
     """The hook points of the methods of a class.
 
     Args:
-        base: of the hooks, with a method for each hook point.
-        places: by method of `base`, the methods of Keras that are replaced: their owners and names. Where one is of
-            several methods of `base`, `around` asks the first of them.
-        call: the kind of call that hooks are given.
-        wrappers: by method of Keras, what makes its replacement; by default `around`.
+        base: base class of the hooks, with a method for each hook point.
+        places: by method of `base`, the owners and names of the methods of Keras that are replaced. Where a method of
+            Keras belongs to several methods of `base`, `around` calls the first of them.
+        call: class of the calls that hooks are given.
+        wrappers: by method of Keras, the function that makes its replacement; by default `around`.
 
     Attributes:
-        kinds: of hooks.
-        provided: providers, each with the names of the methods that its kinds of hooks override.
+        kinds: classes of hooks that have been provided.
+        provided: providers, each with the names of the methods that its classes of hooks override.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class HookPoints(Generic[H]):
         self._replaced: set[tuple[type, str]] = set()
 
     def provide(self, kinds: Sequence[type[H]], provider: Callable[[Any], Iterable[H]]) -> None:
-        """Adds the hooks of a feature, and replaces the methods that they stand around.
+        """Adds the hooks of a feature, and replaces the methods of Keras that they need.
 
         Args:
-            kinds: of hooks that the provider may make.
-            provider: makes the hooks of an object, whenever that comes to a hook point.
+            kinds: classes of hooks that the provider may make.
+            provider: function that makes the hooks of an object; called at each hook point that the object reaches.
 
         Raises:
-            IncompatibleKerasError: a method of Keras is not there, or is another one than tfdist knows.
+            IncompatibleKerasError: a method of Keras is missing, or has other parameters than tfdist knows.
         """
         for name, places in self._places.items():
             for owner, method in places if self._with_hooks(name, kinds) else ():
@@ -139,11 +139,11 @@ class HookPoints(Generic[H]):
         self.provided.append(({name for name in self._places if self._with_hooks(name, kinds)}, provider))
 
     def hooks_of(self, owner: Any, name: str) -> list[H]:
-        """The hooks of an object, outer to inner, of features that have something at a hook point.
+        """Returns the hooks of an object, outer to inner, from features that use a hook point.
 
         Args:
-            owner: the object.
-            name: of a method of hooks.
+            owner: the object whose method is called.
+            name: name of the hook point.
         """
         found = [one for names, provider in self.provided if name in names for one in provider(owner)]
         if len(found) > 1:
@@ -151,7 +151,7 @@ class HookPoints(Generic[H]):
         return found
 
     def standing(self) -> dict[str, list[str]]:
-        """The kinds of hooks, outer to inner, by Keras's method, as `tfdist.seams.registry.standing` names both."""
+        """Returns the names of the hook classes, outer to inner, by Keras's method; see `registry.standing`."""
         found: dict[str, dict[type[H], None]] = {}
         for name, places in self._places.items():
             for owner, method in places:
@@ -165,11 +165,11 @@ class HookPoints(Generic[H]):
         }
 
     def around(self, original: Function, name: str) -> Function:
-        """Lets hooks change a call, do something in its place, and give contexts in which it runs.
+        """Returns a replacement whose hooks may change a call, replace it, and provide contexts in which it runs.
 
         Args:
             original: Keras's method.
-            name: of the hooks.
+            name: name of the hook point.
         """
         signature = inspect.signature(original)
 
@@ -194,7 +194,7 @@ class HookPoints(Generic[H]):
 
 
 def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
-    """The arguments of a method; None for those that it does not take, which its own error names."""
+    """Returns the bound arguments; None if the method does not accept them: its own error then says so."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What is installed once, whichever thread comes first."""
+"""A decorator for functions that install something, and so must run only once, in whichever thread."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import threading
 from collections.abc import Callable
 
 _lock = threading.RLock()
-"""Of all that is installed, as one feature installs others."""
+"""One lock for all installations, reentrant because one feature installs others."""
 
 
 class Once:
-    """A function that runs once; threads that call it meanwhile wait for its end. Use it as a decorator.
+    """A function that runs once; threads that call it meanwhile wait until it has run. Use it as a decorator.
 
     Strategies may be made in several threads at the same time. Hooks that are added twice would do their work twice.
 
     Args:
-        function: that installs something. If it raises, the next call runs it again.
+        function: function that installs something. If it raises, the next call runs it again.
 
     Attributes:
-        is_done: whether it has run.
+        is_done: whether the function has run.
     """
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class Once:
         self.is_done = False
 
     def __call__(self) -> None:
-        """Runs the function, unless it has run."""
+        """Runs the function, unless it has run before."""
         with _lock:
             if not self.is_done:
                 self._function()

@@ -1,4 +1,4 @@
-"""The hook points of an optimizer: what becomes of gradients from when it is given them until it uses them."""
+"""The hook points of an optimizer: changes of gradients between the call of `apply` and the update."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class Update:
     """An update that an optimizer makes in the calling thread, in the graph under construction or eagerly.
 
     Args:
-        optimizer: of Keras, which applies gradients itself.
-        variables: those that it has gradients of, in their order.
+        optimizer: Keras optimizer that applies the gradients itself.
+        variables: variables that the optimizer has gradients of, in their order.
 
     Attributes:
-        optimizer: as given.
-        variables: as given.
-        weight: what gradients must still be multiplied by when they are summed, a scalar tensor; None if nothing.
+        optimizer: Keras optimizer that applies the gradients itself.
+        variables: variables that the optimizer has gradients of, in their order.
+        weight: factor of the gradients that is still to be applied when they are summed, a scalar tensor; None if they
+            are weighted already.
         is_summed: whether gradients have been summed over replicas.
     """
 
@@ -41,32 +42,32 @@ class OptimizerCall(Call):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer."""
+        """The optimizer whose method is called."""
         return self.owner
 
     @property
     def is_outermost(self) -> bool:
-        """Whether no other optimizer, which contains this one, has called it."""
+        """Whether the call was not made by an optimizer that contains this one."""
         return _under_way.applied == 1
 
     @property
     def applies_itself(self) -> bool:
-        """Whether this optimizer applies gradients, and does not hand them on to others."""
+        """Whether this optimizer applies gradients itself, instead of passing them to inner optimizers."""
         return not isinstance(self.owner, _CONTAINERS)
 
 
 class OptimizerHooks(Hooks):
-    """What a feature does at the hook points of one optimizer: nothing, where it overrides nothing."""
+    """The hooks of a feature for one optimizer; a method that is not overridden does nothing."""
 
     def apply(self, call: OptimizerCall) -> Context:
-        """At `keras.optimizers.Optimizer.apply`, also of those that contain others."""
+        """Runs at `keras.optimizers.Optimizer.apply`, also of optimizers that contain others."""
 
     def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
-        """Where an update begins, with gradients that are unscaled and may be accumulated.
+        """Runs when an update begins, with gradients that are unscaled and not accumulated yet.
 
         Args:
-            update: that begins.
-            gradients: of its variables.
+            update: the update that begins.
+            gradients: gradients of the update's variables.
 
         Returns:
             The gradients that are used in their place.
@@ -74,11 +75,11 @@ class OptimizerHooks(Hooks):
         return gradients
 
     def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
-        """Where gradients, which have been accumulated, are about to be clipped.
+        """Runs when gradients, which have been accumulated, are about to be clipped.
 
         Args:
-            update: that is under way.
-            gradients: of its variables.
+            update: the update under way.
+            gradients: gradients of the update's variables.
 
         Returns:
             The gradients that are used in their place.
@@ -86,11 +87,11 @@ class OptimizerHooks(Hooks):
         return gradients
 
     def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
-        """Where variables are about to be overwritten, whose "gradients" are their new values (float8 ranges).
+        """Runs when variables are about to be overwritten, whose "gradients" are their new values (float8 ranges).
 
         Args:
-            variables: of Keras.
-            values: of them.
+            variables: Keras variables.
+            values: new values of the variables.
 
         Returns:
             The values that are used in their place.
@@ -98,10 +99,10 @@ class OptimizerHooks(Hooks):
         return values
 
     def finite(self, is_finite: Any) -> Any:
-        """Where gradients have been checked.
+        """Runs after gradients have been checked for infinity and NaN.
 
         Args:
-            is_finite: whether all are finite, a scalar tensor.
+            is_finite: whether all gradients are finite, a scalar tensor.
 
         Returns:
             Whether the step is made.
@@ -118,7 +119,12 @@ _CONTAINERS = tuple(
 
 
 class _UnderWay(threading.local):
-    """Of a thread: how many optimizers within each other are being applied, and the update that one of them makes."""
+    """The state of a thread that applies gradients.
+
+    Attributes:
+        applied: number of optimizers, one within another, that are being applied.
+        update: the update that one of them makes; None if none does.
+    """
 
     applied = 0
     update: Update | None = None
@@ -128,20 +134,20 @@ _under_way = _UnderWay()
 
 
 def update_of(optimizer: Any) -> Update | None:
-    """The update that an optimizer makes in this thread.
+    """Returns the update that an optimizer makes in this thread; None if it makes none.
 
     Args:
-        optimizer: of Keras.
+        optimizer: a Keras optimizer.
     """
     update = _under_way.update
     return update if update is not None and update.optimizer is optimizer else None
 
 
 def within_update(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that is part of the update under way, in whichever thread it is called.
+    """Returns a function that belongs to the update under way, in whichever thread it is called.
 
     Args:
-        branch: of a conditional, for example.
+        branch: function to call within the update, for example the branch of a conditional.
     """
     update = _under_way.update
 
@@ -214,7 +220,7 @@ def _overwritten(original: Function) -> Function:
 
 def _found_finite(original: Function) -> Function:
     def check_finite(self: Any, grads: Any) -> Any:
-        # Sparse gradients are finite if their values are: Keras makes them dense, which rows for any key cannot be.
+        # Checks only the values of sparse gradients: Keras would make them dense, impossible for rows with any key.
         finite = original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
         for one in reversed(points.hooks_of(self, "finite")):
             finite = one.finite(finite)

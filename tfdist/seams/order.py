@@ -1,17 +1,17 @@
-"""Which feature's wrappers stand within which other's, where they meet on one function of Keras or TensorFlow."""
+"""The nesting order of features' wrappers, where several wrap one function of Keras or TensorFlow."""
 
 from __future__ import annotations
 
 _INNER_TO_OUTER = (
-    "seams.hooks",  # asks hooks, which have this order among themselves
-    "seams.optimizer",  # likewise
+    "seams.hooks",  # calls hooks, which are in this order among themselves
+    "seams.optimizer",  # calls hooks, too
     "strategies.data.tensorflow_iterators",
     "strategies.keras.keras_seams",
     "strategies.keras_unsynchronized",
     "strategies.keras.keras_callbacks",
-    "strategies.keras.keras_epochs",  # whose callback is the last one
+    "strategies.keras.keras_epochs",  # its callback is the last one
     "strategies.keras.keras_backup",
-    "strategies.keras.keras_comparison",  # of what others make equal around it
+    "strategies.keras.keras_comparison",  # compares state that hooks further out have made equal
     "strategies.keras.collective_gradients",
     "strategies.keras.synchronized_moments",
     "strategies.keras.keras_steps",
@@ -19,7 +19,7 @@ _INNER_TO_OUTER = (
     "strategies.keras.keras_metrics",
     "strategies.keras.keras_variables",
     "strategies.keras.keras_data",
-    "strategies.keras.keras_noise",  # is added to sums, which are made around it
+    "strategies.keras.keras_noise",  # is added to sums, which hooks further out make
     "strategies.keras.keras_optimizers",
     "strategies.keras.keras_saving",
     "strategies.servers.keras_servers",
@@ -29,11 +29,11 @@ _INNER_TO_OUTER = (
     "strategies.rounds.keras_rounds",
     "strategies.rounds.keras_quorum",
     "strategies.all_reduce.keras_delayed",
-    "strategies.keras.keras_xla",  # of the steps that others take on shares, or count
+    "strategies.keras.keras_xla",  # compiles the steps that hooks further in take on shares, or count
     "strategies.keras.keras_scope",
     "strategies.keras.keras_step_calls",
-    "strategies.keras.keras_agreement",  # before all that calls collectives
-    "strategies.servers.sidecar_evaluator",  # in place of all of it
+    "strategies.keras.keras_agreement",  # runs before all that calls collectives
+    "strategies.servers.sidecar_evaluator",  # replaces all of the above
     "optimizers.keras_optimizers",
     "pipeline.described_variables",
     "pipeline.model_steps",
@@ -47,9 +47,9 @@ _PLACES = {f"tfdist.{module}": place for place, module in enumerate(_INNER_TO_OU
 
 
 def place_of(module: str) -> int:
-    """Where the wrappers of a module stand; higher is further out. Those of unknown ones are the outermost.
+    """Returns the place of a module's wrappers; higher is further out. Those of unlisted modules are outermost.
 
     Args:
-        module: its full name.
+        module: full name of the module.
     """
     return _PLACES.get(module, len(_PLACES))

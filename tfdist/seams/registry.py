@@ -1,8 +1,8 @@
-"""The registry of seams: what stands on each replaced function.
+"""The registry of seams: the wrappers of each replaced function.
 
-A *wrapper* is given the function within it, and makes one that calls it or not. Wrappers of one function stand around
-each other in the order of `tfdist.seams.order`, whichever of them came first: one of a feature that is used late may
-be within another one that has stood there for long.
+A *wrapper* is given the function within it, and returns a function that may call that. Wrappers of one function are
+nested in the order of `tfdist.seams.order`, not in the order of installation: a feature that is first used late may
+add its wrapper inside one that is installed already.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class _Seam:
     """A replaced function.
 
     Attributes:
-        original: what stood there before.
-        wrappers: inner to outer.
-        standing: what stands there now.
+        original: the function before the replacement.
+        wrappers: the wrappers, inner to outer.
+        standing: the function that is in place now.
     """
 
     original: Function
@@ -40,27 +40,28 @@ _seams: dict[tuple[Any, str], _Seam] = {}
 def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
     """Puts a wrapper around a function of Keras or TensorFlow.
 
-    Where somebody else has replaced the function since, it goes around that.
+    If other code has replaced the function since the last wrapper, the new one goes around that code's function.
 
     Args:
         owner: a class, or a module.
-        name: of the function.
-        wrapper: makes the replacement of what is within it. It is called again when another wrapper comes.
+        name: name of the function.
+        wrapper: function that makes the replacement from the function within it. It is called again when another
+            wrapper is added.
 
     Raises:
-        IncompatibleKerasError: there is no such function, or it is another one than tfdist knows.
+        IncompatibleKerasError: there is no such function, or it has other parameters than tfdist knows.
     """
     seam = _seams.get((owner, name))
     if seam is None or getattr(owner, name, None) is not seam.standing:
         seam = _seams[owner, name] = _Seam(check(owner, name))
     seam.wrappers.append(wrapper)
-    seam.wrappers.sort(key=lambda one: place_of(_function_of(one).__module__))  # keeps the order of equal ones
+    seam.wrappers.sort(key=lambda one: place_of(_function_of(one).__module__))  # a stable sort
     seam.standing = functools.reduce(_around, seam.wrappers, seam.original)
     setattr(owner, name, seam.standing)
 
 
 def standing() -> dict[str, list[str]]:
-    """What stands on each replaced function, outer to inner: modules and names of wrappers, by the function's name."""
+    """Returns the wrappers of each replaced function, outer to inner: their modules and names, by function name."""
     return {
         key_of(owner, name): [
             f"{_function_of(one).__module__.removeprefix('tfdist.')}.{_function_of(one).__qualname__}"

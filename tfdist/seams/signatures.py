@@ -1,7 +1,7 @@
-"""The functions that tfdist replaces, as it knows them: with these parameters its wrappers work.
+"""The functions that tfdist replaces, with the parameters that its wrappers expect.
 
-A Keras in which one of them is gone, or takes something else, is an error when a feature that needs it is used for the
-first time, and not a wrong result later.
+If a function is missing, or has other parameters, the first use of a feature that needs it raises an error. Without
+this check, a new version of Keras could lead to wrong results later.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ serialization_lib.deserialize_keras_object(config, custom_objects, safe_mode, **
 trainer.model_supports_jit(model)
 trainer.reduce_per_replica(values, strategy, reduction)
 """  # noqa: E501
-"""Functions by class or module and name; one that has changed between versions stands there twice."""
+"""Functions by class or module and name; a function that has changed between versions is listed twice."""
 _PARAMETERS: defaultdict[str, list[str]] = defaultdict(list)
 for _line in _KNOWN.split("\n")[1:-1]:
     _key, _, _own = _line.removesuffix(")").partition("(")
@@ -125,16 +125,16 @@ for _line in _KNOWN.split("\n")[1:-1]:
 
 
 def check(owner: Any, name: str) -> Callable[..., Any]:
-    """A function that is about to be replaced.
+    """Checks the parameters of a function that is about to be replaced, and returns the function.
 
-    One that others have replaced is taken as it is, and so is one that tfdist itself does not know.
+    A function that other code has replaced is not checked, nor is one that is not listed here.
 
     Args:
         owner: a class, or a module.
-        name: of the function.
+        name: name of the function.
 
     Raises:
-        IncompatibleKerasError: there is no such function, or it takes other arguments than those known.
+        IncompatibleKerasError: there is no such function, or it has other parameters than those listed.
     """
     _warn_of_untried()
     key = key_of(owner, name)
@@ -157,20 +157,20 @@ def _warn_of_untried() -> None:
 
 
 def key_of(owner: Any, name: str) -> str:
-    """The name of a function with that of its class, or of its module.
+    """Returns the name of a function with that of its class, or of its module.
 
     Args:
         owner: a class, or a module.
-        name: of the function.
+        name: name of the function.
     """
     return f"{owner.__name__ if isinstance(owner, type) else owner.__name__.rpartition('.')[2]}.{name}"
 
 
 def parameters_of(function: Callable[..., Any]) -> str:
-    """The names of a function's parameters.
+    """Returns the names of a function's parameters, separated by commas.
 
     Args:
-        function: of Python.
+        function: a Python function.
     """
     parameters = inspect.signature(function).parameters.values()
     return ", ".join(_STARS[one.kind] + one.name for one in parameters)

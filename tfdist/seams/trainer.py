@@ -16,72 +16,72 @@ class ModelCall(Call):
 
     @property
     def model(self) -> Any:
-        """The model."""
+        """The model whose method is called."""
         return self.owner
 
     @property
     def is_within_fit(self) -> bool:
-        """Whether `fit` evaluates its validation data by this call."""
+        """Whether `fit` makes this call to evaluate its validation data."""
         return bool(self.arguments.get("kwargs", {}).get("_use_cached_eval_dataset"))
 
 
 class TrainerHooks(Hooks):
-    """What a feature does at the hook points of one model's trainer: nothing, where it overrides nothing.
+    """The hooks of a feature for one model's trainer; a method that is not overridden does nothing.
 
-    A hook is called before what stands within it, with the call. It may change the call's arguments, do something else
-    in its place, and return a context in which it runs.
+    A hook is called before the hooks and the method within it. It may change the call's arguments, replace the call, or
+    return a context in which the call runs.
     """
 
     def compile(self, call: ModelCall) -> Context:
-        """At `keras.Model.compile`."""
+        """Runs at `keras.Model.compile`."""
 
     def fit(self, call: ModelCall) -> Context:
-        """At `keras.Model.fit`."""
+        """Runs at `keras.Model.fit`."""
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """What `fit` is to call, which the hook of a strategy asks for; from the outermost hooks to the innermost.
+        """Returns the callbacks for `fit`; called by the `fit` hook of a strategy, from the outermost hooks inwards.
 
         Args:
-            model: that is trained.
+            model: the model that is trained.
             given: the user's callbacks, as hooks further out have changed them.
         """
         return given
 
     def evaluate(self, call: ModelCall) -> Context:
-        """At `keras.Model.evaluate`, which `fit` calls, too."""
+        """Runs at `keras.Model.evaluate`, which `fit` calls, too."""
 
     def predict(self, call: ModelCall) -> Context:
-        """At `keras.Model.predict`."""
+        """Runs at `keras.Model.predict`."""
 
     def train_on_batch(self, call: ModelCall) -> Context:
-        """At `keras.Model.train_on_batch`."""
+        """Runs at `keras.Model.train_on_batch`."""
 
     def test_on_batch(self, call: ModelCall) -> Context:
-        """At `keras.Model.test_on_batch`."""
+        """Runs at `keras.Model.test_on_batch`."""
 
     def predict_on_batch(self, call: ModelCall) -> Context:
-        """At `keras.Model.predict_on_batch`."""
+        """Runs at `keras.Model.predict_on_batch`."""
 
     def symbolic_build(self, call: ModelCall) -> Context:
-        """Where a model may be built from ``data_batch``, or from a batch that is drawn from ``iterator``."""
+        """Runs where a model may be built from ``data_batch``, or from a batch that is drawn from ``iterator``."""
 
     def make_function(self, call: ModelCall) -> Context:
-        """Where a function is made that takes steps by ``step_function``: `train_step` or `test_step`."""
+        """Runs where the function of ``step_function`` (`train_step` or `test_step`) is made."""
 
     def make_predict_function(self, call: ModelCall) -> Context:
-        """Where a function is made that takes steps by `predict_step`, if there is none yet, or with ``force``."""
+        """Runs where the function of `predict_step` is made, if there is none yet, or with ``force``."""
 
     def epoch_logs(self, call: ModelCall) -> Context:
-        """Where an epoch's logs are made from ``logs``, those of its last step, before validation and callbacks."""
+        """Runs where an epoch's logs are made from ``logs`` of the last step, before validation and callbacks."""
 
     def save(self, call: ModelCall) -> Context:
-        """At `keras.Model.save`."""
+        """Runs at `keras.Model.save`."""
 
     def save_weights(self, call: ModelCall) -> Context:
-        """At `keras.Model.save_weights`."""
+        """Runs at `keras.Model.save_weights`."""
 
     def export(self, call: ModelCall) -> Context:
-        """At `keras.Model.export`."""
+        """Runs at `keras.Model.export`."""
 
 
 _TRAINER = tf_trainer.TensorFlowTrainer
@@ -108,11 +108,11 @@ points = HookPoints(
 
 
 class WithPredictStep:
-    """A model with another `predict_step`, from which Keras makes functions.
+    """A stand-in for a model, with another `predict_step`, from which Keras makes its predict function.
 
     Args:
-        model: of Keras.
-        predict_step: of a batch.
+        model: a Keras model.
+        predict_step: function of a batch that returns predictions.
     """
 
     def __init__(self, model: Any, predict_step: Callable[..., Any]) -> None:

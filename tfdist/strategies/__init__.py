@@ -1,4 +1,4 @@
-"""`tf.distribute` strategies."""
+"""The `tf.distribute` strategies, and the check that TensorFlow is installed."""
 
 from __future__ import annotations
 

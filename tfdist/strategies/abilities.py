@@ -1,16 +1,16 @@
 """Abilities of strategies, which the seams of Keras and TensorFlow require.
 
 A strategy's `extended` (a `tf.distribute.StrategyExtended`) inherits its abilities beside the TensorFlow class that it
-extends. If it lacks an ability, the seams that require it do what Keras does:
+extends. If it lacks an ability, the seams that require the ability do what Keras does:
 
-| ability | what requires it |
+| ability | seams that require it |
 |---|---|
 | any | saving, callbacks that write, the progress bar, `compile` in the model's scope, `DynamicEmbedding`, errors |
 | `DataParallel` | data, steps, losses, gradients, metrics, layers' state, loading, the end of epochs, equal weights |
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
-| `ComesAndGoes` | the beginning and end of `fit`, the end of epochs: others may have begun and ended before |
+| `ComesAndGoes` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 `TrainsInRounds` and `ComesAndGoes`, which are `DataParallel` as well, are in `round_abilities.py`.
@@ -54,7 +54,7 @@ class Ability:
 
         @property
         def worker_devices(self) -> Any:
-            """See `tf.distribute.StrategyExtended`."""
+            """The devices of this process's replicas; see `tf.distribute.StrategyExtended`."""
 
         @property
         def _num_replicas_in_sync(self) -> Any: ...
@@ -79,38 +79,38 @@ class Ability:
         return None
 
     def holds(self, model: Any, variable: Any) -> bool:
-        """Whether this process has a variable of a model.
+        """Returns whether this process holds a variable of a model.
 
         Args:
             model: a Keras model.
-            variable: of it, of its metrics or its optimizer.
+            variable: a variable of the model, of its metrics or of its optimizer.
         """
         return True
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process is the one that writes files and shows progress."""
+        """Whether this process is the writer, which writes files and shows progress."""
         return True
 
     @property
     def saves_with_the_writer(self) -> bool:
-        """Whether each process takes part when the writer saves a model: it gives weights, or saves what is its own."""
+        """Whether each process takes part when the writer saves a model: it sends weights, or saves residuals."""
         return False
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
-        """Context for what the writer does alone: nothing inside waits for other processes."""
+        """Context for work of the writer alone: nothing inside waits for other processes."""
         yield
 
     def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """Has the writer do what needs all variables of a model; other processes take part as far as they must.
+        """Has the writer do work that needs all variables of a model; other processes only help where they must.
 
         Args:
             model: a Keras model.
-            action: what is done.
+            action: function that does the work.
 
         Returns:
-            What the action returns; None on other processes.
+            The result of the action; None on other processes.
         """
         if not self.is_writer:
             return None
@@ -118,15 +118,15 @@ class Ability:
             return action()
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
-        """A new table of an embedding's rows on the parameter servers; other workers get it by the same calls.
+        """Returns a table of an embedding's rows on the parameter servers; the same call on all workers shares it.
 
         Args:
-            name: of a layer.
-            form: of the table.
-            cache: which rows this worker keeps; None for none.
+            name: name of the embedding layer.
+            form: columns, initial values and row policy of the table, equal on all workers.
+            cache: which rows this worker keeps between steps; None keeps no rows.
 
         Returns:
-            None in a job without servers.
+            A client of the table; None in a job without servers.
 
         Raises:
             ValueError: this strategy cannot train rows.
@@ -136,27 +136,29 @@ class Ability:
 
 
 class DataParallel(Ability, abc.ABC):
-    """Replicas, in one process or several, that train on their shares of the global batch, each on a copy of the model.
+    """A strategy whose replicas, in one process or several, train copies of the model on shares of the global batch.
 
-    All processes call the same collectives. Gradients are summed over all replicas before any other processing, weighed
-    by samples under `fit`, so that the sum is a mean. Results of metrics and logs cover all replicas, and layers' state
-    is made equal on them after each Keras step and before `evaluate`. One process reads files for all.
+    All processes call the same collectives. Gradients are summed over all replicas before any other processing. Under
+    `fit` they are weighted by samples, so that the sum is a mean. Results of metrics and logs cover all replicas, and
+    layers' state is made equal on them after each Keras step and before `evaluate`. One process reads files for all.
 
     Attributes:
         group: the processes that are replicas of each other.
         bridge: reduces tensors over the group.
         exchange: broadcasts and gathers tensors in the group.
-        stopping: whether a process wishes to end the steps of an epoch.
-        step_calls: what processes tell each other in the steps of the method of Keras that is under way.
+        stopping: requests to end the steps of an epoch early.
+        step_calls: collectives of each step of the Keras method that is running.
         shares: the number of samples of each replica in the current step.
-        compressor: compresses gradients; None for no compression.
-        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
+        compressor: compressor of gradients; None sends full precision.
+        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is set; None measures
+            nothing.
         checks_weights: whether the weights of all processes are compared after each epoch.
         meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
-            are merged when they have all taken their steps.
+            are merged when all have taken their steps.
         acts_alike: whether all processes call the same methods with the same arguments, and end epochs together.
-        averaging_processes: how many processes take steps on their own, and average what each has learned.
-        reader: this process's number among several that each read all data; their random numbers differ by it.
+        averaging_processes: number of processes that take steps on their own and average their weights; 1 if processes
+            sum gradients instead.
+        reader: number of this process among those that each read all data; seeds its random numbers.
         is_reading_for_all: whether the caller is inside `reading_for_all`.
     """
 
@@ -177,12 +179,12 @@ class DataParallel(Ability, abc.ABC):
 
     @property
     def in_steps(self) -> Bridge:
-        """Reduces tensors within Keras steps, over the processes that take each step together."""
+        """The bridge that reduces tensors within Keras steps, over the processes that take each step together."""
         return self.bridge
 
     @property
     def everyone(self) -> Exchange:
-        """Broadcasts and gathers tensors among all processes, which are more where a replica is on several."""
+        """The exchange among all processes: more than the group where one replica spans several processes."""
         return self.exchange
 
     @property
@@ -191,7 +193,7 @@ class DataParallel(Ability, abc.ABC):
         return False
 
     def of_each(self, model: Any) -> list[Any]:
-        """The variables of a model's optimizer, of which each process has values of its own.
+        """Returns the variables of a model's optimizers whose values differ between processes.
 
         Args:
             model: a Keras model.
@@ -206,7 +208,7 @@ class DataParallel(Ability, abc.ABC):
             optionals: the local replicas' next batches, each a `tf.experimental.Optional`.
 
         Returns:
-            An int64 scalar, the same on all processes.
+            The number of replicas, an int64 scalar, the same on all processes.
         """
 
     @abc.abstractmethod
@@ -214,7 +216,7 @@ class DataParallel(Ability, abc.ABC):
         """Context in which distributed datasets yield a `Share`, with a stand-in row where there are no samples.
 
         Args:
-            calls: what processes tell each other in the steps that read them.
+            calls: collectives of the steps that read the datasets.
         """
 
     @abc.abstractmethod
@@ -231,33 +233,33 @@ class DataParallel(Ability, abc.ABC):
             self.is_reading_for_all = False
 
     def await_file(self, path: Any) -> None:
-        """Waits a little for a file that the writer may be about to write, where others do not know that it has.
+        """Waits a little for a file that the writer may not have finished, where processes do not wait for each other.
 
         Args:
-            path: of the file.
+            path: path of the file.
         """
 
 
 class DelaysUpdates(DataParallel):
-    """Gradients are summed while the next step computes, and are used after it."""
+    """A strategy that sums gradients while the next step computes, and uses the sums after that step."""
 
     calls_host_in_steps = True
 
     @abc.abstractmethod
     def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
-        """The sums of an optimizer.
+        """Returns the delayed sums of an optimizer.
 
         Args:
             optimizer: a Keras optimizer.
-            variables: that it has gradients of.
+            variables: variables that the optimizer has gradients of, in their order.
 
         Raises:
-            ValueError: it had gradients of other variables before.
+            ValueError: the optimizer had gradients of other variables before.
         """
 
     @abc.abstractmethod
     def delayed_of(self, model: Any) -> list[tuple[Any, DelayedSums]]:
-        """The optimizers that have updated variables of a model, and their sums.
+        """Returns the optimizers that have updated variables of a model, and their delayed sums.
 
         Args:
             model: a Keras model.
@@ -265,7 +267,7 @@ class DelaysUpdates(DataParallel):
 
     @abc.abstractmethod
     def staleness(self, model: Any) -> Counter[int]:
-        """By how many updates weights had changed between a gradient's computation and its use, and how often.
+        """Returns how often each staleness occurred: the updates between a gradient's computation and its use.
 
         Args:
             model: a Keras model.
@@ -273,17 +275,17 @@ class DelaysUpdates(DataParallel):
 
 
 class UpdatesOnServers(Ability, abc.ABC):
-    """Keras optimizers send their gradients to parameter servers, which hold the optimizers' state.
+    """A strategy whose optimizers send gradients to parameter servers, which hold the optimizers' state.
 
     Attributes:
         worker: number of this task.
         shares_data: whether the batches of `fit` are dealt out to all workers.
-        is_sharing: whether a call of `fit` reads batches that are dealt.
+        is_sharing: whether the call of `fit` under way reads batches that are dealt out.
         workers_wait: whether workers wait for each other.
-        bound: of `BoundedStaleness`; None in other modes.
-        observes: whether this task is an evaluator, which reads and does not train.
-        over: of an evaluator, set when no task is left that trains.
-        reported: what has been logged, and is not again: why data were not shared, which methods write nothing.
+        bound: largest staleness in the mode `BoundedStaleness`, in steps; None in other modes.
+        observes: whether this task is an evaluator, which reads weights and does not train.
+        over: event that an evaluator waits for: no task is left that trains.
+        reported: messages that have been logged and are not repeated, and methods that write nothing, by name.
     """
 
     worker: int
@@ -310,16 +312,16 @@ class UpdatesOnServers(Ability, abc.ABC):
 
         Args:
             optimizer: a Keras optimizer.
-            gradients: tensors, `tf.IndexedSlices` or None.
-            variables: Keras variables.
-            samples: how many the gradients are a mean of; a number or a scalar tensor.
-            apply: makes the update here, as Keras does.
-            ticket: of their batch, an int64 scalar; None if nobody dealt it.
+            gradients: gradient of each variable: a tensor, `tf.IndexedSlices` or None.
+            variables: Keras variables, in the order of the gradients.
+            samples: number of samples that the gradients are a mean of; a number or a scalar tensor.
+            apply: function that makes the update in this process, as Keras does.
+            ticket: ticket that the batch was dealt with, an int64 scalar; None for batches that were not dealt.
         """
 
     @abc.abstractmethod
     def links(self, model: Any) -> list[Link]:
-        """The links to servers of those optimizers that have updated variables of a model.
+        """Returns the links to servers of the optimizers that have updated variables of a model.
 
         Args:
             model: a Keras model.
@@ -332,15 +334,15 @@ class UpdatesOnServers(Ability, abc.ABC):
         """Context in which this worker takes part in epochs whose batches are dealt to all workers.
 
         Args:
-            plan: as of `SharedEpochs`.
-            within_batches: as of `SharedEpochs`.
-            when_idle: as of `SharedEpochs`.
-            stream: as of `SharedEpochs`; read on the chief only.
+            plan: how the samples of each epoch are divided into batches.
+            within_batches: whether samples are shuffled within each batch only, as for ``shuffle="batch"``.
+            when_idle: function that tells all servers not to wait for this worker.
+            stream: source of batches that the chief reads and sends to all workers; None if each reads its own.
         """
 
     @abc.abstractmethod
     def begin_epoch(self, model: Any) -> None:
-        """Makes this worker's non-trainable weights the chief's before the first epoch; the chief gives its own.
+        """Copies the chief's non-trainable weights to this worker before the first epoch; the chief sends its own.
 
         Args:
             model: a Keras model.
@@ -348,16 +350,16 @@ class UpdatesOnServers(Ability, abc.ABC):
 
     @abc.abstractmethod
     def version(self, model: Any, reads: bool = True) -> int:
-        """The number of updates that a model's parameters contain.
+        """Returns the number of updates that a model's parameters contain.
 
         Args:
             model: a Keras model.
-            reads: whether the newest parameters are read first.
+            reads: whether the newest parameters are read from the servers first.
         """
 
     @abc.abstractmethod
     def link_of(self, optimizer: Any) -> Link | None:
-        """The link of an optimizer, if it has updated variables.
+        """Returns the link of an optimizer to its servers; None if the optimizer has made no update.
 
         Args:
             optimizer: a Keras optimizer.
@@ -365,10 +367,10 @@ class UpdatesOnServers(Ability, abc.ABC):
 
 
 class HasStages(DataParallel):
-    """A model's variables and calls are divided into stages, of which this process may have some only.
+    """A strategy that divides a model into stages, of which this process may hold only some.
 
     Attributes:
-        over_stages: reduces tensors over the processes that have the stages of a model.
+        over_stages: bridge that reduces tensors over the processes that hold the stages of one copy of the model.
     """
 
     calls_host_in_steps = True
@@ -376,48 +378,48 @@ class HasStages(DataParallel):
 
     @abc.abstractmethod
     def place(self, model: Any) -> None:
-        """Divides a model, and allocates what this process holds of it.
+        """Divides a model into stages, and allocates the variables of this process's stages.
 
         Args:
             model: a Keras model that is built.
 
         Raises:
-            ValueError: it cannot be divided.
+            ValueError: the model cannot be divided.
         """
 
     @abc.abstractmethod
     def check_batches(self, x: Any, batch_size: int | None) -> None:
-        """Checks that stages can divide the batches of a training.
+        """Checks that the batches of a training can be divided into micro-batches.
 
         Args:
-            x: as of ``fit``.
-            batch_size: as of ``fit``.
+            x: the argument ``x`` of ``fit``.
+            batch_size: the argument ``batch_size`` of ``fit``.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: the batches cannot be divided.
         """
 
     @abc.abstractmethod
     def steps_of(self, model: Any) -> Any:
-        """The `tfdist.pipeline.model_steps.ModelSteps` of a model, which is placed.
+        """Returns the `tfdist.pipeline.model_steps.ModelSteps` of a model, which `place` has divided.
 
         Args:
-            model: as of `place`.
+            model: a Keras model that is built.
         """
 
     @abc.abstractmethod
     def equalize(self, model: Any) -> None:
-        """Gives all processes that hold a variable the value of the first of them; called by all.
+        """Gives all processes that hold a variable the value of the first of them; all processes call it.
 
         Args:
-            model: as of `place`.
+            model: a Keras model that is built.
         """
 
     @abc.abstractmethod
     def values(self, model: Any, variables: Sequence[Any]) -> list[Any]:
-        """The values of variables, as arrays, wherever they are; called by all.
+        """Returns the values of variables as arrays, whichever process holds them; all processes call it.
 
         Args:
-            model: as of `place`.
-            variables: of the model, or of its optimizer.
+            model: a Keras model that is built.
+            variables: variables of the model or of its optimizer.
         """

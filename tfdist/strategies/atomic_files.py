@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files: a file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Context in which a file is written under another name, which it has until it is complete.
+    """Context in which the caller writes a file under a temporary name; the file is renamed at the end.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
-    Returns:
-        The other name, in the same folder.
+    Yields:
+        The temporary path, in the same folder.
     """
     partial = partial_name(path)
     try:
@@ -29,7 +29,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def partial_name(path: Path) -> Path:
-    """The temporary name of a file until it is complete."""
+    """Returns the path that a file has until it is complete."""
     return path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
 
 

@@ -1,4 +1,4 @@
-"""Hooks for what belongs to strategies that have an ability: their models, and optimizers in their replicas."""
+"""Hooks for strategies that have an ability: for their models, and for optimizers in their replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _OfAbility(Generic[A]):
         extended: the strategy's `extended`.
 
     Attributes:
-        ability: that it has.
+        ability: the class of the ability that a strategy needs for these hooks.
     """
 
     ability: ClassVar[type[Ability]] = Ability
@@ -42,7 +42,7 @@ def add(*kinds: type[ModelHooks[Any]]) -> None:
     """Adds hooks for models, and installs the seams that they need.
 
     Args:
-        kinds: each for the models of strategies that have its ability.
+        kinds: classes of hooks, each for the models of strategies that have its ability.
     """
     trainer.points.provide(kinds, lambda model: _made(at_work.of_model(model, Ability), kinds))
 
@@ -51,7 +51,7 @@ def add_for_optimizers(*kinds: type[OptimizerHooks[Any]]) -> None:
     """Adds hooks for optimizers, and installs the seams that they need.
 
     Args:
-        kinds: each for optimizers in the replicas of strategies that have its ability.
+        kinds: classes of hooks, each for optimizers in the replicas of strategies that have its ability.
     """
     optimizer.points.provide(kinds, lambda _: _made(_of_replica(), kinds))
 

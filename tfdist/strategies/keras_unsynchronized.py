@@ -1,4 +1,4 @@
-"""A warning for `fit` of a model that nothing synchronizes, in a job of several processes."""
+"""A warning in `fit` if nothing synchronizes the model in a job of several processes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from tfdist.seams.once import Once
 log = logging.getLogger("tfdist")
 
 _synchronized: list[Callable[[Any], bool]] = []
+"""Functions that tell whether a model is synchronized in another way; see `accept`."""
 _strategies: weakref.WeakSet[Any] = weakref.WeakSet()
-"""That have been made, and are there."""
+"""The strategies that have been made and still exist."""
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models that were warned of."""
+"""The models that a warning has named."""
 
 
 def accept(synchronizes: Callable[[Any], bool]) -> None:
     """Lets models that are synchronized in another way train without a warning.
 
     Args:
-        synchronizes: whether a model's processes are synchronized, of the model.
+        synchronizes: function that tells whether the processes of the model that it is given are synchronized.
     """
     _synchronized.append(synchronizes)
 
 
 def warn_outside_of(strategy: Any) -> None:
-    """Makes Keras's `fit` warn if a model was made outside the scope, as long as the strategy is there.
+    """Makes Keras's `fit` warn if a model was made outside the scope, as long as the strategy exists.
 
     Args:
-        strategy: one of tfdist's, or which is about to become one. There is no warning if it is of one process, or if
-            this process does not train.
+        strategy: a strategy of tfdist, perhaps under construction. There is no warning if it has only one process, or
+            if this process does not train.
     """
     _strategies.add(strategy)
     warn_in_fit()
@@ -48,10 +49,10 @@ def warn_in_fit() -> None:
 
 
 class Unsynchronized(trainer.TrainerHooks):
-    """For models that are of no strategy."""
+    """The hooks of a model that was made under no strategy."""
 
     def fit(self, call: trainer.ModelCall) -> None:
-        """Warns, if nothing synchronizes the processes."""
+        """Warns if nothing synchronizes the processes."""
         if not any(synchronizes(call.model) for synchronizes in _synchronized):
             has_own_step = type(call.model).train_step is not tf_trainer.TensorFlowTrainer.train_step
             _warn(call.model, next(filter(_trains_together, _strategies), None), has_own_step)

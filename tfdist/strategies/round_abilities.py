@@ -1,4 +1,4 @@
-"""Abilities of strategies whose processes take steps on their own, and meet in rounds; see `abilities.py`."""
+"""Abilities of strategies whose processes take steps on their own and exchange weights in rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TrainsInRounds(DataParallel):
-    """Processes take steps on their own, and exchange what they have learned after some of them."""
+    """A strategy whose processes take steps on their own, and exchange weights after some of the steps."""
 
     calls_host_in_steps = True
 
@@ -26,12 +26,12 @@ class TrainsInRounds(DataParallel):
 
         Args:
             optimizer: a Keras optimizer.
-            variables: that it is to update.
+            variables: variables that the optimizer is to update.
         """
 
     @abc.abstractmethod
     def step_begins(self, optimizer: Any) -> None:
-        """Learns with which weights an optimizer begins, if it is new; called by each replica as `step_taken`.
+        """Notes the weights that a new optimizer begins with; called by each replica, like `step_taken`.
 
         Args:
             optimizer: a Keras optimizer that is built, and about to be applied.
@@ -39,7 +39,7 @@ class TrainsInRounds(DataParallel):
 
     @abc.abstractmethod
     def step_taken(self, optimizer: Any) -> None:
-        """Makes the exchange whose turn it is, if any; called by each replica, in the graph or eagerly.
+        """Makes the exchange that is due after a step, if any; called by each replica, in the graph or eagerly.
 
         Args:
             optimizer: a Keras optimizer that has been applied.
@@ -51,12 +51,12 @@ class TrainsInRounds(DataParallel):
 
         Args:
             model: a Keras model.
-            anew: whether the weights that it has are the common ones from now on; they are equal on all processes.
+            anew: whether the model's weights, equal on all processes, become the centre that rounds begin from.
         """
 
     @abc.abstractmethod
     def settle(self, model: Any) -> None:
-        """Ends the round when all processes have taken their steps, and makes the weights equal; all call it.
+        """Ends the round after the last step, and makes the weights equal; all processes call it.
 
         Args:
             model: a Keras model.
@@ -64,7 +64,7 @@ class TrainsInRounds(DataParallel):
 
     @abc.abstractmethod
     def outer_states(self, model: Any) -> list[States]:
-        """The states of outer optimizers, for each optimizer of a model and each rule of its rounds; may be empty.
+        """Returns the states of outer optimizers, for each optimizer of a model and each rule of its rounds.
 
         Args:
             model: a Keras model.
@@ -72,27 +72,28 @@ class TrainsInRounds(DataParallel):
 
     @abc.abstractmethod
     def restore_outer(self, model: Any, states: Sequence[States]) -> None:
-        """Gives outer optimizers, also those that are yet to be made, the states of a file.
+        """Restores the states of outer optimizers, including those that are not made yet.
 
         Args:
             model: a Keras model.
-            states: as `outer_states` returned them.
+            states: states of outer optimizers, as `outer_states` returned them.
         """
 
     @abc.abstractmethod
     def distance(self, model: Any) -> float | None:
-        """How far the processes' weights of a model were from their mean when the last round ended.
+        """Returns how far the processes' weights of a model were from their mean when the last round ended.
 
         Args:
             model: a Keras model.
 
         Returns:
-            As of `tfdist.local_sgd.course.Course`; the largest one of several optimizers.
+            The root mean square of the processes' distances from the mean, divided by the length of the mean; the
+            largest of several optimizers. None if it is not measured.
         """
 
     @abc.abstractmethod
     def staleness(self, model: Any) -> Counter[int]:
-        """How many rounds old what this process has used of others' weights was, and how often, since the start.
+        """Returns how often this process has used others' weights of each age, in rounds, since the start.
 
         Args:
             model: a Keras model.
@@ -100,7 +101,7 @@ class TrainsInRounds(DataParallel):
 
     @abc.abstractmethod
     def assigned(self, variable: Any) -> None:
-        """Notes that a user's program has assigned a value, which is then equal on all processes.
+        """Notes that a user's program has assigned a value to a variable, equal on all processes.
 
         Args:
             variable: a Keras variable.
@@ -108,9 +109,9 @@ class TrainsInRounds(DataParallel):
 
     @abc.abstractmethod
     def moving_averages(self, model: Any) -> list[Any]:
-        """The moving averages that a model's optimizer keeps of weights, or that steps keep in weights of their own.
+        """Returns moving averages of weights, kept by a model's optimizer or by a custom step in a second network.
 
-        The latter are trainable variables that no optimizer has updated, as those of a network that follows another.
+        The latter are trainable variables that no optimizer has updated, such as the weights of a target network.
 
         Args:
             model: a Keras model.
@@ -118,32 +119,32 @@ class TrainsInRounds(DataParallel):
 
 
 class ComesAndGoes(TrainsInRounds):
-    """Processes may come, and come again, while others train; each reads all data that it is given."""
+    """A strategy with elastic membership: processes may join and rejoin while others train; each reads all its data."""
 
     acts_alike = False
 
     @abc.abstractmethod
     def counting(self, samples: Any) -> contextlib.AbstractContextManager[None]:
-        """Context of a step on so many samples, as it is traced or run eagerly.
+        """Context of a step, as it is traced or run eagerly, that counts the step's samples.
 
         Args:
-            samples: an int64 scalar tensor.
+            samples: number of samples of the step, an int64 scalar tensor.
         """
 
     @abc.abstractmethod
     def begin_fit(self, model: Any) -> int:
-        """Takes part in a call of `fit`, with the weights and optimizers of those that are in it already.
+        """Joins a call of `fit`, with the weights and optimizers of the processes that have begun it before.
 
         Args:
             model: a Keras model.
 
         Returns:
-            The epoch that they are in; -1 if they have ended this call.
+            The epoch that the others are in; -1 if they have ended this call.
         """
 
     @abc.abstractmethod
     def share_loaded(self, model: Any) -> None:
-        """Gives all processes, which call it, the weights and optimizers that the writer has loaded.
+        """Gives all processes the weights and optimizers that the writer has loaded; all processes call it.
 
         Args:
             model: a Keras model.
@@ -151,16 +152,16 @@ class ComesAndGoes(TrainsInRounds):
 
     @abc.abstractmethod
     def begin_epoch(self, model: Any, epoch: int) -> None:
-        """Tells those that come which epoch has begun, and with which learning rates; before the user's callbacks.
+        """Notes the epoch and its learning rates for processes that join; called before the user's callbacks.
 
         Args:
             model: a Keras model.
-            epoch: its number.
+            epoch: number of the epoch, from 0.
         """
 
     @abc.abstractmethod
     def epoch_has_ended(self, model: Any) -> bool:
-        """Whether the last round was the end of an epoch for others.
+        """Returns whether the last round was the end of an epoch for other processes.
 
         Args:
             model: a Keras model.
@@ -168,7 +169,7 @@ class ComesAndGoes(TrainsInRounds):
 
     @abc.abstractmethod
     def fit_is_over(self, model: Any) -> bool:
-        """Whether the others have ended the call of `fit` under way.
+        """Returns whether other processes have ended the call of `fit` under way.
 
         Args:
             model: a Keras model.
@@ -176,7 +177,7 @@ class ComesAndGoes(TrainsInRounds):
 
     @abc.abstractmethod
     def end_fit(self, model: Any) -> None:
-        """Tells the others that this call of `fit` has ended; gets and gives what is newest in it.
+        """Tells other processes that this call of `fit` has ended; the newest weights become those of all.
 
         Args:
             model: a Keras model.

@@ -1,4 +1,4 @@
-"""Ending the steps of an epoch on all processes, when one of them wishes to."""
+"""Early stopping of an epoch's steps on all processes, when one of them requests it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from tfdist.local_sgd.course import Wishes
 
 
 class Stopping:
-    """What a process wishes, and what the processes that take steps together have found in the count of a step.
+    """This process's request to end the steps of `fit`, and the requests that it has learned of from others.
 
-    The wish is counted with the samples of the next step, which then nobody takes: `fit` ends after the step in which
-    ``stop_training`` was set, as in one process. Where processes take steps on their own, it goes along with their next
-    exchange, after which nobody takes another step.
+    The request is counted with the samples of the next step, which no process takes then: `fit` ends after the step in
+    which ``stop_training`` was set, as in one process. Where processes take steps on their own, the request travels
+    with their next exchange, after which no process takes another step.
 
     Attributes:
-        is_wished: whether this process wishes to end the steps of the `fit` that is under way.
-        is_agreed: whether an exchange has told that a process wishes so.
-        is_passed_on: whether the count of a step has told so some of the processes, which tell the others in that step.
-        is_found: whether the last step of a `fit` was not taken, because a process wished so, until that is acted upon.
+        is_wished: whether this process requests to end the steps of the `fit` that is under way.
+        is_agreed: whether an exchange has brought a request of any process.
+        is_passed_on: whether this process has learned of a request from some processes, and tells the others of it in
+            the same step.
+        is_found: whether the last step of a `fit` was not taken because of a request, until `fit` has ended its epoch.
     """
 
     def __init__(self) -> None:
@@ -27,14 +28,14 @@ class Stopping:
         self._counts = False
 
     def begin(self) -> None:
-        """Begins a `fit`, or another epoch of it: nobody wishes anything."""
+        """Begins a `fit`, or another epoch of it, without requests."""
         self.is_wished = self.is_agreed = False
 
     def check(self) -> None:
-        """Ends the steps before the next one, if an exchange has told so.
+        """Ends the steps before the next one, if an exchange has brought a request.
 
         Raises:
-            StopIteration: it has.
+            StopIteration: an exchange has brought a request.
         """
         if self.is_agreed:
             self.is_found = True
@@ -42,7 +43,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Context of a step of `fit`; the wish does not end other loops over data, such as `evaluate`."""
+        """Context of a step of `fit`; the request does not end other loops over data, such as `evaluate`."""
         self.is_found, self.is_passed_on, self._counts = False, False, True
         try:
             yield
@@ -50,25 +51,25 @@ class Stopping:
             self._counts = False
 
     def own(self) -> int:
-        """What this process adds to the count of a step."""
+        """Returns this process's term of the count of requests in a step: 0 or 1."""
         return int((self.is_wished or self.is_passed_on) and self._counts)
 
     def pass_on(self, wishes: int) -> None:
-        """As `learn`, where those that have counted the step are not all: they tell the others.
+        """Notes requests that only some processes have counted, so that this process tells the others.
 
         Args:
-            wishes: as of `learn`.
+            wishes: number of processes that request to end the steps.
         """
         self.is_passed_on = wishes > 0
 
     def learn(self, wishes: int) -> None:
-        """Ends the steps if a process wishes so.
+        """Ends the steps if a process requests it.
 
         Args:
-            wishes: how many do.
+            wishes: number of processes that request to end the steps.
 
         Raises:
-            StopIteration: at least one does.
+            StopIteration: at least one process requests it.
         """
         if wishes:
             self.is_found = True
@@ -76,19 +77,19 @@ class Stopping:
 
 
 class WishesInRounds(Wishes):
-    """What of this goes along with the exchanges of processes that take steps on their own.
+    """The requests that travel with the exchanges of processes that take steps on their own.
 
     Args:
-        stopping: of the strategy.
+        stopping: the strategy's `Stopping`.
     """
 
     def __init__(self, stopping: Stopping) -> None:
         self._stopping = stopping
 
     def own(self) -> int:
-        """See `Wishes`."""
+        """Returns 1 if this process requests to end the steps, else 0."""
         return int(self._stopping.is_wished)
 
     def learn(self, wishes: int) -> None:
-        """See `Wishes`."""
+        """Notes whether any process requests to end the steps; `wishes` is their number."""
         self._stopping.is_agreed = wishes > 0

@@ -1,1 +1,1 @@
-"""The strategy whose processes sum gradients, at once or a step late."""
+"""The strategy whose processes sum gradients in each step, or a step late."""

@@ -43,9 +43,9 @@ class AllReduceStrategy(Processes):
     4. Call ``fit``, ``evaluate``, ``predict`` and ``save`` on every process, as before.
     5. Start it: ``tfdist run -n 4 train.py``; or on every machine with TF_CONFIG; or under ``mpiexec``/``srun``.
 
-    In a job with parameter servers (``tfdist run -n 4 --ps 2``) the rows of each `tfdist.layers.DynamicEmbedding` are
-    on them; all other variables are trained by all-reduce. On a ``ps`` task this serves until the job is over, and then
-    ends the process.
+    In a job with parameter servers (``tfdist run -n 4 --ps 2``) the servers hold the rows of each
+    `tfdist.layers.DynamicEmbedding`; all other variables are trained by all-reduce. On a ``ps`` task the constructor
+    serves until the job is over, and then ends the process.
 
     Example:
         >>> strategy = tfdist.AllReduceStrategy()
@@ -81,16 +81,19 @@ class AllReduceStrategy(Processes):
             groups may train different models at the same time, each with its own strategy.
         cpu_relocation: whether the weights and the optimizer's variables are in the memory of the CPU, a copy for each
             device, and are updated there; devices read them in each step. For models that do not fit otherwise.
-
-        delay: 1 sums the gradients of a step while the next one computes, and makes the update after that: distributed
-            mini-batch. An epoch's last update is made at its end. Gradients are then one update old, which
-            `tfdist.callbacks.StalenessReport` counts; use it where a sum takes about as long as a step, and lower the
-            learning rate or warm it up. For one device in each process, without loss scaling and accumulation.
+        delay: number of steps by which updates are late, 0 or 1. With 1 the gradients of a step are summed while the
+            next one computes, and the update follows after that step; an epoch's last update is made at its end.
+            Gradients are then one update old, which `tfdist.callbacks.StalenessReport` counts. Use it where a sum takes
+            about as long as a step, and lower the learning rate or warm it up. For one device in each process, without
+            loss scaling and gradient accumulation.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
-        TypeError: ``compression`` is not a method, a schedule or a policy.
-        ValueError: a device does not exist, or is named twice.
+        TypeError: ``compression`` is not a method, a schedule or a policy; or ``group`` is not a `tfdist.Group`.
+        ValueError: a device does not exist, or is named twice; there is no such algorithm; or ``delay`` is not 0 or 1,
+            or is 1 with several devices.
+        RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
+            and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
         RendezvousError: not all tasks entered the job, or this one was refused.
@@ -126,7 +129,7 @@ class AllReduceStrategy(Processes):
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
-            from tfdist.strategies.servers import beside_all_reduce  # in jobs without servers nothing loads theirs
+            from tfdist.strategies.servers import beside_all_reduce  # jobs without servers do not load this
 
             tables = beside_all_reduce.tables(cluster, own, timeouts)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
@@ -136,12 +139,12 @@ class AllReduceStrategy(Processes):
         super().__init__(made(self, own, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
-        """Makes the last update of a model, with ``delay=1``; without, does nothing. All processes call this.
+        """Makes the last update of a model, if ``delay`` is 1; otherwise does nothing. All processes call this.
 
-        For training loops of one's own, before they save: `fit`, `evaluate` and `predict` do it.
+        Custom training loops call this before they save or evaluate; `fit`, `evaluate` and `predict` do so themselves.
 
         Args:
-            model: that was made in the scope of this strategy.
+            model: a Keras model that was made in the scope of this strategy.
         """
         if isinstance(self.extended, DelaysUpdates):
             keras_delayed.settle(model, self.extended)

@@ -21,10 +21,10 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     """A `tf.distribute.CrossDeviceOps` that spans processes.
 
     Args:
-        group: the processes.
+        group: the processes to reduce over.
         local: TensorFlow's operations among this process's devices.
         shares: the number of samples of each replica in the current step.
-        compressor: compresses gradients; None for no compression.
+        compressor: compressor of gradients; None sends full precision.
         keep_rows: whether sparse gradients keep every occurrence of a row, as on one process.
     """
 
@@ -49,11 +49,14 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return self._processes
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
-        """See `tf.distribute.CrossDeviceOps`."""
+        """Reduces one value over all replicas; see `tf.distribute.CrossDeviceOps`."""
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> list[Any]:
-        """See `tf.distribute.CrossDeviceOps`. The pairs are assumed to be in the order of the forward pass."""
+        """Reduces values over all replicas; see `tf.distribute.CrossDeviceOps`.
+
+        The pairs are assumed to be in the order of the forward pass.
+        """
         is_weighed = isinstance(options, private.WeighedOptions)
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
@@ -84,14 +87,14 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         return private.PerReplica([_zero_if_empty(v, n) for v, n in zip(value.values, rows, strict=True)])
 
     def _common_indices(self, value: Any) -> tf.Tensor | None:
-        """The indices of a sparse gradient whose rows are the same on all replicas; None for any other value."""
+        """Returns the indices of a sparse gradient whose rows are the same on all replicas; None for other values."""
         parts = value.values
         if not self._shares.step_is_shared or not isinstance(parts[0], tf.IndexedSlices):
             return None
         return None if any(sparse_gradients.are_of_samples(part) for part in parts) else parts[0].indices
 
     def _locally(self, value: Any, is_mean: bool) -> Any:
-        """The sum or mean over this process's devices, on the first of them."""
+        """Returns the sum or mean over this process's devices, on the first of them."""
         if isinstance(value.values[0], tf.IndexedSlices):
             parts = value.values
             slices = private.concat_slices(parts, tf.add_n) if len(parts) > 1 else parts[0]
@@ -107,7 +110,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     def _over_processes(
         self, values: Sequence[Any], names: Sequence[str], options: private.WeighedOptions | None, is_mean: bool
     ) -> list[Any]:
-        """The sum or mean over processes of each process's sum or mean."""
+        """Returns the sum or mean over processes of each process's sum or mean."""
         weight = None if options is None else options.weight
         return self._sums.all_reduce(
             values,
@@ -120,7 +123,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         )
 
     def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
-        """How each value is compressed; None for values that are not dense gradients of a variable."""
+        """Returns how each value is compressed; None for values that are not dense gradients of a variable."""
         if self._compressor is None or options is None or not options.variables:
             return [None] * len(values)
         return [
@@ -131,13 +134,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         ]
 
     def _has_samples(self) -> tf.Tensor | None:
-        """Whether any replica of this process has samples, a boolean scalar; None outside shared steps."""
+        """Returns whether any replica of this process has samples, a boolean scalar; None outside of shared steps."""
         if not self._shares.step_is_shared:
             return None
         return tf.add_n(self._shares.rows_of_replicas()) > 0
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """See `tf.distribute.CrossDeviceOps`. Broadcasts to this process's devices only."""
+        """Copies a tensor to this process's devices only; see `tf.distribute.CrossDeviceOps`."""
         return private.simple_broadcast(tensor, destinations, always_mirrored=True)
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
@@ -162,7 +165,7 @@ def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:
 
 
 def _name(value: Any, destination: Any) -> str:
-    """The name of a value in messages: its variable's name, or that of the operation that yields it."""
+    """Returns the name of a value in messages: its variable's name, or that of the operation that yields it."""
     if private.is_distributed_variable(destination):
         return destination.name
     tensor = value.values if isinstance(value, tf.IndexedSlices) else value

@@ -14,7 +14,7 @@ from tfdist.strategies.keras import keras_variables
 
 
 class DelayedExtended(AllReduceExtended, DelaysUpdates):
-    """As `AllReduceExtended`, with one device."""
+    """An `AllReduceExtended` with one device, whose sums of gradients are used a step later."""
 
     more = ", delay=1"
 
@@ -24,7 +24,7 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
         self._sums: weakref.WeakKeyDictionary[Any, DelayedSums] = weakref.WeakKeyDictionary()
 
     def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
-        """See `DelaysUpdates`."""
+        """Returns the delayed sums of an optimizer; makes them at the first call."""
         found = self._sums.get(optimizer)
         if found is None:
             number = self.group.number("optimizer that is late")
@@ -39,7 +39,7 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
         return found
 
     def delayed_of(self, model: Any) -> list[tuple[Any, DelayedSums]]:
-        """See `DelaysUpdates`."""
+        """Returns the optimizers that have updated variables of a model, and their delayed sums."""
         ids = {id(variable) for variable in model.variables}
         own = {id(one) for one in keras_variables.optimizers(model)}
         return [
@@ -49,5 +49,5 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
         ]
 
     def staleness(self, model: Any) -> Counter[int]:
-        """See `DelaysUpdates`."""
+        """Returns how often each staleness occurred, over all optimizers of a model."""
         return sum((sums.staleness for _, sums in self.delayed_of(model)), Counter())

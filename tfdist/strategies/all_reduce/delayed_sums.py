@@ -1,4 +1,4 @@
-"""Sums of gradients that travel while the next step computes."""
+"""Sums of gradients that are exchanged while the next step computes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfdist.tensors import to_array
 
 
 class DelayedSums:
-    """The gradients of one optimizer: those of a step are summed during the next one.
+    """The sums of one optimizer's gradients: those of a step are summed during the next one.
 
     Args:
         group: the processes, which all take the same steps.
-        name: of the optimizer, the same on all of them.
-        variables: of Keras, whose gradients are summed.
-        compressor: of gradients; None for none.
+        name: name of the optimizer in messages and residuals, the same on all processes.
+        variables: Keras variables whose gradients are summed.
+        compressor: compressor of gradients; None sends full precision.
 
     Attributes:
-        variables: as given.
-        staleness: by how many updates the weights had changed between a gradient's computation and its use, and how
-            often.
+        variables: Keras variables whose gradients are summed.
+        staleness: how often each staleness occurred: the number of updates between a gradient's computation and its
+            use.
     """
 
     def __init__(self, group: Group, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
@@ -48,11 +48,11 @@ class DelayedSums:
         """Begins to sum gradients, and takes the sums of the step before; in a graph or eagerly.
 
         Args:
-            gradients: dense, of this process.
-            weight: that they are multiplied by, a float64 scalar.
+            gradients: dense gradients of this process.
+            weight: factor of this process's gradients in the sums, a float64 scalar.
 
         Returns:
-            Whether there was a step before, a boolean scalar; and the sums, or zeros.
+            Whether there was a step before, a boolean scalar; and the sums of its gradients, or zeros.
         """
 
         def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
@@ -69,7 +69,7 @@ class DelayedSums:
         return ready, [tf.ensure_shape(one, own.shape) for one, own in zip(totals, gradients, strict=True)]
 
     def last(self) -> list[np.ndarray] | None:
-        """The sums of the last step, if they have not been taken; all processes call it, and do nothing else."""
+        """Returns the sums of the last step, or None if they have been taken; all processes call it after a step."""
         found = self._taken(blocking=True)
         self._late = 0
         return found

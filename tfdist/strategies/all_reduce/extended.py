@@ -1,4 +1,4 @@
-"""The strategy's `extended`: implements the calls of `tf.distribute` where they differ from `MirroredStrategy`."""
+"""The strategy's `extended`: the methods of `tf.distribute` that differ from those of `MirroredStrategy`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfdist.strategies.step_calls import StepCalls
 from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
-if TYPE_CHECKING:  # in jobs without servers nothing loads theirs
+if TYPE_CHECKING:  # jobs without servers do not load these modules
     from tfdist.parameter_server.tables.client import Form, TableClient
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.servers.server_tables import ServerTables
@@ -35,20 +35,20 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
 
     Args:
         strategy: the strategy that this is the `extended` of.
-        group: the processes.
+        group: the processes that train together.
         devices: this process's devices.
-        compressor: compresses gradients; None for no compression.
+        compressor: compressor of gradients; None sends full precision.
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
-        tables: on the parameter servers of the job; None if it has none.
-        home: the device that variables are on, a copy for each replica; None for those of the replicas.
+        tables: tables of rows on the job's parameter servers; None if the job has no servers.
+        home: the device that variables are on, a copy for each replica; None places each copy on its replica's device.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
     """
 
     more = ""
-    """Settings of a subclass, which all processes must have alike."""
+    """Settings of a subclass that must be equal on all processes, as text for their comparison."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
     def local_only(self) -> Iterator[None]:
         """Context in which reads of per-replica variables (metrics) stay inside this process.
 
-        For what the chief does alone: it must not wait for ranks that do not take part.
+        The chief uses it for work of its own, which must not wait for ranks that do not take part.
         """
         self._local_only += 1
         try:
@@ -148,7 +148,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return self._cross_device_ops._gather(value, self._where(destinations), axis, self._communication_options)
 
     def _where(self, destinations: Any) -> Any:
-        """The destinations of a result. TensorFlow takes the value's device, which is unknown in a user's function."""
+        """Returns the destinations of a result; the first device if the value's device is unknown, as in a function."""
         return self.worker_devices[0] if isinstance(destinations, str) and not destinations else destinations
 
     # Variables.
@@ -192,12 +192,12 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return private.InputContext(self.group.size, self.group.rank, self._num_replicas_in_sync)
 
     def _context_of_functions(self) -> Any:
-        """What a function that makes this process's dataset is given."""
+        """Returns the input context for a user's function that makes this process's dataset."""
         return self._input_context()
 
     @contextlib.contextmanager
     def reading_for_keras(self, calls: StepCalls) -> Iterator[None]:
-        """See `DataParallel`."""
+        """Context in which distributed datasets yield a `Share` to Keras steps; see `DataParallel`."""
         self._reads_for_keras = calls
         try:
             yield
@@ -220,7 +220,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
         if self._reads_for_keras and not self.calls_host_in_steps:
-            return dataset  # as without a strategy: TensorFlow's iterators over devices cost more than a small step
+            return dataset  # like Keras without a strategy: iterators over devices cost more than a small step
         if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
@@ -295,7 +295,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return self.group.failure or (None if self._tables is None else self._tables.failure)
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
-        """A new table on the servers; see `tfdist.strategies.abilities.Ability`."""
+        """Returns a table of an embedding's rows on the servers; see `tfdist.strategies.abilities.Ability`."""
         if self._tables is None:
             return None
         if len(self.worker_devices) > 1 or not self.group.is_world:
@@ -313,7 +313,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
 
     @property
     def saves_with_the_writer(self) -> bool:
-        """See `Ability`: each saves its residuals, if there are some."""
+        """Whether each process takes part when the writer saves: with compression, each saves its residuals."""
         return self.compressor is not None
 
     @property
@@ -331,7 +331,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """See `tf.distribute.StrategyExtended`."""
+        """Whether each process builds its own graph; see `tf.distribute.StrategyExtended`."""
         return True
 
     @property

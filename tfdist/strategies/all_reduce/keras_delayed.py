@@ -1,4 +1,4 @@
-"""Keras under a strategy whose sums of gradients are used a step later, while the next ones are computed."""
+"""Hooks of Keras for a strategy whose sums of gradients are used a step later."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def install() -> None:
 
 
 class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
-    """Updates are made of the sums of the step before."""
+    """Hooks of an optimizer that make each update with the sums of the step before."""
 
     ability = DelaysUpdates
 
     def apply(self, call: OptimizerCall) -> None:
-        """Has the sums of the step before applied, and those of this one begun."""
+        """Begins the sums of this step's gradients, and applies the sums of the step before."""
         if call.is_outermost and not keras_optimizers.are_summed():
             call.replace(lambda: self._applied(call))
 
@@ -44,7 +44,7 @@ class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
             optimizer.built = True
         pairs = [pair for pair in zip(call.arguments["grads"], variables, strict=True) if pair[0] is not None]
         if not pairs:
-            return call.inner()  # says so
+            return call.inner()  # raises Keras's error about missing gradients
         sharing = at_work.sharing()
         weight = tf.constant(1.0, tf.float64) if sharing is None else sharing.shares.weight()
         sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
@@ -71,7 +71,7 @@ def _check(optimizer: Any) -> None:
 
 
 class LastUpdates(keras.callbacks.Callback):
-    """Begins `fit`, which may follow a loop or an interrupted `fit`, without an update under way.
+    """A callback that makes pending updates before `fit`: a custom loop or an interrupted `fit` may have left some.
 
     Args:
         extended: the strategy's `extended`.
@@ -82,12 +82,12 @@ class LastUpdates(keras.callbacks.Callback):
         self._extended = extended
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Makes the last updates of earlier training."""
         settle(self.model, self._extended)
 
 
 def settle(model: Any, extended: DelaysUpdates) -> None:
-    """Makes the last updates of a model, whose gradients are under way; all processes call it.
+    """Makes the last updates of a model, whose gradients are still being summed; all processes call it.
 
     Args:
         model: a Keras model.
@@ -108,16 +108,16 @@ def settle(model: Any, extended: DelaysUpdates) -> None:
 
 
 class Settled(keras_hooks.ModelHooks[DelaysUpdates]):
-    """What reads weights reads those of the last update."""
+    """Hooks of a model that make its last updates before weights are read."""
 
     ability = DelaysUpdates
 
     def evaluate(self, call: ModelCall) -> None:
-        """Makes the last updates."""
+        """Makes the last updates of the model."""
         settle(call.model, self.extended)
 
     predict = epoch_logs = evaluate
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """`fit` begins without an update under way."""
+        """Adds the callback that makes pending updates before `fit`."""
         return [LastUpdates(self.extended), *given]

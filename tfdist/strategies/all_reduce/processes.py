@@ -1,4 +1,4 @@
-"""What strategies of processes that each train on a part of the data have alike."""
+"""The base class of strategies whose processes each train on a part of the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.strategies.keras import keras_saving, keras_seams
 
 
 class Processes(tf.distribute.Strategy):
-    """A strategy whose `extended` is an `tfdist.strategies.all_reduce.extended.AllReduceExtended`."""
+    """A strategy whose `extended` is a `tfdist.strategies.all_reduce.extended.AllReduceExtended`."""
 
     # Read by MirroredExtended; used only among this process's devices.
     _collective_key_base = 0
@@ -39,12 +39,12 @@ class Processes(tf.distribute.Strategy):
         """Enters the job, before the base class is initialized.
 
         Args:
-            cluster: that was found.
-            cluster_resolver: that it was found by; None for TF_CONFIG and the like.
-            devices: that were asked for; the arguments below are those of `tfdist.AllReduceStrategy`.
-            timeouts: for waiting.
-            algorithm: of sums.
-            group: of processes.
+            cluster: the job's cluster; None for a process that trains alone.
+            cluster_resolver: resolver that described the cluster; None if the environment did.
+            devices: names of the devices that the user wants; None uses the GPUs, or the CPU if there are none.
+            timeouts: how long to wait for other tasks.
+            algorithm: name of the all-reduce algorithm.
+            group: the processes that train this model together; None for all of the job.
 
         Returns:
             The processes that train this model together, and this process's devices.
@@ -88,7 +88,7 @@ class Processes(tf.distribute.Strategy):
         return self._local_rank
 
     def communication(self) -> dict[str, int]:
-        """The communication of this process since it started.
+        """Returns the communication of this process since it started.
 
         Returns:
             The number of ``collectives`` begun, and of ``messages`` and ``bytes`` sent.
@@ -102,7 +102,7 @@ class Processes(tf.distribute.Strategy):
         }
 
     def compression(self) -> dict[str, dict[str, int]]:
-        """The bytes of compressed gradients since this process started, by variable path.
+        """Returns the bytes of compressed gradients since this process started, by variable path.
 
         Returns:
             For each variable whose gradient is compressed: ``given_bytes``, the size of its gradients;
@@ -118,7 +118,7 @@ class Processes(tf.distribute.Strategy):
         `keras.callbacks.BackupAndRestore`, `keras.callbacks.ModelCheckpoint` and ``model.save`` do this already.
 
         Args:
-            path: the checkpoint's. The file's name is made from it, this rank and the number of processes.
+            path: path of the checkpoint. The file's name consists of it, this rank and the number of processes.
         """
         if self.extended.compressor is not None:
             self.extended.compressor.save(path)
@@ -129,9 +129,9 @@ class Processes(tf.distribute.Strategy):
         If they cannot be restored on one process, all processes start without residuals.
 
         Args:
-            path: the checkpoint's.
+            path: path of the checkpoint.
 
         Raises:
-            OSError: a file is damaged.
+            OSError: this process's file is damaged.
         """
         keras_saving.restore_compression(self.extended, path)

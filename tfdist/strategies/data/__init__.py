@@ -1,1 +1,1 @@
-"""Batches, and the shares of them that replicas get."""
+"""Distributed datasets, and the shares of batches that replicas get."""

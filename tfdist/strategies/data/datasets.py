@@ -19,12 +19,12 @@ log = logging.getLogger("tfdist")
 
 
 def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
-    """Whether every process reads the whole dataset and takes its share of each batch.
+    """Returns whether every process reads the whole dataset and takes its share of each batch.
 
     Otherwise `tf.data` shards the dataset by files, or every process is assumed to provide its own samples.
 
     Args:
-        dataset: with the user's `tf.data.experimental.AutoShardPolicy`.
+        dataset: a dataset whose options have the user's `tf.data.experimental.AutoShardPolicy`.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
@@ -32,7 +32,7 @@ def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
 
 
 _strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The `extended` of strategies by id. Iterator types hold the id, because a type spec consists of plain values."""
+"""By id, the `extended` of each strategy. Iterator types hold the id, because a type spec consists of plain values."""
 
 
 class SharedDataset(tf.distribute.DistributedDataset):
@@ -45,11 +45,11 @@ class SharedDataset(tf.distribute.DistributedDataset):
     Args:
         dataset: a dataset of global batches.
         extended: the strategy's `extended`.
-        calls: what processes tell each other in the steps of Keras that read it. They get a `Share`, in which the
-            batch's first row stands in for samples if there are none. None if others read it.
+        calls: collectives of the Keras steps that read the dataset. The steps get a `Share`, in which the batch's first
+            row stands in if the share is empty. None if the dataset is read outside of Keras steps.
 
     Attributes:
-        dataset: as given.
+        dataset: the dataset of global batches.
 
     Raises:
         ValueError: the dataset's elements are not batches.
@@ -76,7 +76,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
         return self._spec.of_shares()
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """See `tf.distribute.DistributedDataset`."""
+        """Reduces the shares of all steps to one state; see `tf.distribute.DistributedDataset`."""
         state = initial_state
         for shares in self:
             state = reduce_func(state, shares)
@@ -84,7 +84,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
 
 
 class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
-    """An iterator of a `SharedDataset`; may be given to a `tf.function`."""
+    """An iterator of a `SharedDataset`, which may be an argument of a `tf.function`."""
 
     def __init__(self, iterator: Any, spec: _SharedIteratorSpec) -> None:
         self._iterator = iterator
@@ -101,7 +101,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
 
     @property
     def merges_logs(self) -> bool:
-        """Whether the logs of each step that reads it are those of all processes."""
+        """Whether the logs of each step that reads this iterator are those of all processes."""
         return self._spec.calls.merges_logs
 
     def __iter__(self) -> SharedIterator:
@@ -114,7 +114,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
             raise StopIteration from None
 
     def get_next(self) -> Any:
-        """The next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
+        """Returns the next step's shares; raises `tf.errors.OutOfRangeError` when no process has another batch."""
         if not self._spec.calls.counts_batches:
             return self._of_equal_batches(self._iterator.get_next())
         shares, another = self._shares()
@@ -126,7 +126,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         return private.per_replica(tf.cond(another, shares, end), self._spec.extended())
 
     def get_next_as_optional(self) -> Any:
-        """The next step's shares, as a `tf.experimental.Optional`."""
+        """Returns the next step's shares, as a `tf.experimental.Optional`."""
         some, none = tf.experimental.Optional.from_value, tf.experimental.Optional.empty
         if not self._spec.calls.counts_batches:
             optional = self._iterator.get_next_as_optional()
@@ -143,7 +143,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         )
 
     def _of_equal_batches(self, batch: Any) -> Any:
-        """The shares of a batch that all processes have."""
+        """Returns the local replicas' shares of a batch, where all processes have batches of equal size."""
         extended = self._spec.extended()
         samples = batch_size(batch)
         before = [*equal_rows(batch, tf.constant(True)), extended.shares.set_total(samples)]
@@ -154,7 +154,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         return private.per_replica(self._cut(batch, samples, self._parts(samples)), extended)
 
     def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
-        """A function that makes the local replicas' shares, and whether any process has another batch."""
+        """Returns a function that makes the local replicas' shares, and whether any process has another batch."""
         extended, spec = self._spec.extended(), self._spec
         devices = len(extended.worker_devices)
         optional = self._iterator.get_next_as_optional()
@@ -170,13 +170,13 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         return lambda: self._cut(batch, rows, parts), another > 0
 
     def _parts(self, samples: tf.Tensor) -> list[tf.Tensor]:
-        """The first row of each local replica's share of so many samples, and the row after the last one's."""
+        """Returns the first row of each local replica's share of so many samples, and the row after the last share."""
         extended = self._spec.extended()
         devices, replicas = len(extended.worker_devices), extended._num_replicas_in_sync
         return _parts(samples, extended._get_replica_id_in_sync_group(0), devices, replicas)
 
     def _cut(self, batch: Any, rows: tf.Tensor, parts: list[tf.Tensor]) -> list[Any]:
-        """The local replicas' shares of a batch that holds some rows."""
+        """Cuts a batch with the given number of rows into the local replicas' shares."""
         spec, shared = self._spec, []
         for device, begin, end in zip(spec.extended().worker_devices, parts, parts[1:], strict=False):
             with tf.device(HOST), tf.name_scope("tfdist_share"):  # only the share crosses to the device
@@ -193,7 +193,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
     Args:
         batch: the type of the dataset's elements.
         strategy: the id of the strategy's `extended`.
-        calls: as in `SharedDataset`.
+        calls: collectives of the Keras steps that read the iterator; None outside of Keras steps.
     """
 
     __slots__ = ("_strategy", "batch", "calls", "stand_in")
@@ -205,21 +205,21 @@ class _SharedIteratorSpec(tf.TypeSpec):
         self._strategy = strategy
 
     def extended(self) -> Any:
-        """The strategy's `extended`."""
+        """Returns the strategy's `extended`."""
         return _strategies[self._strategy]
 
     @property
     def kind(self) -> type[Share]:
-        """The type of shares that steps of Keras get."""
+        """The type of shares that Keras steps get."""
         return Share if self.calls.merges_logs else ShareWithOwnLogs
 
     def share_without_rows(self) -> Any:
-        """What stands for a share where none is needed, as in the branch of a conditional that raises an error."""
+        """Returns a share without rows, for a branch of a conditional that raises an error instead of returning one."""
         empty = private.without_rows(self.batch)
         return self.kind(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
 
     def of_shares(self) -> Any:
-        """The type of each step's value for all local replicas."""
+        """Returns the type of each step's value for all local replicas."""
         share = tf.nest.map_structure(_of_any_rows, self.batch)
         if self.stand_in:
             share = self.kind(share, tf.TensorSpec([], tf.int64))
@@ -244,7 +244,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
 
 
 def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_in: bool) -> Share:
-    """A part of a batch, which holds some rows; with ``stand_in``, at least one."""
+    """Returns the rows from ``begin`` to ``end`` of a batch with ``held`` rows; with ``stand_in``, at least one row."""
     rows = end - begin
     if stand_in:
         is_filled = rows > 0
@@ -255,9 +255,9 @@ def _share(batch: Any, held: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, stand_
 
 
 def _parts(samples: tf.Tensor, first: int, devices: int, replicas: int) -> list[tf.Tensor]:
-    """The first row of each local replica's share, and the row after the last one's.
+    """Returns the first row of each local replica's share, and the row after the last local share.
 
-    If samples do not divide evenly, the first of all replicas have one more.
+    If samples do not divide evenly, the replicas with the lowest ids have one more.
     """
     each, more = samples // replicas, samples % replicas
     return [each * replica + tf.minimum(more, replica) for replica in range(first, first + devices + 1)]
@@ -268,7 +268,7 @@ def _has_rows(spec: Any) -> bool:
 
 
 def _of_any_rows(spec: Any) -> Any:
-    """The type of a component after cutting: its number of rows is unknown."""
+    """Returns the type of a component after cutting: its number of rows is unknown."""
     if not _has_rows(spec) or spec.shape.rank is None:
         return spec
     shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
@@ -278,7 +278,7 @@ def _of_any_rows(spec: Any) -> Any:
 
 
 def _rows(component: Any, chosen: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    """The rows of a component from ``begin`` to ``end``, whose numbers are ``chosen``."""
+    """Returns the rows of a component from ``begin`` to ``end``, whose numbers are ``chosen``."""
     if isinstance(component, tf.SparseTensor):
         rest = component.dense_shape[1:]
         return tf.sparse.slice(
@@ -290,12 +290,12 @@ def _rows(component: Any, chosen: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -
 
 
 def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> None:
-    """Warns if a dataset is this process's shard already, as each batch of it will be divided among all once more.
+    """Warns if a dataset is this process's shard already: its batches would be divided among all processes once more.
 
     Args:
-        dataset: that is distributed.
-        processes: how many there are.
-        rank: of this one.
+        dataset: the dataset that is being distributed.
+        processes: number of processes.
+        rank: rank of this process.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:

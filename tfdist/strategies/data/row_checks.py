@@ -1,4 +1,4 @@
-"""Checks of how many rows batches have, and errors of graphs about them that are easily read."""
+"""Checks of the number of rows of batches, and readable versions of the errors that graphs raise for them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OTHER_ROWS = (
     "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make it a ragged tensor, with a "
     "row for each sample; or leave what all samples share, such as positions, to the model."
 )
-"""The beginning of an error."""
+"""The beginning of the error about components with different numbers of rows."""
 
 FIXED_ROWS = "the model accepts batches of {} rows only, as its layers name them (batch_shape=({}, …)): of each batch,"
-"""Likewise."""
+"""The beginning of the error about a share that does not have the model's fixed number of rows."""
 
 
 def equal_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
-    """Operations that fail if components of a batch, which is to be divided, have different numbers of rows.
+    """Returns operations that fail if components of a batch, which is to be divided, have different numbers of rows.
 
-    Eagerly, this raises the error.
+    Eagerly, this function itself raises the error.
 
     Args:
-        batch: of a dataset.
-        is_there: whether it is one, and not what stands in for one that is lacking; a boolean scalar.
+        batch: a batch of a dataset.
+        is_there: whether the batch is a real one, and not a stand-in for a missing one; a boolean scalar.
 
     Raises:
-        InvalidArgumentError: they have; also as the error of a graph.
+        InvalidArgumentError: components have different numbers of rows; in a graph, the operations raise it.
     """
     rows = rows_of_components(batch)
     known = [tf.get_static_value(count) for count in rows.values()]
@@ -46,21 +46,21 @@ def equal_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
 
 
 def fixed_rows(share: Share, rows: int | None) -> Share:
-    """A share for a model that accepts one number of rows, as of stateful layers; a step fails if it has another.
+    """Returns the share, with a check for models that accept only one number of rows, such as with stateful layers.
 
     Args:
-        share: of a batch.
-        rows: that the model accepts; None if it accepts any.
+        share: a share of a batch.
+        rows: number of rows that the model accepts; None if it accepts any.
 
     Raises:
-        ValueError: it has others, as is known when a graph is made.
-        InvalidArgumentError: it has others; as the error of a graph.
+        ValueError: the share has another number of rows, and its shape shows it.
+        InvalidArgumentError: the share has another number of rows; raised when the graph runs.
     """
     if rows is None:
         return share
     text = FIXED_ROWS.format(rows, rows)
     known = tf.get_static_value(batch_size(share.data))
-    if known is not None and int(known) != rows:  # when a graph is made, layers would fail next
+    if known is not None and int(known) != rows:  # the layers would fail next, less readably
         raise _of_fixed_rows(text, int(known))
     check = tf.raw_ops.Assert(condition=tf.equal(share.rows, rows), data=[tf.constant(text), share.rows], summarize=1)
     with tf.control_dependencies([] if check is None else [check]):
@@ -68,9 +68,9 @@ def fixed_rows(share: Share, rows: int | None) -> Share:
 
 
 def rows_of_state(model: Any) -> int | None:
-    """The only number of rows that a model accepts, as it has stateful layers; None if it accepts any.
+    """Returns the only number of rows that a model accepts because it has stateful layers; None if it accepts any.
 
-    Keras trains other models on batches of any size, whatever their inputs name.
+    Keras trains other models on batches of any size, even if their inputs name one.
 
     Args:
         model: a Keras model.
@@ -80,7 +80,7 @@ def rows_of_state(model: Any) -> int | None:
 
 
 def rows_of_model(model: Any) -> int | None:
-    """The number of rows that a model's inputs name; None if they name none.
+    """Returns the batch size in the shapes of a model's inputs; None if they contain none.
 
     Args:
         model: a Keras model.
@@ -90,10 +90,10 @@ def rows_of_model(model: Any) -> int | None:
 
 
 def readable(error: tf.errors.InvalidArgumentError) -> ValueError | None:
-    """The error of a check of this file as one that is easily read; None if it is another one.
+    """Returns the readable version of an error of this module's checks; None for any other error.
 
     Args:
-        error: as TensorFlow raises it, also from a graph.
+        error: an error of TensorFlow, perhaps from a graph.
     """
     if found := re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message):
         pairs = zip(found[1].split(", "), found[2].split(), strict=False)

@@ -32,11 +32,11 @@ class Share(NamedTuple):
 
 
 class ShareWithOwnLogs(Share):
-    """A share in a step whose logs are its process's own until the epoch ends: other functions are traced for it."""
+    """A share of a step whose logs are its process's own until the epoch ends; its own type makes functions retrace."""
 
 
 def batch_size(batch: Any) -> tf.Tensor:
-    """The number of samples of a batch, an int64 scalar: the first dimension of its first component that has one."""
+    """Returns the number of samples of a batch, an int64 scalar: the rows of its first component that has rows."""
     if isinstance(batch, Share):
         return batch.rows
     rows = rows_of_components(batch)
@@ -47,10 +47,10 @@ def batch_size(batch: Any) -> tf.Tensor:
 
 
 def rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
-    """The number of rows of each component that has rows, an int64 scalar, by its place in the batch.
+    """Returns the number of rows, an int64 scalar, of each component that has rows, by its path in the batch.
 
     Args:
-        batch: of a dataset.
+        batch: a batch of a dataset.
     """
     rows = {}
     for path, component in tree.flatten_with_path(batch):
@@ -73,7 +73,7 @@ def _is_left_out(component: Any) -> bool:
 
 
 def as_share(batch: Any) -> Share:
-    """A batch as a share. A batch without rows gets a stand-in row of zeros."""
+    """Returns a batch as a share. A batch without rows gets a stand-in row of zeros."""
     if isinstance(batch, Share):
         return batch
     rows = batch_size(batch)
@@ -142,7 +142,7 @@ class Shares:
         return self._tally.assign_add(samples, read_value=False) or tf.no_op()
 
     def take_tally(self) -> int:
-        """The samples that were added since the last call; eagerly."""
+        """Returns the samples that `tally` has added since the last call; only eagerly."""
         samples = int(self._tally)
         self._tally.assign(0)
         return samples
@@ -164,9 +164,9 @@ class Shares:
 
     @contextlib.contextmanager
     def read_before(self) -> Iterator[None]:
-        """Context in which the calling replica's numbers are those from its beginning, in the graph there.
+        """Context in which `rows` and `total` return tensors of the graph in which the context begins.
 
-        For what is compiled for another device, and cannot read variables of the host.
+        For functions that XLA compiles, which cannot read variables of the host.
         """
         replica_id = private.local_replica_id()
         self._read[replica_id] = self.rows(), self.total()
@@ -182,38 +182,38 @@ class Shares:
 
     @property
     def step_is_shared(self) -> bool:
-        """Whether the replicas of this process are working on shares; for callers that are not a replica."""
+        """Whether the replicas of this process are working on shares; for callers outside of a replica."""
         return bool(self._active)
 
     def rows(self) -> tf.Tensor:
-        """The number of the calling replica's samples, an int64 scalar."""
+        """Returns the number of the calling replica's samples, an int64 scalar."""
         replica_id = private.local_replica_id()
         return self._read[replica_id][0] if replica_id in self._read else self._rows[replica_id].read_value()
 
     def rows_of_replicas(self) -> list[tf.Tensor]:
-        """The number of each local replica's samples, int64 scalars."""
+        """Returns the number of each local replica's samples, int64 scalars."""
         return [rows.read_value() for rows in self._rows]
 
     def total(self) -> tf.Tensor:
-        """The number of samples of all replicas of all processes, an int64 scalar."""
+        """Returns the number of samples of all replicas of all processes, an int64 scalar."""
         read = self._read.get(private.local_replica_id())
         return self._total.read_value() if read is None else read[1]
 
     def is_empty(self) -> tf.Tensor:
-        """Whether the calling replica has no samples, a boolean scalar."""
+        """Returns whether the calling replica has no samples, a boolean scalar."""
         return tf.equal(self.rows(), 0)
 
     def weight(self) -> tf.Tensor:
-        """The calling replica's fraction of all samples, a float64 scalar; the weights of all replicas sum to one."""
+        """Returns the calling replica's fraction of all samples, a float64 scalar; all replicas' weights sum to one."""
         return tf.math.divide_no_nan(tf.cast(self.rows(), tf.float64), tf.cast(self.total(), tf.float64))
 
     def inverse_weight(self) -> tf.Tensor:
-        """The factor that turns a share's part of a sum into a term of the weighted mean; 0 for an empty share."""
+        """Returns the factor that turns a share's part of a sum into a term of the weighted mean; 0 if it is empty."""
         return tf.math.divide_no_nan(tf.cast(self.total(), tf.float64), tf.cast(self.rows(), tf.float64))
 
 
 def weighed(value: Any, weight: tf.Tensor) -> Any:
-    """A dense or sparse value times a weight; exactly zero if the weight is zero, also for NaN and infinity.
+    """Returns a dense or sparse value times a weight; exactly zero if the weight is zero, also for NaN and infinity.
 
     Args:
         value: a tensor, or `tf.IndexedSlices`, of a floating or complex dtype.

@@ -18,7 +18,7 @@ def install() -> None:
 
 
 def _counted_by_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicas that have data are counted over all processes, from the optionals of those here."""
+    """Counts the replicas that have data over all processes, from the local replicas' optionals."""
 
     def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
         extended = at_work.of_strategy(strategy, DataParallel)
@@ -30,7 +30,7 @@ def _counted_by_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_tuned(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Datasets on devices that read one of tfdist's are not tuned either."""
+    """Disables the autotuner also for the device datasets that read a dataset of tfdist."""
 
     def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
         dataset = original(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Which devices replicas and variables are on."""
+"""The devices that replicas and variables are on."""

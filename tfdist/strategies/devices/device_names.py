@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 def resolved(device: str) -> str:
-    """The full name of a device, such as ``"/device:GPU:1"``.
+    """Returns the full name of a device, such as ``"/device:GPU:1"``.
 
     Args:
-        device: such as ``"GPU:1"``, ``"/gpu:1"`` or ``"CPU"``.
+        device: name of a device, such as ``"GPU:1"``, ``"/gpu:1"`` or ``"CPU"``.
 
     Raises:
         ValueError: there is no such device.
@@ -24,13 +24,13 @@ def resolved(device: str) -> str:
 
 
 def logical(kind: str) -> list[str]:
-    """The devices of one kind that TensorFlow has, or will have: none is initialized, as listing them would.
+    """Lists TensorFlow's logical devices of one kind, without initializing any.
 
     Args:
         kind: "CPU", "GPU" or "TPU".
 
     Returns:
-        Their names, such as ``"GPU:1"``.
+        The devices' names, such as ``"GPU:1"``.
     """
     physical = tf.config.get_visible_devices(kind)
     count = sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in physical)
@@ -38,14 +38,14 @@ def logical(kind: str) -> list[str]:
 
 
 def all_resolved(caller: str, devices: Sequence[str]) -> list[str]:
-    """The full names of several devices.
+    """Returns the full names of several devices.
 
     Args:
-        caller: what they were given to, for messages.
-        devices: as of `resolved`; one or more.
+        caller: the function and argument that got the devices, for messages.
+        devices: names of one or more devices, such as ``"GPU:1"``.
 
     Raises:
-        ValueError: one of them does not exist, or they are no sequence of names, or none.
+        ValueError: a device does not exist, or `devices` is not a sequence of names, or is empty.
     """
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence) or not devices:
         example = logical("GPU") or logical("CPU")
@@ -54,7 +54,7 @@ def all_resolved(caller: str, devices: Sequence[str]) -> list[str]:
 
 
 def _described(device: str) -> str | None:
-    """The name of a device of this process; None for what is no name, or the name of another process's device."""
+    """Returns the full name of a device of this process; None for an invalid name or another process's device."""
     try:
         asked = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
     except (ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Which devices of its machine a process computes on."""
+"""Chooses the devices of its machine that a process computes on."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tfdist.comm.page_locks import page_locks
 from tfdist.strategies.devices import device_names
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
-"""TensorFlow's variable, by which users decide for all GPUs."""
+"""TensorFlow's environment variable, by which users decide on memory growth of all GPUs."""
 
 
 def own_devices(asked: Sequence[str] | None, local_rank: int, local_size: int) -> list[str]:
-    """The devices that this process computes on. Memory for what is copied to GPUs is locked from then on.
+    """Returns the devices that this process computes on. With GPUs, buffers that are copied to them become page-locked.
 
-    Of a machine's GPUs each process gets its share, and all others are hidden from TensorFlow; unless the user has
-    chosen the visible ones. Where processes may share a GPU, TensorFlow takes its memory as it is needed, instead of
-    all of it; unless the user has decided on that. Nothing here initializes a GPU.
+    Each process gets its share of a machine's GPUs, and all others are hidden from TensorFlow, unless the user has
+    chosen the visible ones. Where processes may share a GPU, TensorFlow allocates its memory as needed instead of all
+    at once, unless the user has decided on memory growth. Nothing here initializes a GPU.
 
     Args:
-        asked: names of devices that the user wants; None for GPUs, or the CPU if there are none.
+        asked: names of devices that the user wants; None uses GPUs, or the CPU if there are none.
         local_rank: this process's rank on its machine.
         local_size: the number of processes on the machine.
 
     Raises:
-        RuntimeError: TensorFlow already uses GPUs of which this process should see a share only; or the machine has
-            TPUs, and no device was asked for.
+        RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
+            and the user has named no device.
     """
     chosen = _chosen(asked, local_rank, local_size)
     if any("gpu" in name.lower() for name in chosen):
@@ -66,13 +66,14 @@ def _chosen(asked: Sequence[str] | None, local_rank: int, local_size: int) -> li
 
 
 def share_memory(local_size: int, count: int | None = None) -> None:
-    """Has TensorFlow take the memory of GPUs as it is needed, where several processes may share one.
+    """Lets TensorFlow allocate the memory of GPUs as needed, where several processes may share one.
 
-    Not where the user has decided on it for any of them, or has divided one: TensorFlow wants all to be alike.
+    Does nothing if the user has set memory growth for a GPU, or has divided one into logical devices: TensorFlow
+    requires the same setting for all GPUs.
 
     Args:
         local_size: the number of processes on the machine.
-        count: over how many GPUs they are spread; by default the visible ones.
+        count: the number of GPUs that the processes are spread over; by default the visible ones.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if local_size <= (len(gpus) if count is None else count) or _GROWTH in os.environ:
@@ -86,23 +87,24 @@ def share_memory(local_size: int, count: int | None = None) -> None:
 
 
 def place_on_host(cluster: Cluster | None) -> tuple[int, int]:
-    """The local rank of a task that trains in a job with parameter servers, and how many such tasks its host has.
+    """Returns a task's local rank in a job with parameter servers, and the number of such tasks on its host.
 
-    Hosts are told apart by their names in the cluster, as the tasks of such a job come and go.
+    Parameter servers do not count. Hosts are told apart by their names in the cluster, because the tasks of such a job
+    come and go.
 
     Args:
-        cluster: of the task; None for a process alone.
+        cluster: the task's cluster; None for a process that trains alone.
     """
     if cluster is None:
         return 0, 1
     host = cluster.task.address.rpartition(":")[0]
     mine = [task for task in cluster.tasks if task.job != "ps" and task.address.rpartition(":")[0] == host]
-    if cluster.task not in mine:  # a worker that the cluster does not name: where it is, nobody knows
+    if cluster.task not in mine:  # a worker that the cluster does not name: its host is unknown
         return cluster.task.index, cluster.task.index + 1
     return mine.index(cluster.task), len(mine)
 
 
 def hide_gpus() -> None:
-    """A parameter server computes on the CPU, and leaves the memory of GPUs to workers."""
+    """Hides GPUs from a parameter server, which computes on the CPU and leaves the memory of GPUs to workers."""
     with contextlib.suppress(RuntimeError):  # TensorFlow uses them already
         tf.config.set_visible_devices([], "GPU")

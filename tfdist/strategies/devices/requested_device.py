@@ -1,4 +1,4 @@
-"""The device on which new variables and operations are to be, as `tfdist.device_scope` asks for it."""
+"""The device that `tfdist.device_scope` requests for new variables and operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.strategies.abilities import Ability
 
 
 class _Requests(threading.local):
-    """What this thread has asked for; the innermost last."""
+    """The devices that this thread has requested; the innermost last."""
 
     def __init__(self) -> None:
         self.devices: list[str] = []
@@ -24,16 +24,16 @@ _requests = _Requests()
 
 
 def current() -> str | None:
-    """The device that was asked for last, such as ``"/device:GPU:0"``; None if none was."""
+    """Returns the device that was requested last, such as ``"/device:GPU:0"``; None without a request."""
     return _requests.devices[-1] if _requests.devices else None
 
 
 @contextlib.contextmanager
 def requested(device: str) -> Iterator[None]:
-    """Context in which `current` is this device.
+    """Context in which `current` returns this device.
 
     Args:
-        device: with type and number.
+        device: name of a device with type and number.
     """
     _requests.devices.append(device)
     try:
@@ -62,18 +62,18 @@ def _check(replicas: int) -> None:
 
 
 def creating(create: Callable[..., Any], replicas: int, home: str | None = None) -> Callable[..., Any]:
-    """A function that makes a variable, for a strategy, which would place it itself.
+    """Returns a function that makes variables on the requested device instead of the strategy's.
 
     Args:
-        create: makes it on the strategy's device.
-        replicas: of the strategy in this process.
-        home: where the strategy wants all variables, those of each replica; None for the replica's device.
+        create: function that makes a variable on the strategy's device.
+        replicas: number of the strategy's replicas in this process.
+        home: device on which the strategy places the variables of all replicas; None for each replica's own device.
 
     Returns:
-        The function, which makes it on that device, else on the one that was asked for, if one was.
+        A function that makes variables on ``home``, else on the requested device, else as ``create`` does.
 
     Raises:
-        ValueError: a device was asked for, and the strategy has a copy on each of several.
+        ValueError: a device was requested, and the strategy has several replicas in this process.
     """
     device = home or current()
     if device is None:

@@ -1,1 +1,1 @@
-"""What any strategy needs of Keras: data, steps, losses, metrics, variables, optimizers, callbacks, files."""
+"""Changes of Keras that all strategies need: data, steps, losses, metrics, variables, optimizers, callbacks, files."""

@@ -1,9 +1,9 @@
 """Gradients through collectives between replicas, in steps whose gradients are weighted by samples.
 
-A replica's gradient is multiplied by its weight w after back-propagation. The gradient that flows back through a
-collective, as in synchronized batch normalization, comes from the losses of all replicas, and each loss must count by
-its own replica's weight. So it is multiplied by the weight of the replica that sends it, and divided by the weight of
-the replica that receives it.
+A replica's gradient is multiplied by the replica's weight w after back-propagation. The gradient that flows back
+through a collective, as in synchronized batch normalization, comes from the losses of all replicas, and each loss must
+count by its own replica's weight. So this gradient is multiplied by the weight of the replica that sends it, and
+divided by the weight of the replica that receives it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
-    """The result of a collective, with a weighted gradient."""
+    """Returns the result of a collective, with a weighted gradient."""
     if at_work.current(DataParallel) is not None:
         host_calls.check("a collective")
     extended = at_work.sharing()
@@ -57,7 +57,7 @@ def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, o
 
 
 def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:
-    """The same value, with its gradient multiplied by a factor."""
+    """Returns the same value, with its gradient multiplied by a factor."""
     if isinstance(value, tf.IndexedSlices):
         return value
     tensor = tf.convert_to_tensor(value)

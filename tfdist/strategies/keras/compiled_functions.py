@@ -1,4 +1,4 @@
-"""Functions of Keras objects as one computation of XLA, within a graph that is not."""
+"""Compiles functions of Keras objects by XLA, within a graph that XLA does not compile."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tfdist.strategies.keras.keras_variables import note_origin
 
 
 def can_take(value: Any) -> bool:
-    """Whether a component of a batch may be an argument of what XLA compiles."""
+    """Returns whether a component of a batch may be an argument of a function that XLA compiles."""
     return value is None or (isinstance(value, tf.Tensor) and value.dtype not in (tf.string, tf.variant))
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[tf.Tensor]]:
-    """Calls a function, which XLA compiles, and then assigns to the variables of Keras that it assigns to.
+    """Calls a function compiled by XLA, and makes the function's assignments to Keras variables afterwards.
 
     Args:
-        function: returns tensors, and what else it likes, in structures that Keras's `tree` knows. Tensors among its
-            arguments that it returns are passed by.
-        arguments: likewise.
+        function: function to compile. It may return tensors and other objects, in structures that Keras's `tree` knows.
+            An argument that it returns does not pass through the compiled code.
+        arguments: arguments of the function, in such structures, too.
 
     Returns:
-        What the function returns; what it has added to the losses of layers.
+        The result of the function; the losses that layers have added in it.
 
     Raises:
         RefusedError: the function calls the host.
@@ -43,14 +43,14 @@ def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[tf.Te
 
 
 class _Traced:
-    """A function of tensors alone, in whose calls a function of Keras objects is traced.
+    """A function of tensors only, which traces a function of Keras objects when it is called.
 
     Args:
-        function: as of `call`.
-        arguments: as of `call`.
+        function: the function of Keras objects.
+        arguments: arguments of the function; tensors among them are replaced by those of the graph.
 
     Attributes:
-        state: the variables that it assigns to, and their values in its graph.
+        state: the variables that the function assigns to, and their values in its graph.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Any) -> None:
@@ -60,7 +60,7 @@ class _Traced:
         self.state: list[tuple[Any, tf.Tensor]] = []
 
     def __call__(self, given: list[Any]) -> Any:
-        """Returns what tensors of the function's outputs are, the losses that layers have added, and new state."""
+        """Returns the tensors among the function's outputs, the losses that layers have added, and the new state."""
         scope = _Scope()
         inside = [_with_what_is_kept(*one) for one in given]
         numbers = {id(one): number for number, one in enumerate(inside)}
@@ -74,7 +74,7 @@ class _Traced:
 
         def noted(leaf: Any) -> Any:
             if not isinstance(leaf, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)):
-                return leaf  # variables of Keras, too, which TensorFlow takes for tensors
+                return leaf  # also a Keras variable, which TensorFlow would take for a tensor
             if id(leaf) in numbers:
                 return _Place(numbers[id(leaf)], True)
             returned.append(_with_kept(leaf))
@@ -85,7 +85,7 @@ class _Traced:
         return returned, scope.losses, [value for _, value in self.state]
 
     def outputs(self, given: list[tf.Tensor], returned: list[Any]) -> Any:
-        """What the function returns, of tensors outside of its graph."""
+        """Returns the function's outputs, with tensors from outside of its graph."""
 
         def found(leaf: Any) -> Any:
             if not isinstance(leaf, _Place):
@@ -96,11 +96,11 @@ class _Traced:
 
 
 class _Place:
-    """Where a tensor among the outputs comes from.
+    """The origin of a tensor among the outputs: an argument, or a tensor that the graph returns.
 
     Args:
-        number: of an argument, or among the tensors that are returned.
-        is_argument: which of the two.
+        number: index of the tensor among the arguments, or among the returned tensors.
+        is_argument: whether the tensor is an argument.
     """
 
     def __init__(self, number: int, is_argument: bool) -> None:
@@ -109,29 +109,29 @@ class _Place:
 
 
 class _Scope(backend.StatelessScope):
-    """Keeps values that are assigned to variables, and losses that layers add."""
+    """A stateless scope that records the values assigned to variables, and the losses that layers add."""
 
     def __init__(self) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._updated: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """See `keras.StatelessScope`."""
+        """Records an assignment to a variable; see `keras.StatelessScope`."""
         self._updated[id(update[0])] = update[0]
         super().add_update(update)
 
     def get_current_value(self, variable: Any) -> Any:
-        """See `keras.StatelessScope`. What has not been assigned is read as it is, as regularizers are given None."""
+        """Returns a variable's assigned value, else its own: Keras's scope would give regularizers None then."""
         found = super().get_current_value(variable)
         return models.value_of(variable) if found is None else found
 
     def state(self) -> list[tuple[Any, tf.Tensor]]:
-        """The variables that were assigned to, and their values."""
+        """Returns the variables that were assigned to, and their values."""
         return [(one, tf.cast(self.get_current_value(one), one.dtype)) for one in self._updated.values()]
 
 
 def _with_kept(tensor: Any) -> tuple[Any, Any, Any]:
-    """A tensor with the mask and the logits that Keras keeps with it, or None for those."""
+    """Returns a tensor with the mask and the logits that Keras keeps with it, each None if there is none."""
     return tensor, backend.get_keras_mask(tensor), models.logits_of(tensor)
 
 

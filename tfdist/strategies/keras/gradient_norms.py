@@ -1,7 +1,7 @@
-"""The noise of gradients, from norms that are at hand when gradients are summed over replicas.
+"""The noise of gradients, estimated from norms that are available when gradients are summed over replicas.
 
-Replica r has the mean gradient g_r of n_r samples; of all N samples it is G = Σ_r (n_r / N) g_r. If single samples'
-gradients have the mean g and, summed over all weights, the variance S, then
+Replica r has the mean gradient g_r of n_r samples; the mean gradient of all N samples is G = Σ_r (n_r / N) g_r. If
+single samples' gradients have the mean g and, summed over all weights, the variance S, then
 
     E ‖G‖² = ‖g‖² + S / N    and    E Σ_r (n_r / N) ‖g_r‖² = ‖g‖² + P S / N
 
@@ -23,12 +23,12 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Noise:
-    """Estimates, each summed over steps.
+    """Estimates of the noise of gradients, each summed over steps.
 
     Attributes:
-        variance: S.
-        signal: ‖g‖².
-        steps: that were measured.
+        variance: sum of the estimates of S, the variance of single samples' gradients.
+        signal: sum of the estimates of ‖g‖², the squared norm of the mean gradient.
+        steps: number of steps that were measured.
     """
 
     variance: float = 0.0
@@ -36,7 +36,7 @@ class Noise:
     steps: int = 0
 
     def since(self, before: Noise) -> Noise:
-        """Of the steps after an earlier reading.
+        """Returns the estimates of the steps after an earlier reading.
 
         Args:
             before: the earlier reading.
@@ -45,22 +45,22 @@ class Noise:
 
 
 class GradientNorms:
-    """Adds up what steps tell of the gradients' noise, on each process alike."""
+    """Adds up the estimates of steps; all processes have the same sums."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("/cpu:0"):
             self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="tfdist_gradient_noise")
 
     def own(self, gradients: Sequence[Any], weight: Any, is_weighed: bool) -> tf.Tensor:
-        """What a replica adds to the sum of gradients, multiplied as they are.
+        """Returns a replica's term of the norms, to be summed with the gradients and weighted as they are.
 
         Args:
-            gradients: of the replica, dense or sparse.
+            gradients: gradients of the replica, dense or sparse.
             weight: the replica's part of all samples, a float64 scalar.
-            is_weighed: whether the gradients have been multiplied by it.
+            is_weighed: whether the gradients have been multiplied by the weight; if not, the sum does so.
 
         Returns:
-            A vector of the gradients' dtype, to travel with them; in the sum it has Σ_r (n_r / N) ‖g_r‖², and P.
+            A vector of two elements, of the gradients' dtype; the sum over replicas is Σ_r (n_r / N) ‖g_r‖² and P.
         """
         squares = squared_norm(gradients)
         inverse = tf.math.reciprocal_no_nan(weight)
@@ -72,12 +72,12 @@ class GradientNorms:
         return tf.cast(found, _wide(gradients[0].dtype))
 
     def add(self, summed: Sequence[Any], norms: tf.Tensor, samples: Any) -> None:
-        """Adds a step, if it tells anything: of two replicas at least, and of finite gradients.
+        """Adds the estimates of a step, if at least two replicas had samples and the gradients are finite.
 
         Args:
-            summed: the gradients of all replicas, G.
-            norms: the sum of what `own` returned.
-            samples: N, a scalar tensor or a number.
+            summed: the mean gradients of all samples, G.
+            norms: the sum of the terms that `own` returned on the replicas.
+            samples: the number of all samples, N; a scalar tensor or a number.
         """
         large, (small, replicas) = squared_norm(summed), tf.unstack(tf.cast(norms, tf.float64))
         count = tf.cast(samples, tf.float64)
@@ -89,16 +89,16 @@ class GradientNorms:
         self._sums.assign_add(tf.where(tells, found, tf.zeros_like(found)), read_value=False)
 
     def read(self) -> Noise:
-        """The estimates of all steps until now."""
+        """Returns the estimates of all steps until now."""
         variance, signal, steps = self._sums.numpy().tolist()
         return Noise(variance, signal, round(steps))
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """The sum of the squares of all elements, a float64 scalar.
+    """Returns the sum of the squares of all elements, a float64 scalar.
 
     Args:
-        gradients: dense or sparse; rows of a sparse one with the same index are added first.
+        gradients: gradients, dense or sparse; rows of a sparse one with the same index are added first.
     """
     total = tf.constant(0.0, tf.float64)
     for gradient in gradients:

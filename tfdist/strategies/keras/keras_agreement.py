@@ -1,7 +1,7 @@
-"""Processes that share batches agree on what they give `fit`, `evaluate` and `predict`, before any of them waits.
+"""Compares the arguments of `fit`, `evaluate` and `predict` on all processes, before any of them waits.
 
-Without it, the ranks of a job whose data or arguments differ would wait in different collectives. Each process sends a
-hash of each argument, and the arguments themselves only if they differ.
+Without this check, ranks whose data or arguments differ would wait in different collectives. Each process sends a hash
+of each argument, and the arguments themselves only if they differ.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _SHOWN_CHARACTERS = 200
 
 
 def install() -> None:
-    """Installs the hooks. They have to be around those that call collectives."""
+    """Installs the hooks, which have to be further out than those that call collectives."""
     keras_hooks.add(Agreement)
 
 
 class Agreement(keras_hooks.ModelHooks[DataParallel]):
-    """All processes give a method the same; those that come and go do not."""
+    """Hooks that compare the arguments of a method on all processes, except under elastic membership."""
 
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> None:
-        """Compares the arguments."""
+        """Compares the arguments of all processes."""
         if not self.extended.acts_alike or call.is_within_fit:
             return
         if self.extended.has_several_replicas:
@@ -52,16 +52,16 @@ class Agreement(keras_hooks.ModelHooks[DataParallel]):
 
 
 def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]) -> None:
-    """Compares what all processes give a method; called by all.
+    """Compares the arguments of a method on all processes, which all call this.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
-        method: its name.
-        given: its arguments, by name.
+        method: name of the method.
+        given: arguments of the method, by name.
 
     Raises:
-        MismatchError: they differ.
+        MismatchError: arguments differ between processes.
     """
     exchange = extended.everyone
     if len(exchange.members) == 1 or extended.is_local_only:
@@ -78,7 +78,7 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
 
 
 def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
-    """What must be the same on all processes, as text."""
+    """Returns, by name and as text, the facts that must be the same on all processes."""
     x, batch_size = given["x"], given["batch_size"]
     facts = {"x": _described(x, in_order=method == "predict")}
     if first_array(x) is not None:
@@ -104,23 +104,23 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Callbacks, as `fit` takes them, in a list."""
+    """Returns the argument ``callbacks`` of `fit` as a list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return tree.flatten(callbacks or [])
 
 
 def first_array(data: Any) -> Any:
-    """The first of the arrays that data consist of; None if they are of another kind."""
+    """Returns the first array of data that consist of arrays; None for data of another kind."""
     first = next((part for part in tree.flatten(data) if part is not None), None)
     return first if array_slicing.can_slice_array(first) else None
 
 
 def _described(data: Any, in_order: bool = False) -> str:
-    """The kind of data, and how many rows or batches they have, as far as that is known and must be the same.
+    """Describes the kind of data, and the number of rows or batches, if it is known and must be the same.
 
     Args:
-        data: as of the argument ``x`` of `fit`.
+        data: the argument ``x`` of `fit`, or such data for validation.
         in_order: whether all processes read the same batches, also where TensorFlow would divide files among them.
     """
     if data is None:
@@ -147,11 +147,11 @@ def _number(cardinality: int) -> str:
 
 
 def by_value(values: Sequence[str], ranks: Sequence[int]) -> str:
-    """Which ranks have which value; long ones from where they differ.
+    """Describes which ranks have which value; long values are shown from where they differ.
 
     Args:
-        values: of each rank, as text.
-        ranks: in the same order.
+        values: value of each rank, as text.
+        ranks: the ranks, in the order of the values.
     """
     same = 0
     if max(map(len, values)) > _SHOWN_CHARACTERS:

@@ -37,7 +37,7 @@ def install() -> None:
 
 
 class ReadForAll(keras_hooks.ModelHooks[DataParallel]):
-    """Backups are the chief's, and restored on all ranks."""
+    """Hooks that have the chief write backups, and restore them on all ranks."""
 
     ability = DataParallel
 
@@ -50,10 +50,12 @@ class ReadForAll(keras_hooks.ModelHooks[DataParallel]):
 
 
 def on_servers(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
-    """The callbacks of a training task of parameter servers: the chief backs up the model, the others their epochs.
+    """Returns the callbacks of a task that trains with parameter servers.
+
+    The chief backs up the model, and each other worker the number of its epoch.
 
     Args:
-        given: the user's.
+        given: the user's callbacks.
         extended: the strategy's `extended`.
     """
     return [
@@ -104,8 +106,8 @@ class _Shared:
         model = callback.model
         optimizer = model.optimizer
         if model.built and optimizer is not None and not optimizer.built:
-            # `fit` leaves this to the first step of a model that it cannot call. All ranks create the variables here,
-            # because the chief must not do so alone, and before any backup, so that every run has the same ones.
+            # For some models `fit` builds the optimizer only in the first step. All ranks create its variables here:
+            # the chief must not do so alone, and runs with and without a backup must create the same ones.
             with model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
         failure = None
@@ -131,7 +133,7 @@ class _Shared:
             keras_saving.restore_beside(model, extended, self._beside)
 
     def save(self) -> None:
-        """Writes a backup: the chief writes the model, every rank what else it has to save."""
+        """Writes a backup: the chief writes the model, and every rank its residuals."""
         saves = self._extended.is_writer or keras_saving.compressor_of(self._extended) is not None
         if saves and "://" not in self._beside:
             Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ class _Shared:
 
 
 class OfWorker(keras.callbacks.Callback):
-    """Has a worker of parameter servers, which have its weights, go on with the epoch after the last that it ended.
+    """A callback by which a restarted worker of parameter servers, which hold the weights, resumes at its next epoch.
 
     Args:
         callback: the worker's `keras.callbacks.BackupAndRestore`, in whose folder the chief saves the model.
@@ -163,22 +165,22 @@ class OfWorker(keras.callbacks.Callback):
         self._path = os.path.join(callback.backup_dir, f"epoch_of_worker_{worker}.json")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Has `fit` begin after the last epoch that this worker has ended."""
         if tf.io.gfile.exists(self._path):
             with tf.io.gfile.GFile(self._path) as file:
                 begin_at(self.model, int(json.loads(file.read())["epoch"]))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Writes the number of the next epoch."""
         partial = f"{self._path}.partial"
         tf.io.gfile.makedirs(self._folder)
-        with contextlib.suppress(tf.errors.NotFoundError):  # the chief, which has ended, removes the folder just now
+        with contextlib.suppress(tf.errors.NotFoundError):  # the chief has ended and removes the folder
             with tf.io.gfile.GFile(partial, "w") as file:
                 file.write(json.dumps({"epoch": epoch + 1}))
             tf.io.gfile.rename(partial, self._path, overwrite=True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Removes this worker's file, unless backups are to be kept."""
         if self._deletes:
             with contextlib.suppress(tf.errors.NotFoundError):  # the chief removes the whole folder
                 tf.io.gfile.remove(self._path)
@@ -189,8 +191,8 @@ class Files:
 
     Args:
         callback: a `keras.callbacks.BackupAndRestore`.
-        load: its method that reads a backup, as it is in Keras.
-        save: its method that writes one, as it is in Keras.
+        load: Keras's method of the callback that reads a backup.
+        save: Keras's method of the callback that writes a backup.
     """
 
     def __init__(self, callback: Any, load: Callable[[], None], save: Callable[[], None]) -> None:
@@ -216,7 +218,7 @@ class Files:
             _flush(partial)
             if self._latest.exists():
                 os.replace(self._latest, self._previous)
-        with atomic_files.written(self._metadata) as partial:  # Keras's own, for restoring without tfdist
+        with atomic_files.written(self._metadata) as partial:  # Keras's own file, to restore without tfdist
             partial.write_text(metadata)
 
     def load(self) -> None:
@@ -246,7 +248,7 @@ class Files:
         self._load(self._latest)  # Keras handles a missing file
 
     def remove(self, logs: Any = None) -> None:
-        """Removes the folder, unless it is to be kept, also while other workers write to it."""
+        """Removes the folder, unless backups are to be kept; tolerates workers that still write to it."""
         if self._callback.delete_checkpoint and tf.io.gfile.exists(self._callback.backup_dir):
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.rmtree(self._callback.backup_dir)
@@ -260,7 +262,7 @@ class Files:
 
 
 def _epoch(file: Path, metadata: Path) -> int:
-    """The epoch that training resumes with from a backup."""
+    """Returns the epoch that training resumes with from a backup."""
     with h5py.File(file, "r") as weights:
         text = weights.attrs.get(_METADATA)
     if text is None:  # the file was written by Keras without tfdist

@@ -29,18 +29,18 @@ def install() -> None:
 
 
 class OfOthers(keras_hooks.ModelHooks[Ability]):
-    """`fit` calls what hooks make of the user's callbacks."""
+    """The hook of `fit` that asks all features' hooks to adapt the user's callbacks."""
 
     def fit(self, call: trainer.ModelCall) -> None:
-        """Adapts callbacks."""
+        """Replaces the user's callbacks by the adapted ones."""
         call.arguments["callbacks"] = adapt(call.arguments["callbacks"], call.model)
 
 
 class OnTheWriter(keras_hooks.ModelHooks[Ability]):
-    """Callbacks that write are those of the writer, which calls no collectives in them."""
+    """The hook that runs callbacks that write on the writer only, and without collectives."""
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Leaves out what writes, on other processes."""
+        """Leaves out callbacks that write, on other processes."""
         kept = []
         for callback in given:
             if isinstance(callback, WRITING):
@@ -53,11 +53,11 @@ class OnTheWriter(keras_hooks.ModelHooks[Ability]):
 
 
 def adapt(callbacks: Any, model: Any) -> Any:
-    """The callbacks that this process runs: the user's, and those of hooks.
+    """Returns the callbacks that this process runs: the user's, and those of hooks.
 
     Args:
         callbacks: the ``callbacks`` argument of ``fit``.
-        model: that is trained.
+        model: the model that is trained.
 
     Returns:
         A list, or the user's `CallbackList`, modified in place.

@@ -1,4 +1,4 @@
-"""The weights and optimizer state of all processes are compared, where `fit` says that they are equal."""
+"""Compares the weights and optimizer state of all processes, which `fit` keeps equal."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tfdist.strategies.keras.keras_optimizers import accumulators
 
 
 def install() -> None:
-    """Installs the hook. It has to be inside those that make weights equal before `evaluate`."""
+    """Installs the hook, which has to be further in than those that make weights equal before `evaluate`."""
     keras_hooks.add(OneModel)
 
 
 class OneModel(keras_hooks.ModelHooks[DataParallel]):
-    """`evaluate` that the user calls is of one model, not of another on each process."""
+    """The hook that checks, before the user's `evaluate`, that all processes have the same model."""
 
     ability = DataParallel
 
     def evaluate(self, call: ModelCall) -> None:
-        """Compares weights."""
+        """Compares the weights of all processes."""
         if self.extended.checks_weights and not call.is_within_fit:
             compare(call.model, self.extended, "before evaluate")
 
 
 def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> int:
-    """Compares the copies of weights and optimizer state on all devices and processes, by hashes; all call it.
+    """Compares all devices' and processes' copies of weights and optimizer state, by hashes; all processes call it.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
-        when: for the message.
-        largest: a number of this process, from 0.
+        when: the time of the comparison, for the message.
+        largest: a number of this process, at least 0, whose maximum is found in the same collective.
 
     Returns:
         The largest of the numbers of all processes.
@@ -51,7 +51,7 @@ def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> 
         return largest
     variables = _compared(model, extended)
     hashes = _hashes(variables)
-    # One all-reduce by maximum yields the maximum and, of the negatives, the minimum: equal if all copies are.
+    # One all-reduce by maximum yields the maximum and, from the negatives, the minimum: both agree if all copies do.
     numbers = np.array([largest, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
     found = extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
     differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
@@ -62,7 +62,7 @@ def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> 
 
 
 def _compared(model: Any, extended: DataParallel) -> list[Any]:
-    """The model's weights and the optimizer's state, without what is each replica's own: accumulated gradients."""
+    """Returns the model's weights and the optimizer's state, without variables that differ between replicas."""
     if not extended.checks_weights:
         return []
     optimizer = model.optimizer
@@ -74,7 +74,7 @@ def _compared(model: Any, extended: DataParallel) -> list[Any]:
 
 
 def _hashes(variables: list[Any]) -> list[list[int]]:
-    """The hash of each copy of each variable."""
+    """Returns the hash of each copy of each variable."""
     return [[_hash(copy.numpy()) for copy in private.copies(variable.value)] for variable in variables]
 
 

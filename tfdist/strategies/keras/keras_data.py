@@ -1,4 +1,4 @@
-"""Reading data in Keras under a strategy: models are built without drawing a batch; all processes shuffle equally."""
+"""Data of Keras under a strategy: models are built without drawing a batch, and all processes shuffle equally."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def install() -> None:
 
 
 class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
-    """Models are built without drawing a batch, where the spec of the data has its shapes."""
+    """The hook that builds models without drawing a batch, where the data's spec contains the shapes."""
 
     def symbolic_build(self, call: ModelCall) -> None:
-        """Has a model built from a placeholder, unless its own steps determine what is called.
+        """Builds a model that has a `call` from a placeholder; with a custom `train_step` this may fail silently.
 
         Raises:
             ValueError: the model has state that was made outside the scope.
@@ -56,13 +56,13 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
             if iterator is not None:
                 call.arguments.update(iterator=None, data_batch=_placeholder(model, iterator))
             call.inner()
-        except (RuntimeError, ValueError):  # its own steps may call it differently, or not at all
+        except (RuntimeError, ValueError):  # a custom step may call the model differently, or not at all
             if type(model).train_step is tf_trainer.TensorFlowTrainer.train_step:
                 raise
 
 
 def _placeholder(model: Any, iterator: Any) -> Any:
-    """A batch like those of an iterator; the first one of the data only if their spec does not contain the shapes."""
+    """Returns a placeholder like an iterator's batches; the first batch itself if the spec does not have its shapes."""
     spec = spec_of(iterator)
     spec = spec.data if isinstance(spec, Share) else spec
     rows = rows_of_model(model) or 1
@@ -73,7 +73,7 @@ def _placeholder(model: Any, iterator: Any) -> Any:
 
 
 def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
-    """Placeholder rows of a dataset's type; None if its spec does not contain the shape."""
+    """Returns placeholder rows of a dataset's type; None if the spec does not contain the shape."""
     spec = private.local_spec(spec)
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
         return None
@@ -82,7 +82,7 @@ def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
 
 
 def _local(batch: Any) -> Any:
-    """The first local replica's part of a batch, with at least one row to build a model from."""
+    """Returns the first local replica's part of a batch, with at least one row to build a model from."""
     batch = tree.map_structure(
         lambda part: part.values[0] if isinstance(part, private.DistributedValues) else part, batch
     )
@@ -95,7 +95,7 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
-        if isinstance(kwargs.get("x"), SharedDataset):  # Keras knows TensorFlow's own kinds only, and asks for shares
+        if isinstance(kwargs.get("x"), SharedDataset):  # Keras knows only TensorFlow's classes; distribute it again
             kwargs["x"] = kwargs["x"].dataset
         calls = keras_step_calls.calls_of(extended, kwargs.get("x"))
         with _shuffling_alike(extended) as seed, extended.reading_for_keras(calls):
@@ -143,11 +143,11 @@ def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
 
 
 _ORDER = "_tfdist_order"
-"""Attribute of the adapter or enqueuer of a `PyDataset`: the random generator of its orders, equal on all processes."""
+"""Attribute of a `PyDataset`'s adapter or enqueuer: its random generator for shuffling, equal on all processes."""
 
 
 class _Random(threading.local):
-    """Stands in for the module `random` in Keras's `PyDataset` adapter; uses the calling thread's generator."""
+    """A stand-in for the module `random` in Keras's `PyDataset` adapter, with the calling thread's generator."""
 
     generator: Any = random
 

@@ -1,4 +1,4 @@
-"""Epochs end together: all processes stop after the same one, and compare weights."""
+"""The end of epochs: all processes stop after the same epoch, and compare weights."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def install() -> None:
 
 
 class Ending(keras_hooks.ModelHooks[DataParallel]):
-    """Where processes do not come and go, the last callback of `fit` is `Together`."""
+    """The hook that makes `Together` the last callback of `fit`, except under elastic membership."""
 
     ability = DataParallel
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Adds it."""
+        """Adds the callback `Together`, where all processes call `fit` together."""
         return [*given, Together(self.extended)] if self.extended.acts_alike else given
 
 
 class Together(keras.callbacks.Callback):
-    """Stops all ranks at the end of an epoch if any requests it, and compares their weights and optimizer state.
+    """A callback that stops all ranks after the same epoch if any requests it, and compares their weights.
 
     Args:
         extended: the strategy's `extended`.
@@ -40,13 +40,13 @@ class Together(keras.callbacks.Callback):
         self._before = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
-        # This `fit` may be within another one, of a callback.
+        """Begins without requests to stop."""
+        # A callback of another `fit` may have called this one: its requests are restored at the end.
         self._before = self._extended.stopping.is_wished
         self._extended.stopping.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Defers ``stop_training`` until all know of it: the others would wait for a rank that stops now."""
+        """Defers ``stop_training`` until all ranks know of it: the others would wait for a rank that stops now."""
         if self.model.stop_training and len(self._extended.everyone.members) > 1:
             self._extended.stopping.is_wished, self.model.stop_training = True, False
 
@@ -68,7 +68,7 @@ class Together(keras.callbacks.Callback):
         """Compares weights once more: a callback of the user may have set them on some ranks.
 
         Raises:
-            MismatchError: they are not equal on all ranks.
+            MismatchError: weights are not equal on all ranks.
         """
         self._extended.stopping.is_wished = self._before
         if self._extended.checks_weights:

@@ -7,18 +7,18 @@ loss that is a mean over samples, as most are, needs no correction. Others are c
 |---|---|
 | a sum over samples | times N/n: all samples divided by the share's |
 | a vector of losses, whose sum Keras differentiates | the same |
-| a mean weighted by sample weights | times (w/W)·(N/n): the share's weights divided by all weights |
-| a mean over the valid steps of a mask | times (v/V)·(N/n): the share's valid steps divided by all valid steps |
+| a mean weighted by sample weights | times (w/W)·(N/n): w/W is the share's weights divided by all weights |
+| a mean over the valid steps of a mask | times (v/V)·(N/n): v/V is the share's valid steps divided by all |
 | `tf.nn.compute_average_loss`, made for sums | times N/n |
 | `tf.nn.scale_regularization_loss`, made for sums | undone |
 
-Where processes take steps on their own and average what they have learned, sums count once more for each of them.
+Where processes take steps on their own and average their weights, sums are also multiplied by the number of processes.
 
-The same holds where a replica computes the losses of several parts of its batch, one by one (`of_part`).
+Likewise, losses are corrected where a replica computes them for parts of its share, one after another (`of_part`).
 
 A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
-mean of the shares' values. Outside `fit`, `evaluate` and similar methods, Keras's and TensorFlow's own rules apply:
-sums.
+mean of the shares' values. Outside `fit`, `evaluate` and similar methods, the rules of Keras and TensorFlow apply:
+replicas' losses are summed.
 """
 
 from __future__ import annotations
@@ -73,25 +73,25 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
 
 
 class _Share:
-    """A replica's part of a batch, whose loss is computed.
+    """Factors for the losses of a replica's share of a batch.
 
     Args:
-        extended: of the strategy.
+        extended: the strategy's `extended`.
     """
 
     def __init__(self, extended: DataParallel) -> None:
         self._extended = extended
 
     def inverse_weight(self) -> tf.Tensor:
-        """N/n: all samples divided by those of the part."""
+        """Returns N/n: the number of all samples divided by that of the part."""
         return self._extended.shares.inverse_weight()
 
     def weight_of_sums(self) -> tf.Tensor:
-        """The factor of a sum over the part. Processes that average what each has learned have a mean of sums."""
+        """Returns the factor of a sum over the part: N/n, times the number of processes if they average weights."""
         return self.inverse_weight() * self._extended.averaging_processes
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
-        """The factor that replaces the part's own divisor by that of the whole batch, times N/n."""
+        """Returns the factor that replaces the part's own divisor by that of the whole batch, times N/n."""
         own = tf.cast(divisor, tf.float64)
         replica = tf.distribute.get_replica_context()
         total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own, private.OwnOptions())
@@ -99,12 +99,12 @@ class _Share:
 
 
 class _PartOfShare:
-    """A part of a replica's part of a batch.
+    """Factors for the losses of one part of a replica's share, such as a micro-batch.
 
     Args:
-        divisors: of the whole batch, in the order in which losses need them.
+        divisors: divisors of the whole batch, in the order in which losses need them.
         weight: the part's samples divided by those of the replica, a float64 scalar.
-        share: of the replica; None if there is one.
+        share: factors of the replica's share; None if the replica has the whole batch.
     """
 
     def __init__(self, divisors: Sequence[tf.Tensor], weight: tf.Tensor, share: _Share | None) -> None:
@@ -113,44 +113,44 @@ class _PartOfShare:
         self._share = share
 
     def inverse_weight(self) -> tf.Tensor:
-        """As of `_Share`."""
+        """Returns the number of all samples divided by that of the part."""
         return self._inverse if self._share is None else self._inverse * self._share.inverse_weight()
 
     def weight_of_sums(self) -> tf.Tensor:
-        """As of `_Share`."""
+        """Returns the factor of a sum over the part."""
         return self._inverse if self._share is None else self._inverse * self._share.weight_of_sums()
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
-        """As of `_Share`."""
+        """Returns the factor that replaces the part's own divisor by the next of the whole batch's divisors."""
         return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), next(self._divisors)) * self.inverse_weight()
 
 
 class _Noting:
-    """Notes the divisors of a loss.
+    """A recorder of the divisors of losses, with factors of 1.
 
     Attributes:
-        divisors: in the order in which the loss needs them.
+        divisors: divisors, float64 scalars, in the order in which losses need them.
     """
 
     def __init__(self) -> None:
         self.divisors: list[tf.Tensor] = []
 
     def inverse_weight(self) -> tf.Tensor:
-        """None of a part."""
+        """Returns 1, because the loss is not that of a part."""
         return tf.ones([], tf.float64)
 
     def weight_of_sums(self) -> tf.Tensor:
-        """As of `inverse_weight`."""
+        """Returns 1, because the loss is not that of a part."""
         return self.inverse_weight()
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
-        """Notes it."""
+        """Records the divisor, and returns 1."""
         self.divisors.append(tf.cast(divisor, tf.float64))
         return self.inverse_weight()
 
 
 class _Computed(threading.local):
-    """What this thread computes the loss of, if it is not the share of a replica."""
+    """The part of a batch that this thread computes losses of; None for a replica's share or a whole batch."""
 
     part: _PartOfShare | _Noting | None = None
 
@@ -159,7 +159,7 @@ _computed = _Computed()
 
 
 def _part() -> _Share | _PartOfShare | _Noting | None:
-    """What the loss is computed of; None if that is a whole batch."""
+    """Returns the factors for the losses that are being computed; None for those of a whole batch."""
     if _computed.part is not None:
         return _computed.part
     extended = at_work.sharing()
@@ -168,9 +168,9 @@ def _part() -> _Share | _PartOfShare | _Noting | None:
 
 @contextlib.contextmanager
 def noting_divisors() -> Iterator[list[tf.Tensor]]:
-    """Context in which losses note what they divide by; yields the list.
+    """Context in which losses record their divisors; yields the list.
 
-    They are the numbers of valid steps and the sums of sample weights, float64 scalars.
+    Divisors are numbers of valid steps and sums of sample weights, float64 scalars.
     """
     noting = _Noting()
     before, _computed.part = _computed.part, noting
@@ -182,10 +182,10 @@ def noting_divisors() -> Iterator[list[tf.Tensor]]:
 
 @contextlib.contextmanager
 def of_part(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
-    """Context in which a loss is that of a part of a replica's batch: its mean over parts is that of the whole batch.
+    """Context for the losses of one part of a replica's batch: the mean over parts is the loss of the whole batch.
 
     Args:
-        divisors: of the batch of all replicas, as `noting_divisors` yields them.
+        divisors: divisors of the batch of all replicas, as `noting_divisors` yields them.
         weight: the part's samples divided by those of the replica's batch, a float64 scalar.
     """
     extended = at_work.sharing()
@@ -266,7 +266,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _beside_others(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a replica waits for those of other devices, they call the model that they share."""
+    """Keeps the losses of layers while a replica waits for those of other devices, which call the same model."""
 
     def merge_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = state_of_step()

@@ -1,8 +1,8 @@
 """Metrics over all replicas: each replica keeps its own state, which is merged when results are computed.
 
-State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric sets another. A variable that a
-step updates to a maximum or minimum of its value and another is merged by that instead. A variable with ``"none"`` that
-is updated in any other way cannot be merged.
+State is merged by the variable's ``aggregation``, which is ``"sum"`` unless a metric sets another. If a step updates a
+variable to the maximum or minimum of its value and another one, copies are merged by maximum or minimum instead. A
+variable with ``"none"`` that is updated in any other way cannot be merged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(result: Any) -> Any:
-    """A result as a tensor. Python numbers (Keras 3.10) are kept: TensorFlow would convert them to float32."""
+    """Returns a result as a tensor; Python numbers (Keras 3.10) are kept, as TensorFlow would make them float32."""
     return result if isinstance(result, (int, float)) else tf.convert_to_tensor(result)
 
 
@@ -59,7 +59,7 @@ def _is_of_a_replica_or_symbolic() -> bool:
 
 
 def all_metrics(model: Any) -> list[Any]:
-    """The metrics of a model, including metrics inside others and those not in ``model.metrics``."""
+    """Returns the metrics of a model, including metrics inside others and those not in ``model.metrics``."""
     found: dict[int, Any] = {}
     pending = [*model.metrics, *(metric for layer in models.layers_of(model) for metric in models.metrics_in(layer))]
     while pending:
@@ -71,7 +71,7 @@ def all_metrics(model: Any) -> list[Any]:
 
 
 def merged(variables: Sequence[Any], extended: DataParallel) -> list[tuple[Any, tf.Tensor]]:
-    """The state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
+    """Returns the state of metrics over all replicas; in the cross-replica context, in graphs and eagerly.
 
     Args:
         variables: Keras variables of metrics.
@@ -89,11 +89,11 @@ def merged(variables: Sequence[Any], extended: DataParallel) -> list[tuple[Any, 
 def merged_beside(
     variables: Sequence[Any], numbers: Sequence[tf.Tensor], extended: DataParallel, locally: bool = False
 ) -> tuple[list[tuple[Any, tf.Tensor]], list[tf.Tensor]]:
-    """The state of metrics, and sums of numbers over processes, in as few collectives as the state alone needs.
+    """Returns the state of metrics, and sums of numbers, in as few collectives as the state alone needs.
 
     Args:
-        variables: as in `merged`.
-        numbers: this process's terms of the sums.
+        variables: Keras variables of metrics.
+        numbers: this process's terms of the sums over processes.
         extended: the strategy's `extended`.
         locally: whether only the replicas of this process count.
 
@@ -155,7 +155,7 @@ def _as_kept(variable: Any, total: tf.Tensor, extended: DataParallel, locally: b
 
 
 def learn(variable: Any, values: Sequence[Any]) -> None:
-    """Learns from the graph how a metric's variable is updated, and warns if summing its parts may be wrong.
+    """Finds in the graph how a metric's variable is updated, and warns if summing its copies may be wrong.
 
     Args:
         variable: a Keras variable of a metric.
@@ -197,7 +197,7 @@ def _update(variable: Any, value: Any) -> str:
 
 
 def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any]]:
-    """The operations of a nested update, such as of ``total + a - b``, the tensors they combine, and subtract."""
+    """Returns the operations of a nested update such as ``total + a - b``, their operands, and subtracted tensors."""
     operations, operands, subtracted, pending = [], [], [], [operation]
     while pending:
         operation = pending.pop()
@@ -214,9 +214,9 @@ def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any
 
 
 def _reads_it_once(handle: Any, combined: list[Any], operands: list[Any], subtracted: list[Any]) -> bool:
-    """Whether one operand is a variable, and no other depends on its value: what is added is this replica's own then.
+    """Returns whether exactly one operand is the variable's value, and no other operand depends on that value.
 
-    Where it depends on it, as in ``mean + (x - mean) * k / n``, the parts of several replicas do not add up.
+    Otherwise, as in ``mean + (x - mean) * k / n``, the changes of several replicas do not add up.
     """
     own = [part for part in operands if part.op.type == "ReadVariableOp" and part.op.inputs[0] is handle]
     others = {id(part.op) for part in operands} - {id(part.op) for part in own} | {id(part.op) for part in subtracted}
@@ -242,7 +242,7 @@ def _seen_through(tensor: Any) -> Any:
 
 
 class Results:
-    """Maps tensors of a step to the metrics that they are results of."""
+    """A map from tensors of a step to the metrics that they are results of."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[Any, Any, Any]] = {}
@@ -279,6 +279,6 @@ class Results:
         return noting
 
     def whose(self, tensor: Any) -> tuple[Any, Any] | None:
-        """The metric that returned a tensor, and the tensor's path in that result; None if no metric did."""
+        """Returns the metric that returned a tensor, and the tensor's path in that result; None if no metric did."""
         noted = self._noted.get(id(tensor))
         return None if noted is None else noted[:2]

@@ -1,6 +1,6 @@
-"""Noise that is added to the gradients of an optimizer, when they have been summed and before they are clipped.
+"""Noise that is added to an optimizer's gradients after they are summed and before they are clipped.
 
-Accumulated gradients come here as means, and unscaled, once per update.
+With gradient accumulation, noise is added once per update, to the unscaled means.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ _ATTRIBUTE = "_tfdist_noise"
 
 
 class Noisy(OptimizerHooks):
-    """The hook of an optimizer whose gradients are changed.
+    """The hook that changes an optimizer's gradients.
 
     Args:
-        added: takes gradients and their variables, and returns other gradients.
+        added: function of gradients and their variables that returns changed gradients.
     """
 
     def __init__(self, added: Callable[[list[Any], Sequence[Any]], list[Any]]) -> None:
         self._added = added
 
     def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
-        """Changes them."""
+        """Returns the changed gradients."""
         return self._added(gradients, update.variables)
 
 
 def attach(optimizer: Any, added: Callable[[list[Any], Sequence[Any]], list[Any]]) -> None:
-    """Changes the gradients of an optimizer after they have been summed, and before they are clipped.
+    """Has an optimizer's gradients changed after they are summed, and before they are clipped.
 
     Args:
-        optimizer: of Keras, which applies gradients itself.
-        added: takes gradients and their variables, and returns other gradients. Called by each replica.
+        optimizer: Keras optimizer that applies gradients itself.
+        added: function of gradients and their variables that returns changed gradients; each replica calls it.
     """
     setattr(optimizer, _ATTRIBUTE, Noisy(added))
 

@@ -1,8 +1,9 @@
 """Keras optimizers: gradients are reduced before any other processing; all replicas agree on whether they are finite.
 
 Keras clips gradients, decays and averages weights on every replica, and has `tf.distribute` sum the gradients last.
-Here they are summed first, so that clipping applies to the gradient that one process would have. Accumulated gradients
-are summed when they are applied. In a step in which the strategy does not reduce, every replica uses its own.
+Here gradients are summed first, so that clipping applies to the gradient that one process would have. Accumulated
+gradients are summed when they are applied, not in each step. Where processes take steps on their own, gradients are
+summed within each process only.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def install() -> None:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer within others, such as `keras.optimizers.LossScaleOptimizer`.
+    """Returns the innermost optimizer within wrappers such as `keras.optimizers.LossScaleOptimizer`.
 
     Args:
-        optimizer: of Keras; anything else is returned.
+        optimizer: Keras optimizer; any other object is returned unchanged.
     """
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -46,10 +47,10 @@ def innermost(optimizer: Any) -> Any:
 
 
 def accumulators(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer, and those within it, accumulate gradients: they are each process's own.
+    """Returns the variables in which an optimizer and its inner ones accumulate gradients; they differ by process.
 
     Args:
-        optimizer: of Keras; None has none.
+        optimizer: Keras optimizer; None has no such variables.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     own = accumulated_by(optimizer)
@@ -57,7 +58,7 @@ def accumulators(optimizer: Any) -> list[Any]:
 
 
 class _Summed(threading.local):
-    """Whether gradients that this thread gives to an optimizer are sums over all replicas."""
+    """The state of a thread: whether the gradients that it gives to an optimizer are sums over all replicas."""
 
     def __init__(self) -> None:
         self.before = False
@@ -67,13 +68,13 @@ _summed = _Summed()
 
 
 def are_summed() -> bool:
-    """Whether the caller is inside of `summed_before`."""
+    """Returns whether the caller is inside of `summed_before`."""
     return _summed.before
 
 
 @contextlib.contextmanager
 def summed_before() -> Iterator[None]:
-    """Context in which an optimizer is given gradients that have been weighed and summed over all replicas."""
+    """Context in which an optimizer is given gradients that are weighted and summed over all replicas already."""
     before, _summed.before = _summed.before, True
     try:
         yield
@@ -82,15 +83,15 @@ def summed_before() -> Iterator[None]:
 
 
 class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
-    """Gradients are weighted by samples and summed over replicas, which agree on whether they are finite."""
+    """Hooks that weight gradients by samples and sum them over replicas, which agree on whether they are finite."""
 
     ability = DataParallel
 
     def apply(self, call: OptimizerCall) -> None:
-        """Sums gradients with a scaled loss before it is checked whether they are finite, if it changes nothing else.
+        """Sums gradients of a scaled loss before the check whether they are finite, if that changes nothing else.
 
-        Then the sum is checked, as in one process, and is the same on all replicas. In the branch of the check, the sum
-        would need a collective of its own, and the check another.
+        The check then applies to the sum, as in one process, and has the same result on all replicas. Otherwise the sum
+        in the branch after the check would need one collective, and the check another.
         """
         if not isinstance(call.optimizer, keras.optimizers.LossScaleOptimizer) or not call.is_outermost:
             return
@@ -108,7 +109,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
             and variables is not None
             and type(inner).apply is base_optimizer.BaseOptimizer.apply
             and not inner.gradient_accumulation_steps
-            and extended.compressor is None  # what overflows must not become a residual
+            and extended.compressor is None  # an overflow must not become a residual
             and extended.norms is None
             and all(_is_dense_number(one) for one in gradients)
             and not any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
@@ -126,7 +127,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
             call.inner()
 
     def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
-        """Weighs gradients, or has them weighed on the way."""
+        """Weights gradients by samples, or has the reduction do so."""
         extended = self.extended
         update.is_summed = _summed.before
         if update.is_summed:
@@ -151,7 +152,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         return gradients
 
     def _can_be_weighed_on_the_way(self, update: Update, gradients: list[Any]) -> bool:
-        """Whether gradients can be weighted while they are summed over processes, which saves a pass over them."""
+        """Returns whether gradients can be weighted while they are summed over processes, to save a pass over them."""
         return (
             len(self.extended.worker_devices) == 1
             and not update.optimizer.gradient_accumulation_steps
@@ -159,13 +160,13 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         )
 
     def gradients(self, update: Update, gradients: list[Any]) -> list[Any]:
-        """Sums gradients."""
+        """Returns the sums of the gradients over all replicas."""
         if update.is_summed:
             return gradients
         own, beside = list(gradients), []
         for gradient, variable in zip(own, update.variables, strict=True):
             if tf.is_symbolic_tensor(gradient):
-                gradient.set_shape(variable.shape)  # what is of unknown size gets a collective of its own
+                gradient.set_shape(variable.shape)  # a tensor of unknown size would get a collective of its own
         sharing, norms, state = at_work.sharing(), self.extended.norms, state_of_step()
         if state is not None:
             beside += state.means(weighs=update.weight is None)
@@ -185,9 +186,10 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         return sums
 
     def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
-        """The maximum over replicas.
+        """Returns the maximum of each value over replicas.
 
-        Keras also accumulates them by the maximum. A stand-in row has no effect: it is a row of the batch, or zeros.
+        Keras also accumulates such values by the maximum. A stand-in row has no effect: it is a row of the batch, or
+        zeros.
         """
 
         def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
@@ -201,7 +203,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         return found
 
     def finite(self, is_finite: Any) -> Any:
-        """Whether they are on all replicas that have samples."""
+        """Returns whether gradients are finite on all replicas that have samples."""
         if _summed.before:
             return is_finite
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
@@ -229,10 +231,10 @@ def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OptimizerOps:
-    """Stands in for `keras.ops` in the optimizers: conditionals are taken for all local replicas at once.
+    """A stand-in for `keras.ops` in the optimizers that takes conditionals for all local replicas at once.
 
     Gradient accumulation and weight averaging put updates inside `ops.cond`. Replicas on several devices can
-    synchronize there only if the conditional is outside of them.
+    synchronize there only if one conditional contains the branches of all replicas.
     """
 
     def __init__(self, ops: Any) -> None:

@@ -1,4 +1,4 @@
-"""The states of outer optimizers, such as their momentum: the writer saves them beside a model's file, for all."""
+"""The states of outer optimizers, such as their momentum, which the writer saves beside a model's file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save(model: Any, extended: Ability, prefix: Any) -> None:
     if not isinstance(extended, TrainsInRounds) or not extended.is_writer:
         return
     if "://" in os.fspath(prefix):
-        return  # residuals are not saved there either
+        return  # remote paths get no residuals either
     arrays = {
         f"{number}/{rule}/{place}": array
         for number, rules in enumerate(extended.outer_states(model))
@@ -45,16 +45,16 @@ def save(model: Any, extended: Ability, prefix: Any) -> None:
         with written(path) as partial, open(partial, "wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     else:
-        path.unlink(missing_ok=True)  # of a model that was saved there before
+        path.unlink(missing_ok=True)  # the states of a model that was saved at this path before
 
 
 def restore(model: Any, extended: Ability, prefix: Any) -> None:
-    """Takes over what `save` has written, on all processes, which call it. Without a file nothing changes.
+    """Restores the states that `save` has written; all processes call it. Without a file nothing changes.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
-        prefix: the path of the model's file, which the first process alone reads.
+        prefix: the path of the model's file; only the writer reads the states beside it.
     """
     if not isinstance(extended, TrainsInRounds):
         return
@@ -79,7 +79,7 @@ def _file(prefix: Any) -> Path:
 
 
 def _states(data: bytes) -> list[States]:
-    """By number of the optimizer, its rule, and the variable."""
+    """Returns the saved arrays by number of the optimizer, of its rule, and of the variable."""
     found: dict[int, dict[int, dict[int, np.ndarray]]] = {}
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         for key in arrays.files:

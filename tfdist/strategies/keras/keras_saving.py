@@ -1,4 +1,4 @@
-"""Saving and loading on several processes: one writes, and one reads for all."""
+"""Saving and loading on several processes: one process writes, and one reads for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("tfdist")
 
 
 class _Saving(threading.local):
-    """Whether this thread saves files without what `save_beside` saves."""
+    """The state of a thread: whether it saves files without calling `save_beside`."""
 
     alone = False
 
@@ -39,7 +39,7 @@ _saving = _Saving()
 
 @contextlib.contextmanager
 def without_others() -> Iterator[None]:
-    """Context in which a model is saved without what `save_beside` saves, as the caller has done that."""
+    """Context in which saving a model does not call `save_beside`, because the caller has done so."""
     _saving.alone = True
     try:
         yield
@@ -67,10 +67,10 @@ def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WrittenOnce(keras_hooks.ModelHooks[Ability]):
-    """Only the writer saves, without collectives; files are written atomically."""
+    """Hooks that let only the writer save, without collectives and atomically."""
 
     def save(self, call: ModelCall) -> None:
-        """Saves a model or its weights, and what belongs beside them."""
+        """Saves a model or its weights, and the residuals and outer optimizers' states beside it."""
         if not _saving.alone:
             save_beside(call.model, self.extended, call.arguments["filepath"])
         self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else ModelCall.inner)
@@ -78,7 +78,7 @@ class WrittenOnce(keras_hooks.ModelHooks[Ability]):
     save_weights = save
 
     def export(self, call: ModelCall) -> None:
-        """Exports what makes predictions."""
+        """Exports a model on the writer only."""
         self._by_the_writer(call, ModelCall.inner)
 
     def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
@@ -94,7 +94,7 @@ def _atomically(call: ModelCall) -> Any:
 
 
 def _is_one_new_file(given: dict[str, Any]) -> bool:
-    """Whether a save makes one local file, which can be written under a temporary name first.
+    """Returns whether a save makes one local file, which can be written under a temporary name first.
 
     Args:
         given: the arguments of `keras.Model.save` or `keras.Model.save_weights`, by name.
@@ -109,7 +109,7 @@ def _is_one_new_file(given: dict[str, Any]) -> bool:
 
 
 def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The chief reads the weights and broadcasts them, so only the chief needs the file."""
+    """Has the chief read the weights and broadcast them, so that only the chief needs the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(self, DataParallel)
@@ -143,7 +143,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Under a strategy's scope all ranks load together, after the chief has finished writing."""
+    """Has all ranks load a model together under a strategy's scope, after the chief has finished writing."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.current(DataParallel)
@@ -160,12 +160,12 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def save_beside(model: Any, extended: Ability, path: Any) -> None:
-    """Saves what belongs to training and is not in a model's file: residuals, and the states of outer optimizers.
+    """Saves training state that is not in a model's file: residuals, and the states of outer optimizers.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
-        path: of the model's file.
+        path: path of the model's file.
     """
     compressor = compressor_of(extended)
     if compressor is not None:
@@ -174,22 +174,22 @@ def save_beside(model: Any, extended: Ability, path: Any) -> None:
 
 
 def restore_beside(model: Any, extended: Ability, path: Any) -> None:
-    """Restores what `save_beside` has saved, on all processes.
+    """Restores the state that `save_beside` has saved, on all processes.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
-        path: of the model's file.
+        path: path of the model's file.
 
     Raises:
-        OSError: as `restore_compression`.
+        OSError: this rank's file of residuals is damaged; the other ranks start without residuals.
     """
     keras_outer.restore(model, extended, path)
     restore_compression(extended, path)
 
 
 def compressor_of(extended: Ability) -> Compressor | None:
-    """The compressor of a strategy, if it has one. Each rank saves its own residuals beside the writer's files."""
+    """Returns the compressor of a strategy, or None. Each rank saves its own residuals beside the writer's files."""
     return extended.compressor if isinstance(extended, DataParallel) else None
 
 
@@ -198,7 +198,7 @@ def restore_compression(extended: Ability, path: Any) -> None:
 
     Args:
         extended: the strategy's `extended`.
-        path: the checkpoint's.
+        path: path of the checkpoint.
 
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
@@ -208,16 +208,16 @@ def restore_compression(extended: Ability, path: Any) -> None:
 
 
 def restore_residuals(compressor: Compressor, exchange: Exchange, group: Group, path: Any) -> None:
-    """Like `restore_compression`, without a strategy.
+    """Restores residuals like `restore_compression`, without a strategy.
 
     Args:
-        compressor: whose residuals they are.
-        exchange: among the processes.
-        group: the processes.
-        path: the checkpoint's.
+        compressor: compressor that takes over the residuals.
+        exchange: exchange among the processes of the group.
+        group: the processes that train together.
+        path: path of the checkpoint.
 
     Raises:
-        OSError: as `restore_compression`.
+        OSError: this rank's file is damaged; the other ranks start without residuals.
     """
     failure = None
     try:

@@ -1,4 +1,4 @@
-"""Where models and optimizers are made: strategies train only what was made in their scope."""
+"""Checks that models and optimizers were made in the scope of the strategy that trains them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Stra
     """Checks that an optimizer and variables were made in a strategy's scope.
 
     Args:
-        optimizer: a Keras optimizer; None for none.
-        variables: of Keras.
-        strategy: whose servers update them.
+        optimizer: a Keras optimizer; None is not checked.
+        variables: Keras variables.
+        strategy: strategy whose servers update the variables.
 
     Raises:
-        ValueError: some were made elsewhere.
+        ValueError: the optimizer or a variable was made outside the scope.
     """
     outside = [f"the variable {one.path}" for one in variables if not _is_made_in(strategy, one.value)]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -53,10 +53,10 @@ def _is_in_a_scope() -> bool:
 
 
 class MadeElsewhere(trainer.TrainerHooks):
-    """For models that are used in the scope of a strategy, which may not be theirs."""
+    """Hooks of models that are used in the scope of a strategy, but may have been made outside of it."""
 
     def compile(self, call: trainer.ModelCall) -> None:
-        """Raises here; TensorFlow would speak of mixed strategies in `fit`, where the optimizer is built.
+        """Checks the model: TensorFlow's own error comes later, in `fit`, and speaks of mixed strategies.
 
         Raises:
             ValueError: the model was made under no strategy of tfdist.
@@ -64,10 +64,10 @@ class MadeElsewhere(trainer.TrainerHooks):
         _check_model(call.model, Ability)
 
     def fit(self, call: trainer.ModelCall) -> None:
-        """Checks the model.
+        """Checks the model, if the strategy has parameter servers.
 
         Raises:
-            ValueError: the strategy has servers, and the model was made under none that has.
+            ValueError: the model was not made under a strategy with parameter servers.
         """
         if at_work.current(UpdatesOnServers) is not None:
             _check_model(call.model, UpdatesOnServers)
@@ -76,19 +76,19 @@ class MadeElsewhere(trainer.TrainerHooks):
 
 
 class MadeInside(keras_hooks.ModelHooks[UpdatesOnServers]):
-    """What servers update was made in the scope of their strategy."""
+    """Hooks that check that the variables and the optimizer were made in the scope, if servers update them."""
 
     ability = UpdatesOnServers
 
     @contextlib.contextmanager
     def compile(self, call: trainer.ModelCall) -> Iterator[None]:
-        """Checks the optimizer and the variables, when the model has them."""
+        """Checks the optimizer and the variables, after the model is compiled."""
         yield
         model = call.model
         check(getattr(model, "optimizer", None), model.trainable_variables, model.distribute_strategy)
 
     def fit(self, call: trainer.ModelCall) -> None:
-        """Checks the optimizer."""
+        """Checks the optimizer of the model."""
         check(getattr(call.model, "optimizer", None), [], call.model.distribute_strategy)
 
     train_on_batch = fit

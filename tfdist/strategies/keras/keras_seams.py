@@ -1,42 +1,42 @@
-"""Patches of Keras ("seams") for what a strategy alone cannot change, and those for training steps.
+"""Installs the patches of Keras ("seams") that strategies need and `tf.distribute` cannot provide.
 
-Where one feature needs a function of Keras, it wraps it; where several do, they have hooks (`tfdist.seams.hooks`). Most
-are for strategies with an ability (`tfdist.strategies.keras_hooks`, `tfdist.strategies.abilities`). Each has its own
-test. They are installed when what needs them is made, a strategy or a `DynamicEmbedding`: importing tfdist changes
+If one feature changes a function of Keras, it wraps the function; if several do, they use hooks (`tfdist.seams.hooks`).
+Most are for strategies with an ability (`tfdist.strategies.keras_hooks`, `tfdist.strategies.abilities`). Each seam has
+its own test. The seams are installed when the first strategy or `DynamicEmbedding` is made: importing tfdist changes
 nothing.
 
 | seam | why |
 |---|---|
 | losses are a share's own in ``fit``, gradients are weighted | Keras takes a mean of means; shares may be unequal |
 | gradients are summed before they are clipped | Keras clips on each replica |
-| noise is added between the two | where `tfdist.optimizers.GradientNoise` is used; installed with it, too |
-| `merge_call` | replicas of several devices call one model, which would mix what its layers add to losses |
+| noise is added after the sum and before clipping | `tfdist.optimizers.GradientNoise` needs it, and installs it, too |
+| `merge_call` | replicas of several devices call one model, which would mix the losses that its layers add |
 | `_compute_moments_sync` | Keras reduces three sums one by one |
-| gradients through collectives of a step | come from losses that are weighted by their own shares |
+| gradients through collectives of a step | come from other replicas' losses, which have other weights |
 | steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
-| logs of steps, and metrics' results | are this process's own; callbacks would decide differently |
+| logs of steps, and metrics' results | would be this process's own, and callbacks would decide differently |
 | assignments in a step | go to the replica's own copy, and are merged by samples after the step |
 | `LossScaleOptimizer.check_finite` | one rank's infinity must make all ranks skip the step |
 | `_maybe_symbolic_build` | Keras would draw a batch, and drop it, to learn its shapes; it would require a `call` |
-| state made outside the scope | would silently differ between processes |
+| an error for state made outside the scope | such state would silently differ between processes |
 | the optimizers' `ops.cond` | with several devices, collectives may not run in one replica's conditional |
 | `SeedGenerator.next` | Dropout must differ between replicas |
 | `predict`'s reduction | Keras gathers only for its own multi-worker strategy |
 | shuffling | processes that shuffle differently train on some samples twice and on others never |
 | ``fit``, `evaluate`, `predict` | processes that are given different data would wait for each other |
-| `evaluate` | it is of one model: weights are compared |
+| `evaluate` | must evaluate one model: weights are compared |
 | callbacks | one process writes; all stop at the same epoch; weights are compared |
 | ``save``, ``load_weights`` | one process writes, atomically; one reads for all |
 | `predict_on_batch` | every process passes its own rows |
-| `apply`, `evaluate`, `predict`, saving on parameter servers | optimizers' state and newest values are there |
-| `compile`, ``fit``, ``train_on_batch`` on parameter servers | say what was made outside the scope |
+| `apply`, `evaluate`, `predict`, saving on parameter servers | servers hold optimizers' state and the newest values |
+| `compile`, ``fit``, ``train_on_batch`` on parameter servers | name the state that was made outside the scope |
 | `apply` of gradients of a `DynamicEmbedding` | its rows are in tables, not in variables |
 | `Sequential.build` | an integer key would become a float where an `Input` is missing |
 | ``fit`` on shared data, its iterators and `_maybe_symbolic_build` | batches are dealt out to workers |
 | `apply`, `evaluate`, an epoch's logs in rounds | weights are exchanged after some steps, and are then equal |
-| `apply`, `evaluate`, an epoch's end with late gradients | an update is of the gradients of the step before |
-| `compile` | its scope is the model's |
-| steps with `jit_compile` | XLA rejects host calls: what is between them is compiled |
+| `apply`, `evaluate`, an epoch's end with late gradients | an update uses the gradients of the step before |
+| `compile` | runs in the scope that the model was made in |
+| steps with `jit_compile` | XLA rejects host calls: only the code between them is compiled |
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ from tfdist.strategies.keras import (
 
 
 def install_for(strategy: tf.distribute.Strategy) -> None:
-    """Installs the seams; from then on `fit` warns of models that are made outside of a strategy's scope.
+    """Installs the seams; from then on `fit` warns about models that are made outside of a strategy's scope.
 
     Args:
-        strategy: that is being made.
+        strategy: the strategy that is being made.
     """
     keras_unsynchronized.warn_outside_of(strategy)
     install()
 
 
 def is_installed() -> bool:
-    """Whether a strategy of tfdist has been made."""
+    """Returns whether the seams are installed, because a strategy of tfdist has been made."""
     return install.is_done
 
 
 @Once
 def install() -> None:
-    """Installs the seams that any strategy needs, once. Those of some strategies come with their `extended`."""
+    """Installs the seams that all strategies need, once. Further ones are installed by some strategies' `extended`."""
     tensorflow_iterators.install()
     keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
     keras_callbacks.install()
@@ -118,7 +118,7 @@ def install() -> None:
 
 
 class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
-    """What holds for the models of all strategies."""
+    """Hooks for the models of all strategies: the scope of `compile`, and the errors of graphs."""
 
     def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
         """Compiles in the scope that the model was made in."""
@@ -126,16 +126,16 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         return scope
 
     def error(self, error: Exception) -> Exception | None:
-        """A graph wraps an error of tfdist in one of TensorFlow: the original is raised."""
+        """Returns the original of an error of tfdist that a graph has wrapped in one of TensorFlow."""
         failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
         return failure.with_traceback(None) if isinstance(failure, Exception) else None
 
 
 class SaidOnce(keras_hooks.ModelHooks[Ability]):
-    """Only the writer shows progress, unless ``verbose`` is set."""
+    """Hooks by which only the writer shows progress, unless ``verbose`` is set."""
 
     def fit(self, call: ModelCall) -> None:
-        """Makes other processes silent."""
+        """Turns off the progress bar of all processes but the writer."""
         if not self.extended.is_writer and call.arguments["verbose"] == "auto":
             call.arguments["verbose"] = 0
 
@@ -143,7 +143,7 @@ class SaidOnce(keras_hooks.ModelHooks[Ability]):
 
 
 class InOrder(keras_hooks.ModelHooks[DataParallel]):
-    """Outputs are in the order of the input."""
+    """Hooks that keep predictions in the order of the input."""
 
     ability = DataParallel
 

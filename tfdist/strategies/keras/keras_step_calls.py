@@ -1,7 +1,7 @@
-"""Processes agree on what callbacks and data need in each step, and leave out the other collectives.
+"""Agreement of all processes on the collectives that callbacks and data need in each step; others are left out.
 
-A step of a small model takes less time than a collective. Where no callback acts on batches, and all know how many
-batches there are, gradients are the only thing that processes exchange in a step.
+A step of a small model takes less time than a collective. Where no callback acts on batches, and all processes know the
+number of batches, they exchange only gradients in a step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _WITH_LOGS = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
 
 
 def install() -> None:
-    """Installs the hooks. They have to be inside those that compare what processes are given."""
+    """Installs the hooks, which have to be further in than those that compare the processes' arguments."""
     keras_hooks.add(Needed)
 
 
 class Needed(keras_hooks.ModelHooks[DataParallel]):
-    """Steps have the collectives that the callbacks of any process need."""
+    """Hooks that choose the collectives of steps: those that the callbacks of any process need."""
 
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Agrees on them. All have been given data of the same kinds."""
+        """Agrees on the collectives of steps. All processes have been given data of the same kinds."""
         extended, given = self.extended, call.arguments
         if call.is_within_fit or not extended.acts_alike or extended.is_local_only or not extended.has_several_replicas:
             return None
@@ -65,10 +65,10 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
             extended.shares.tally(samples)
 
     def epoch_logs(self, call: ModelCall) -> None:
-        """Compares how many samples the epoch had, where no step has.
+        """Compares the epoch's numbers of samples of all processes, where steps have not counted them.
 
         Raises:
-            MismatchError: processes had different numbers.
+            MismatchError: processes had different numbers of samples.
         """
         extended = self.extended
         if not extended.step_calls.compares_samples or extended.is_local_only:
@@ -84,11 +84,11 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
 
 
 def calls_of(extended: DataParallel, data: Any) -> StepCalls:
-    """The collectives of the steps that read data, which all processes have agreed on.
+    """Returns the collectives of the steps that read data, which all processes have agreed on.
 
     Args:
         extended: the strategy's `extended`.
-        data: as of the argument ``x`` of `fit`.
+        data: the argument ``x`` of `fit`, or such data for validation.
     """
     if not extended.meets_in_steps or not extended.acts_alike:
         return StepCalls()
@@ -103,12 +103,12 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
 
 
 def _may_have_other_samples(data: Any) -> bool:
-    """Whether batches, of which all processes have the same number, may have other numbers of samples on each."""
+    """Returns whether processes with the same number of batches may have different numbers of samples in them."""
     return first_array(data) is None and _has_known_batches(data)
 
 
 def _has_known_batches(data: Any) -> bool:
-    """Whether all processes have the same number of batches, once they have agreed on data."""
+    """Returns whether all processes have the same number of batches, once they have agreed on data."""
     if isinstance(data, datasets.SharedDataset):
         data = data.dataset
     if isinstance(data, tf.data.Dataset):
@@ -119,18 +119,20 @@ def _has_known_batches(data: Any) -> bool:
 
 
 def may_end_steps(callback: Any) -> bool:
-    """Whether a callback may set ``stop_training`` in the middle of an epoch: whether it does something there.
+    """Returns whether a callback may set ``stop_training`` within an epoch, because it has code that runs there.
 
-    Of Keras's own, only `keras.callbacks.TerminateOnNaN` and what a `keras.callbacks.LambdaCallback` calls do.
+    Of Keras's callbacks, this holds for `keras.callbacks.TerminateOnNaN`, and for a `keras.callbacks.LambdaCallback`
+    with such functions.
     """
     return isinstance(callback, keras.callbacks.TerminateOnNaN) or _acts(callback, _WITHIN_EPOCHS)
 
 
 def reads_logs_of_steps(callback: Any) -> bool:
-    """Whether a callback may read the logs of a step of `fit` or `evaluate`.
+    """Returns whether a callback may read the logs of a step of `fit` or `evaluate`.
 
-    Of Keras's own, those do that look at each batch, or that write after some. The progress bar shows what its process
-    has until the epoch ends.
+    Of Keras's callbacks, this holds for `keras.callbacks.TerminateOnNaN`, for a `keras.callbacks.LambdaCallback` with a
+    function for ends of batches, and for those that write after some batches. The progress bar does not count: it shows
+    its process's own logs until the epoch ends.
     """
     if isinstance(callback, keras.callbacks.TerminateOnNaN) or _acts(callback, _WITH_LOGS):
         return True
@@ -139,7 +141,7 @@ def reads_logs_of_steps(callback: Any) -> bool:
 
 
 def _acts(callback: Any, names: tuple[str, ...]) -> bool:
-    """Whether a user's code is called at any of some points of a training."""
+    """Returns whether a callback has code of the user for any of these methods of a callback."""
     for name in names:
         owner = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
         is_known = owner is not None and owner.__module__.partition(".")[0] in ("keras", "tfdist")

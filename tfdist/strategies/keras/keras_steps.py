@@ -1,4 +1,4 @@
-"""Keras steps on several replicas: each works on its share of the batch, and their results are merged after it."""
+"""Keras steps on several replicas: each works on its share of the batch, and the results are merged afterwards."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _taken: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 
 
 _MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
-"""By Keras's method, the one that makes the function of its steps."""
+"""By method of Keras, the method that makes the function of its steps."""
 
 _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-"""By model, which of these have made functions on shares."""
+"""By model, the names of those methods of `_MAKING` that have made functions on shares."""
 
 
 def check_functions(model: Any, method: str) -> None:
-    """Refuses a model that makes the functions of its steps by itself: their batches would be shares, unknown to them.
+    """Refuses a model that makes its own step functions, because these would get shares in place of batches.
 
     Args:
         model: a Keras model, trained on several replicas.
-        method: `fit`, `evaluate` or `predict`, by name.
+        method: "fit", "evaluate" or "predict".
 
     Raises:
-        TypeError: it does.
+        TypeError: the model makes its own step function for this method.
     """
     name = _MAKING[method]
     owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
@@ -71,7 +71,7 @@ def check_functions(model: Any, method: str) -> None:
 
 
 def names_of_results(extended: Any) -> set[str]:
-    """Names of the logs of the last step that are results of metrics, and not numbers of the step alone."""
+    """Returns the names of those logs of the last step that are results of metrics, not numbers of the step alone."""
     step = _taken.get(extended)
     return set() if step is None else step.names_of_results
 
@@ -79,8 +79,9 @@ def names_of_results(extended: Any) -> set[str]:
 class Step:
     """A Keras step function, called by every replica.
 
-    The replica works on its share. If that is empty, it holds a stand-in row with weight zero. The step returns logs,
-    which `logs_of_all` turns into those of all replicas. Results of metrics alone may wait until the epoch ends.
+    The replica works on its share. An empty share holds a stand-in row with weight zero. The step returns logs, which
+    `logs_of_all` turns into those of all replicas. Logs that are all results of metrics may be merged when the epoch
+    ends instead.
 
     Args:
         model: a Keras model.
@@ -88,8 +89,8 @@ class Step:
         function: the model's `train_step` or `test_step`.
 
     Attributes:
-        names_of_results: as the function above.
-        has_own_logs: whether the logs of the step that was taken last are its process's own.
+        names_of_results: names of the logs that are results of metrics.
+        has_own_logs: whether the logs of the step that was taken last are this process's own.
     """
 
     def __init__(self, model: Any, extended: DataParallel, function: Callable[..., Any]) -> None:
@@ -105,7 +106,7 @@ class Step:
         self.has_own_logs = False
 
     def __call__(self, data: Any) -> Any:
-        """Called by each replica with its part of the batch."""
+        """Takes the step on the calling replica's part of the batch, and returns its terms of the logs."""
         extended, model = self._extended, self._model
         self._merges = not isinstance(data, ShareWithOwnLogs)
         share = fixed_rows(as_share(data), rows_of_state(model))
@@ -125,7 +126,7 @@ class Step:
         return outputs
 
     def _contributions(self, outputs: Any) -> Any:
-        """This replica's terms of the logs of all replicas; records how to merge them."""
+        """Returns this replica's terms of the logs of all replicas; records how to merge them."""
         self._kinds = []
 
         def contribution(path: Any, value: Any) -> Any:
@@ -147,7 +148,7 @@ class Step:
         return tree.pack_sequence_as(outputs, flat)
 
     def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
-        """Finds the metric of a result from a user's `tf.function`, which can only be identified by name."""
+        """Finds by name the metric of a result that comes from a user's `tf.function`, as its tensor is another one."""
         if not path or not tf.is_symbolic_tensor(value) or "PartitionedCall" not in value.op.type:
             return None
         for metric in keras_metrics.all_metrics(self._model):
@@ -156,7 +157,7 @@ class Step:
         return None
 
     def logs_of_all(self, outputs: Any, extended: DataParallel) -> Any:
-        """The logs of the step over all replicas; in the cross-replica context.
+        """Returns the logs of the step over all replicas; in the cross-replica context.
 
         Results of metrics are computed from the merged state of all replicas. Numbers are means, weighted by samples.
         Any value that is neither a metric's result nor a number of known shape is this process's own.
@@ -186,19 +187,19 @@ class Step:
         return not any(isinstance(kind, tf.DType) for kind in self._kinds)
 
     def note(self, iterator: Any) -> None:
-        """Learns what the step that was taken last has read.
+        """Notes the iterator that the last step has read, to know whether its logs are to be merged later.
 
         Args:
-            iterator: of shares, for example.
+            iterator: iterator that the step's function was called with, such as a `SharedIterator`.
         """
         merges = not isinstance(iterator, SharedIterator) or iterator.merges_logs
         self.has_own_logs = not merges and self._has_results_only
 
     def merged(self, logs: Any) -> Any:
-        """The logs of the last step of an epoch over all replicas, if they are to be merged; eagerly, in all processes.
+        """Merges the logs of an epoch's last step over all replicas; eagerly, and on all processes.
 
         Args:
-            logs: the process's own.
+            logs: logs of this process's replicas.
         """
         state = keras_metrics.merged(self._variables_of_results(), self._extended)
         return tree.pack_sequence_as(logs, self._with_results(tree.flatten(logs), state))
@@ -208,7 +209,7 @@ class Step:
         return [variable for metric in asked.values() for variable in metric.variables]
 
     def _with_results(self, logs: list[Any], state: Any) -> list[Any]:
-        """Logs with the results of metrics that have some state."""
+        """Returns logs in which placeholders are replaced by the results of metrics with the given state."""
         found: dict[int, dict[Any, Any]] = {}
         with backend.StatelessScope(state_mapping=state):
             for metric, _ in (kind for kind in self._kinds if isinstance(kind, tuple)):
@@ -226,12 +227,12 @@ def _unique(variables: Any) -> list[Any]:
 
 
 class OnShares(keras_hooks.ModelHooks[DataParallel]):
-    """Steps of several replicas work on shares of batches."""
+    """Hooks that make the steps of several replicas work on shares of batches."""
 
     ability = DataParallel
 
     def make_function(self, call: ModelCall) -> None:
-        """Has steps taken on shares.
+        """Makes a function whose steps work on shares.
 
         Raises:
             ValueError: the model has state that was made outside the scope.
@@ -246,7 +247,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
 
     def epoch_logs(self, call: ModelCall) -> None:
-        """Merges the logs of the last step, if they have not been, and Keras does not use metrics in their place."""
+        """Merges the logs of the last step, unless they are merged already or Keras replaces them by metrics."""
         step, logs = _taken.get(self.extended), call.arguments["logs"]
         if step is None or not step.has_own_logs or not logs:
             return
@@ -258,10 +259,10 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         call.replace(of_all)
 
     def make_predict_function(self, call: ModelCall) -> None:
-        """Has predictions made for shares."""
+        """Makes a function that predicts on shares."""
         if not self.extended.has_several_replicas:
             return
-        model = call.arguments["self"]  # may stand in for the model, with another step
+        model = call.arguments["self"]  # may be a stand-in for the model, with another step
         _made.setdefault(call.model, set()).add(_MAKING["predict"])
 
         def predict_step(data: Any) -> Any:
@@ -303,7 +304,7 @@ def _predicting(model: Any, make: Callable[[], Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _readable_errors() -> Iterator[None]:
-    """Context in which errors of checks of rows are raised as `row_checks` tells them."""
+    """Context that raises errors of the checks of rows in their readable version."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -313,7 +314,7 @@ def _readable_errors() -> Iterator[None]:
 
 
 def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a process has ended an epoch, the data have not: Keras would warn of that, and count fewer batches."""
+    """Ends an epoch early without the warning of Keras, which would take the data for too short."""
 
     @contextlib.contextmanager
     def catch_stop_iteration(self: Any) -> Iterator[None]:
@@ -331,7 +332,7 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_own_data(batches: Any, extended: DataParallel) -> Iterator[Any]:
-    """Iterates over data that every process passes itself (`train_on_batch`): every local replica gets all of it."""
+    """Yields batches that every process passes itself (`train_on_batch`): each local replica gets all rows."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
         extended.shares.set_total(extended.in_steps.all_reduce([samples])[0])
@@ -359,7 +360,7 @@ def _gathered(value: Any, strategy: Any, extended: DataParallel) -> tf.Tensor:
 
 
 def _of_samples(output: Any, share: Share) -> Any:
-    """An output without the prediction for a stand-in row."""
+    """Returns an output without the prediction for a stand-in row."""
     if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
         return output
     return output[: tf.where(share.rows > 0, tf.shape(output, out_type=tf.int64)[0], 0)]

@@ -6,7 +6,7 @@ In a Keras step every replica assigns to its own copy. After the step,
   ``"only_first_replica"`` takes the chief's value; otherwise it is the mean weighted by samples, and for integers the
   chief's value;
 - the state of metrics stays separate, and is merged when their results are computed
-  (`tfdist.strategies.keras.keras_metrics`). A replica without samples reverts the changes of its stand-in row.
+  (`tfdist.strategies.keras.keras_metrics`). A replica without samples reverts the changes by its stand-in row.
 
 Two kinds of state are not merged: that of seed generators, which differs between replicas on purpose, and that of
 stateful RNNs, which belongs to the replica's rows.
@@ -37,7 +37,12 @@ from tfdist.tensors import unnumbered
 
 
 class _Calling(threading.local):
-    """What the calling thread is in: a step whose assignments are recorded, and one whose state is merged."""
+    """The state of a thread that takes a step.
+
+    Attributes:
+        assigned: recorder of the step's assignments; None if they are not recorded.
+        state: state of the step, which is merged over replicas; None outside of steps.
+    """
 
     assigned: Assigned | None = None
     state: StateOfStep | None = None
@@ -57,7 +62,7 @@ def _calls_with(name: str, value: Any) -> Iterator[None]:
 
 
 def install() -> None:
-    """Installs the seams for assignments, and for state that is equal where a model is evaluated."""
+    """Installs the seams for assignments, and the hook that makes state equal before `evaluate`."""
     replace(tf_core.Variable, "_direct_assign", _to_the_own_copy)
     replace(tf_core.Variable, "_map_aggregation", _readable)
     keras_hooks.add(EqualState)
@@ -91,7 +96,7 @@ def check_scope(model: Any) -> None:
 
 
 class Assigned:
-    """The variables that a step assigns to, in the order of their first recorded assignment.
+    """A record of the variables that a step assigns to, in the order of their first recorded assignment.
 
     Variables are kept between calls, because assignments in a function that was traced before are not recorded.
 
@@ -104,12 +109,12 @@ class Assigned:
         self.values: dict[int, list[Any]] = {}
 
     def note(self, variable: Any, value: Any) -> None:
-        """Records an assignment."""
+        """Records an assignment of a value."""
         self._variables.setdefault(id(variable), variable)
         self.values.setdefault(id(variable), []).append(value)
 
     def among(self, variables: Any) -> list[Any]:
-        """Those of ``variables`` that the step assigns to."""
+        """Returns those of ``variables`` that the step assigns to."""
         ids = {id(variable) for variable in variables}
         return [variable for key, variable in self._variables.items() if key in ids]
 
@@ -124,11 +129,11 @@ def unnoted() -> contextlib.AbstractContextManager[None]:
 
 
 def note_origin(variable: Any, value: Any) -> None:
-    """Has the last assignment to a variable recorded with the operation that its value comes from.
+    """Replaces the recorded value of a variable's last assignment by the tensor that it comes from.
 
     Args:
-        variable: of Keras.
-        value: in the graph of the function that computes what was assigned.
+        variable: a Keras variable.
+        value: the assigned value, as a tensor in the graph of the compiled function that computes it.
     """
     assigned = _calling.assigned
     if assigned is not None and id(variable) in assigned.values:
@@ -165,18 +170,18 @@ def _note_assignment_of_the_user(variable: Any) -> None:
 
 
 MERGED_BY = "_tfdist_merged_by"
-"""Attribute of a metric's variable: how it is merged, if a step shows that its ``aggregation`` does not apply."""
+"""Attribute of a metric's variable: its rule for merging, if a step shows that the ``aggregation`` does not apply."""
 
 _WHOLE = "_tfdist_whole"
-"""Attribute of a metric's variable: the value that was divided among the replicas."""
+"""Attribute of a metric's variable: the last assigned value, before its division among the replicas."""
 
 
 def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
     """Divides a value among the copies of a metric's variable, as TensorFlow does, but without reading them back.
 
     Returns:
-        Whether it did: the variable must belong to a metric under a strategy that merges metrics, and the caller must
-        be outside of replicas.
+        Whether the value was assigned. It is if the variable belongs to a metric under a strategy that merges metrics,
+        and the caller is outside of replicas.
     """
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
     if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(value_of(variable)):
@@ -222,13 +227,13 @@ def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copy_of(variable: Any) -> Any:
-    """The calling replica's copy of a Keras variable, a `tf.Variable`."""
+    """Returns the calling replica's copy of a Keras variable, a `tf.Variable`."""
     copies = private.copies(value_of(variable))
     return copies[private.local_replica_id() if len(copies) > 1 else 0]
 
 
 def state_of_layers(model: Any) -> list[Any]:
-    """The variables of a model's layers that were created non-trainable, and that this process holds.
+    """Returns the variables of a model's layers that were created non-trainable, and that this process holds.
 
     Frozen weights are not among them, nor metrics.
     """
@@ -244,13 +249,14 @@ def state_of_layers(model: Any) -> list[Any]:
 class StateOfStep:
     """The changes of a replica's step to the state of a model's layers, to be merged over replicas.
 
-    What is a mean, such as moving statistics, is merged with the gradients where they are summed in the step's own
-    graph, and not in a branch of it: the forward pass has assigned it by then. All else is merged when the step ends.
+    State that is merged as a mean, such as moving statistics, is summed in the same collective as the gradients, if
+    that is in the step's own graph and not in a branch: the forward pass has assigned it by then. Other state is merged
+    when the step ends.
 
     Args:
         model: a Keras model.
         extended: the `extended` of its strategy.
-        assigned: what the step assigns to.
+        assigned: recorder of the step's assignments.
     """
 
     def __init__(self, model: Any, extended: Any, assigned: Assigned) -> None:
@@ -263,7 +269,7 @@ class StateOfStep:
         eager = tf.executing_eagerly()
         self._graph = None if eager or self._has_others else tf.compat.v1.get_default_graph()
         self._variables = state_of_layers(model)
-        self._is_local = not extended.meets_in_steps  # and may be without samples
+        self._is_local = not extended.meets_in_steps  # the process may have no samples
         self._before = {
             id(variable): copy_of(variable).read_value()
             for variable in self._variables
@@ -275,14 +281,14 @@ class StateOfStep:
         return _calls_with("state", self)
 
     def others_called(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which replicas of other devices may take this step: what layers have added to the loss is kept."""
+        """Context in which other devices' replicas may take this step; afterwards layers have their losses again."""
         return models.losses_kept(self._model) if self._has_others else contextlib.nullcontext()
 
     def means(self, weighs: bool) -> list[tf.Tensor]:
-        """This replica's terms of what is merged with gradients; `take` has to be called with their sums.
+        """Returns this replica's terms of the state that is merged with gradients; `take` gets their sums.
 
         Args:
-            weighs: whether terms are weighted by samples; if not, they will be.
+            weighs: whether to weight the terms by samples; if not, the reduction does so.
         """
         if self._is_local or self._graph is None or tf.compat.v1.get_default_graph() is not self._graph:
             return []
@@ -294,21 +300,21 @@ class StateOfStep:
         return [_term(one, self._shares.weight() if weighs else None) for one in self._riding]
 
     def take(self, sums: Sequence[tf.Tensor]) -> None:
-        """Gives state its means.
+        """Assigns the merged values to the state.
 
         Args:
-            sums: of the terms, over all replicas.
+            sums: sums over all replicas of the terms that `means` returned.
         """
         for variable, total in zip(self._riding, sums, strict=True):
             copy = copy_of(variable)
             copy.assign(tf.cast(total, copy.dtype), read_value=False)
 
     def _assignments(self) -> dict[int, int]:
-        """How often the function that is being traced has assigned to each variable, by id."""
+        """Returns how often the function that is being traced has assigned to each variable, by id."""
         return {key: len(values) for key, values in self._assigned.values.items()}
 
     def merge(self) -> None:
-        """Makes the state that was assigned to equal on all replicas. Called by every replica."""
+        """Makes the state that the step has assigned equal on all replicas, which all call this."""
         counts = self._assignments()
         merged = {key for key, count in self._merged.items() if count == counts[key]}
         changed = [
@@ -345,18 +351,18 @@ class StateOfStep:
 
 
 def state_of_step() -> StateOfStep | None:
-    """The state of the step that the calling thread takes, if it takes one."""
+    """Returns the state of the step that the calling thread takes; None outside of steps."""
     return _calling.state
 
 
 def _is_mean(variable: Any) -> bool:
-    """Whether state is merged as the mean weighted by samples."""
+    """Returns whether state is merged as the mean weighted by samples."""
     is_floating = variable.dtype.startswith(("float", "bfloat"))
     return is_floating and variable.aggregation not in ("sum", "only_first_replica")
 
 
 def _term(variable: Any, weight: tf.Tensor | None) -> tf.Tensor:
-    """This replica's term of the mean of some state; without its weight if none is given."""
+    """Returns this replica's term of the mean of a variable, multiplied by the weight if one is given."""
     value = copy_of(variable).read_value()
     if value.dtype.size < 4:
         value = tf.cast(value, tf.float32)
@@ -420,13 +426,13 @@ def broadcast_state(model: Any, extended: DataParallel) -> None:
 
 
 def optimizers(model: Any) -> list[Any]:
-    """All optimizers that Keras saves with a model, not only that of `compile`: a GAN has one for each network."""
+    """Returns all optimizers that Keras saves with a model, not only that of `compile`: a GAN may have two."""
     attributes = _flattened(vars(layer) for layer in layers_of(model))
     return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]
 
 
 def _flattened(values: Iterable[Any]) -> Iterator[Any]:
-    """What lists, tuples and dictionaries contain; unlike `tree.flatten`, with keys that cannot be sorted."""
+    """Yields the contents of nested lists, tuples and dictionaries; their keys need no order, unlike `tree.flatten`."""
     for value in values:
         if isinstance(value, dict):
             yield from _flattened(value.values())
@@ -437,12 +443,12 @@ def _flattened(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class EqualState(keras_hooks.ModelHooks[DataParallel]):
-    """Makes layers' state equal before `evaluate`: `fit` does so, but a custom training loop may not."""
+    """The hook that makes layers' state equal before `evaluate`: `fit` does so, but a custom loop may not."""
 
     ability = DataParallel
 
     def evaluate(self, call: ModelCall) -> None:
-        """Averages layers' state."""
+        """Averages layers' state over replicas."""
         if self.extended.has_several_replicas and not call.is_within_fit:
             average_state(call.model, self.extended)
 
@@ -450,7 +456,7 @@ class EqualState(keras_hooks.ModelHooks[DataParallel]):
 def average_state(model: Any, extended: DataParallel) -> None:
     """Makes the state of layers equal on all replicas after a custom training loop.
 
-    It becomes the mean over all replicas whose value is finite; integers are not changed.
+    Each element becomes the mean over all replicas in which it is finite; integers are not changed.
 
     Args:
         model: a Keras model.

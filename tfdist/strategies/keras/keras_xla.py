@@ -1,12 +1,12 @@
-"""XLA in steps that call the host: what a replica computes between collectives is compiled.
+"""XLA in steps that call the host: a replica's computations between collectives are compiled.
 
-Plain Keras compiles a whole step. XLA compiles no functions on the host, by which processes communicate. So a step of
-Keras's own is compiled up to where it gives gradients to its optimizer: forward pass, loss and backward pass are one
-computation. The optimizer, around which gradients are summed, and the metrics of `compile` follow outside. In a step
-of a user's own, the model's forward pass is compiled, and its backward pass with it.
+Plain Keras compiles a whole step. XLA cannot compile calls of the host, by which processes communicate. So one of
+Keras's own steps is compiled up to the point where it gives gradients to its optimizer: forward pass, loss and backward
+pass are one computation. The optimizer, in which gradients are summed, and the metrics of `compile` follow outside. In
+a user's custom step, the model's forward pass is compiled, and its backward pass with it.
 
-What is compiled assigns to no variables: they get their values after it, where state is merged over replicas. What
-communicates within, as synchronized BatchNormalization does, is not compiled.
+Compiled code assigns to no variables: they get their values after it, where state is merged over replicas. A forward
+pass that communicates, as with synchronized BatchNormalization, is not compiled.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 
 def install() -> None:
-    """Installs the hooks. They have to be outside of those that have steps taken on shares."""
+    """Installs the hooks, which have to be further out than those that make steps work on shares."""
     keras_hooks.add(Compiled)
 
 
 class Compiled(keras_hooks.ModelHooks[Ability]):
-    """Steps that call the host are compiled as far as they can be."""
+    """Hooks that compile as much as possible of steps that call the host."""
 
     def compile(self, call: ModelCall) -> None:
-        """Decides whether XLA is used: ``"auto"`` is as in plain Keras, but leaves a user's own steps alone.
+        """Decides whether XLA is used: ``"auto"`` means the same as in plain Keras, except for custom steps.
 
-        What those keep of a forward pass, as an attribute of a layer, could not be read outside of it.
+        ``"auto"`` does not compile custom steps that call the host: they may read tensors that a layer keeps from its
+        forward pass, which are not available outside of the compiled code.
         """
         given, model = call.arguments, call.model
         if isinstance(self.extended, HasStages):
@@ -56,14 +57,14 @@ class Compiled(keras_hooks.ModelHooks[Ability]):
             given["jit_compile"] = (whole or _has_steps_of_keras(model)) and models.xla_by_default(model)
 
     def make_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Compiles what `train_step` or `test_step` computes."""
+        """Compiles the computations of `train_step` or `test_step`."""
         if not self._is_used(call.model):
             return None
         call.arguments["step_function"] = compiled(call.model, call.arguments["step_function"], self.extended)
         return models.without_xla(call.model)
 
     def make_predict_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Compiles what `predict_step` computes."""
+        """Compiles the computations of `predict_step`."""
         if not self._is_used(call.model):
             return None
         step = compiled(call.model, call.model.predict_step, self.extended)
@@ -75,12 +76,12 @@ class Compiled(keras_hooks.ModelHooks[Ability]):
 
 
 def compiled(model: Any, step_function: Callable[..., Any], extended: Ability | None = None) -> Callable[..., Any]:
-    """A step, of which XLA compiles what it can.
+    """Returns a step that XLA compiles as far as possible.
 
     Args:
         model: a Keras model.
-        step_function: its `train_step`, `test_step` or `predict_step`.
-        extended: the `extended` of its strategy, if it has one.
+        step_function: the model's `train_step`, `test_step` or `predict_step`.
+        extended: the `extended` of the model's strategy; None without one.
     """
     is_own = any(step_function == getattr(model, name) and is_of_keras(model, name) for name in _STEPS)
     compute = _as_a_whole if is_own else _with_compiled_calls
@@ -103,18 +104,18 @@ def _has_steps_of_keras(model: Any) -> bool:
 
 
 def is_of_keras(model: Any, name: str) -> bool:
-    """Whether a method of a model is Keras's own.
+    """Returns whether a method of a model is Keras's own.
 
     Args:
         model: a Keras model.
-        name: of the method.
+        name: name of the method.
     """
     owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
     return name not in vars(model) and owner.__module__.partition(".")[0] == "keras"
 
 
 def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
-    """Why nothing of a step on some data can be compiled; None if nothing is known."""
+    """Returns the reason why a step cannot be compiled at all, as text; None if no reason is known."""
     if not model.built:
         return "the model is not built before its first step"
     if not all(compiled_functions.can_take(one) for one in tf.nest.flatten(data)):
@@ -144,7 +145,7 @@ def _say(extended: Ability | None, reason: str) -> None:
 
 
 def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: Callable[[str], None]) -> Any:
-    """Takes a step of Keras's own. The optimizer and metrics, which it calls last, are called outside."""
+    """Takes one of Keras's own steps, compiled. The optimizer and the metrics, which it calls last, follow outside."""
 
     def until_used(batch: Any) -> Any:
         with _Postponed(model) as postponed:
@@ -161,14 +162,14 @@ def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: C
 
 
 class _Postponed:
-    """Context in which a step does not update weights, nor the metrics of `compile`.
+    """A context in which a step does not update weights, nor the metrics of `compile`, but records the arguments.
 
     Args:
         model: a Keras model.
 
     Attributes:
-        update: the pairs that `apply_gradients` is given.
-        measure: the arguments of `compute_metrics`, by place and by name.
+        update: the pairs of gradient and variable that `apply_gradients` was given; None if it was not called.
+        measure: the positional and named arguments of `compute_metrics`; None if it was not called.
     """
 
     def __init__(self, model: Any) -> None:
@@ -195,7 +196,7 @@ class _Postponed:
 
 
 def _with_compiled_calls(model: Any, step_function: Callable[..., Any], data: Any, say: Callable[[str], None]) -> Any:
-    """Takes a user's step; what a call of the model computes is one computation, and its gradient another."""
+    """Takes a custom step, in which each call of the model is one compiled computation, and its gradient another."""
     original = type(model).call.__get__(model)
 
     @functools.wraps(original)
@@ -209,10 +210,10 @@ def _with_compiled_calls(model: Any, step_function: Callable[..., Any], data: An
             say(str(error))
             return original(*arguments, **named)
         for loss in losses:
-            keras.layers.Layer.add_loss(model, loss)  # a graph of layers does not let users do so
+            keras.layers.Layer.add_loss(model, loss)  # a functional model's own method refuses
         return outputs
 
-    vars(model)["call"] = call  # also while another device's replica has not left, whose function is like this one
+    vars(model)["call"] = call  # another device's replica may still use its own, which does the same
     try:
         return step_function(data)
     finally:

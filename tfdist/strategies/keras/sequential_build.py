@@ -1,7 +1,7 @@
 """Seams for `Sequential.build`, also of models that were made before a seam was installed.
 
-Keras keeps in each layer the `build` that its class had when the layer was made. A model from before gets the seams
-when a layer is added to it, or when it is called.
+Keras stores in each layer the `build` that its class had when the layer was made. An older model gets the seams when a
+layer is added to it, or when it is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdist.seams.registry import replace
 Seam = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _SEAMS = "tfdist_seams"
-"""Attribute of a `build`: the seams that it has. Keras's wrapper of a `build` has its attributes, too."""
+"""Attribute of a `build`: the seams that it has. Keras's wrapper of a `build` copies the attribute."""
 _installed: list[Seam] = []
 
 
@@ -25,7 +25,7 @@ def replace_build(seam: Seam) -> None:
     """Installs a seam for `build`.
 
     Args:
-        seam: makes the replacement of the original.
+        seam: function that makes the replacement from the original.
     """
     if not _installed:
         replace(keras.Sequential, "add", _adding)
@@ -61,7 +61,7 @@ def _with_seams(model: Any) -> None:
 
 
 def _without_model(build: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a `build` that knows its model."""
+    """Calls a bound `build`, without the model that a seam passes."""
     return build(*args, **kwargs)
 
 

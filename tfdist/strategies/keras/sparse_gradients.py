@@ -1,9 +1,9 @@
 """Tells whether the rows of a sparse gradient depend on the samples, or are the same on every replica.
 
-An embedding that looks up words has rows for each sample: one process would have those of all replicas, concatenated.
-An embedding that looks up positions, such as ``range(16)``, has the same rows on every replica: one process would have
-them once, with the sum over all samples. Optimizers that square gradients treat the two differently, so gradients of
-the first kind are gathered and those of the second are summed.
+The gradient of an embedding that looks up words has rows for each sample: in one process it would have the rows of all
+replicas, concatenated. With an embedding that looks up positions, such as ``range(16)``, every replica has the same
+rows: in one process they would occur once, with the sum over all samples. Optimizers that square gradients treat the
+two differently, so gradients of the first kind are gathered and those of the second are summed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 def are_of_samples(slices: tf.IndexedSlices) -> bool:
-    """Whether the indices may depend on the batch, according to the graph; true without a graph.
+    """Returns whether the indices may depend on the batch, according to the graph; True without a graph.
 
     Args:
         slices: a gradient, in the replica's own graph.
@@ -51,7 +51,7 @@ _OPAQUE = ("If", "While", "StatelessIf", "StatelessWhile", "PartitionedCall", "S
 
 
 def _is_of_another_dimension(operation: Any) -> bool:
-    """Whether an operation takes one dimension of a shape other than the first, which counts samples."""
+    """Returns whether an operation reads one dimension of a shape, but not the first, which counts samples."""
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False
     begin = tf.get_static_value(operation.inputs[1])

@@ -1,6 +1,6 @@
-"""Moments over all replicas, as of `keras.layers.BatchNormalization(synchronized=True)`: one collective, and one back.
+"""Moments over all replicas for `keras.layers.BatchNormalization(synchronized=True)`, with one collective each way.
 
-Keras sums the samples, their squares and their number one by one.
+Keras would sum the samples, their squares and their number in three collectives.
 """
 
 from __future__ import annotations
