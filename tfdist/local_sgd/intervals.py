@@ -84,7 +84,7 @@ class Growing(Interval):
     def __post_init__(self) -> None:
         for name in ("first", "every", "at_most"):
             _check("each of Growing's numbers", name, getattr(self, name))
-        if self.factor <= 1 or self.at_most < self.first:
+        if not self.factor > 1 or self.at_most < self.first:
             raise ValueError(
                 f"Growing needs a factor above 1 and at_most of at least first; got factor={self.factor}, "
                 f"first={self.first}, at_most={self.at_most}"
@@ -130,7 +130,7 @@ class QuadraticRule(Interval):
     def __post_init__(self) -> None:
         for name in ("at_least", "at_most"):
             _check("each bound of QuadraticRule", name, getattr(self, name))
-        if self.alpha <= 0 or self.at_most < self.at_least:
+        if not self.alpha > 0 or self.at_most < self.at_least:
             raise ValueError(
                 f"QuadraticRule needs an alpha above 0 and at_most of at least at_least; got alpha={self.alpha}, "
                 f"at_least={self.at_least}, at_most={self.at_most}"

@@ -76,10 +76,12 @@ def forget_losses(layer: Any) -> None:
 def losses_kept(model: Any) -> Iterator[None]:
     """Context in which other replicas may call a model; afterwards its layers have their earlier losses again."""
     before = [(layer, list(layer._losses)) for layer in layers_of(model)]
-    yield
-    for layer, losses in before:
-        layer._losses.clear()
-        layer._losses.extend(losses)
+    try:
+        yield
+    finally:
+        for layer, losses in before:
+            layer._losses.clear()
+            layer._losses.extend(losses)
 
 
 def value_of(variable: Any) -> Any:

@@ -90,10 +90,6 @@ class Skip(DealerMessage, frozen=True):
 class LeaveEpoch(DealerMessage, frozen=True):
     """Says that the worker takes no more batches in this call of `fit`: the batches that it has are dealt again."""
 
-    id: int
-    worker: int
-    incarnation: int
-
 
 class MergeMetrics(DealerMessage, frozen=True):
     """Asks for the state of metrics over all workers at the end of an epoch; the worker's own state follows in arrays.

@@ -145,6 +145,7 @@ class Shard:
     _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
     _assigned_at: int = -1
+    _puts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tickets = Tickets(self.ledger)
@@ -393,12 +394,17 @@ class Shard:
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
+        incarnation, last = self._puts.get(message.worker, (message.incarnation, -1))
+        if incarnation == message.incarnation and message.id <= last:  # a copy: others may have made updates since
+            answer(Done(message.id, self.ledger.version), ())
+            return
         try:
             self.store.assign(arrays)
         except ValueError as error:
             answer(Refused(message.id, str(error)), ())
         else:
             self._assigned_at = self.ledger.version
+            self._puts[message.worker] = message.incarnation, message.id
             answer(Done(message.id, self.ledger.version), ())
 
     def _open_memory(self, message: OpenMemory, answer: Answer) -> None:

@@ -42,11 +42,13 @@ class Sender:
         incarnation: of it.
         looked_up: sequence of its last lookup that used keys.
         updated: sequence of its last update.
+        assigned: id of its last message that assigned rows.
     """
 
     incarnation: int
     looked_up: int = -1
     updated: int = -1
+    assigned: int = -1
 
 
 @dataclass
@@ -289,8 +291,10 @@ def _answered(
                 return Rows(message.id, table.iterations), [table.lookup(arrays[0][arrays[2]], create=False)]
         case AssignRows():
             _check_values(served, arrays[1])
-            if not (message.only_if_new and served.sequences):  # iterations begin anew with an optimizer
+            is_copy = message.id <= sender.assigned  # others may have made updates since
+            if not is_copy and not (message.only_if_new and served.sequences):  # an optimizer begins iterations anew
                 table.assign(arrays[0], arrays[1], is_whole=True)
+            sender.assigned = max(sender.assigned, message.id)
         case ExportTable():
             return Rows(message.id, table.iterations), list(table.export())
     return Done(message.id, table.iterations), []

@@ -161,8 +161,12 @@ class Connection:
                 end = time.monotonic() + limit
                 if now > told:
                     told = float("inf")
-                    names = ", ".join(map(self._name_of, answer.awaited))
-                    log.warning("tfdist: %s has waited for %d s for %s.", self._name, _PATIENCE_SECONDS, names)
+                    names = ", ".join(map(self._name_of, answer.awaited)) or "other workers"
+                    what = f"its {type(request.message).__name__} to {self._name}"
+                    log.warning(
+                        "tfdist: %s has waited for %d s for an answer to %s: it depends on %s.",
+                        *("this task", _PATIENCE_SECONDS, what, names),
+                    )
             elif isinstance(answer, Refused):
                 what = type(request.message).__name__
                 if answer.ended is not None:

@@ -81,16 +81,27 @@ def share(callback: Any, extended: DataParallel) -> None:
         callback: a `keras.callbacks.BackupAndRestore`.
         extended: the strategy's `extended`.
     """
-    if not hasattr(callback, "_tfdist_shared"):
+    known = getattr(callback, "_tfdist_shared", None)
+    if known is None:
         callback._tfdist_shared = _Shared(callback, extended)
+    elif isinstance(known, _Shared):
+        known.extended = extended
+    else:
+        raise ValueError(
+            "this BackupAndRestore has backed up a training on parameter servers: make another one for this strategy"
+        )
 
 
 class _Shared:
-    """Replacements for the callback's methods, on one rank."""
+    """Replacements for the callback's methods, on one rank.
+
+    Attributes:
+        extended: `extended` of the strategy of the model that is trained.
+    """
 
     def __init__(self, callback: Any, extended: DataParallel) -> None:
         self._callback = callback
-        self._extended = extended
+        self.extended = extended
         self._files = Files(callback, *backups.methods_of(callback))
         self._end = callback.on_train_end
         backups.replace_methods(callback, self.load, self.save)
@@ -102,7 +113,7 @@ class _Shared:
 
     def load(self) -> None:
         """Restores the chief's backup on all ranks, if there is one."""
-        callback, extended = self._callback, self._extended
+        callback, extended = self._callback, self.extended
         model = callback.model
         optimizer = model.optimizer
         if model.built and optimizer is not None and not optimizer.built:
@@ -134,19 +145,19 @@ class _Shared:
 
     def save(self) -> None:
         """Writes a backup: the chief writes the model, and every rank its residuals."""
-        saves = self._extended.is_writer or keras_saving.compressor_of(self._extended) is not None
+        saves = self.extended.is_writer or keras_saving.compressor_of(self.extended) is not None
         if saves and "://" not in self._beside:
             Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
-        keras_saving.save_beside(self._callback.model, self._extended, self._beside)
-        self._extended.by_the_writer(self._callback.model, self._files.save)
+        keras_saving.save_beside(self._callback.model, self.extended, self._beside)
+        self.extended.by_the_writer(self._callback.model, self._files.save)
 
     def end(self, logs: Any = None) -> None:
         """Removes the backup, unless it is to be kept."""
-        compressor = keras_saving.compressor_of(self._extended)
+        compressor = keras_saving.compressor_of(self.extended)
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._beside).unlink(missing_ok=True)
-            self._extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
-        if self._extended.is_writer:
+            self.extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
+        if self.extended.is_writer:
             self._end(logs)
 
 
@@ -239,7 +250,8 @@ class Files:
             try:
                 self._load(file)
             except Exception as error:
-                log.warning("tfdist: the backup %s cannot be read (%s); trying the previous one", file, error)
+                then = "trying the previous one" if file is self._latest else "there is no other"
+                log.warning("tfdist: the backup %s cannot be read (%s); %s", file, error, then)
                 failure = failure or error
             else:
                 return

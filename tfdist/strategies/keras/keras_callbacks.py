@@ -77,18 +77,17 @@ def adapt(callbacks: Any, model: Any) -> Any:
 
 
 def _keep_local(callback: Any, extended: Ability) -> None:
-    """Makes the writer's callback run without collectives."""
-    if getattr(callback, "_tfdist_local", False):
-        return
-    callback._tfdist_local = True
-    for name in _HOOKS:
-        setattr(callback, name, _locally(getattr(callback, name), extended))
+    """Makes the writer's callback run without collectives of the strategy that it is used with now."""
+    is_adapted = hasattr(callback, "_tfdist_local")
+    callback._tfdist_local = extended
+    for name in () if is_adapted else _HOOKS:
+        setattr(callback, name, _locally(getattr(callback, name), callback))
 
 
-def _locally(hook: Any, extended: Ability) -> Any:
+def _locally(hook: Any, callback: Any) -> Any:
     @functools.wraps(hook)
     def method(*args: Any, **kwargs: Any) -> Any:
-        with extended.local_only():
+        with callback._tfdist_local.local_only():
             return hook(*args, **kwargs)
 
     return method

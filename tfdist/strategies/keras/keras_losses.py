@@ -121,8 +121,18 @@ class _PartOfShare:
         return self._inverse if self._share is None else self._inverse * self._share.weight_of_sums()
 
     def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
-        """Returns the factor that replaces the part's own divisor by the next of the whole batch's divisors."""
-        return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), next(self._divisors)) * self.inverse_weight()
+        """Returns the factor that replaces the part's own divisor by the next of the whole batch's divisors.
+
+        Raises:
+            ValueError: the part's losses need more divisors than those of the whole batch.
+        """
+        of_batch = next(self._divisors, None)
+        if of_batch is None:
+            raise ValueError(
+                "a loss of a micro-batch divides by a sum of weights or a mask more often than the loss of the whole "
+                "batch: a loss or metric must have masks and sample weights in each part of a batch, or in none"
+            )
+        return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), of_batch) * self.inverse_weight()
 
 
 class _Noting:

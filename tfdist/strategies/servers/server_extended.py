@@ -202,7 +202,8 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         _check(optimizer, variables, servers, clips=not self._arguments.averages)
         ids = {id(variable) for variable in variables}
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
-            self._links.pop(number).hand_over(optimizer)
+            self._links[number].hand_over(optimizer)
+            del self._links[number]
         begun = self._begun
         with contextlib.ExitStack() as stack:
             connections = self._servers.of_model(stack)

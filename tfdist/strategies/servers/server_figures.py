@@ -73,9 +73,9 @@ def figures(before: Reading, now: Reading) -> tuple[dict[str, float], Counter[in
         "updates_per_second": max(0, now.updates - before.updates) / seconds if seconds else 0.0,
         "staleness": sum(late * count for late, count in staleness.items()) / pushes if pushes else 0.0,
         "most_staleness": float(max(staleness, default=0)),
-        "dropped": float(now.dropped - before.dropped),
-        "mib_received": (now.received - before.received) / 2**20,
-        "mib_sent": (now.sent - before.sent) / 2**20,
+        "dropped": float(max(0, now.dropped - before.dropped)),
+        "mib_received": max(0, now.received - before.received) / 2**20,
+        "mib_sent": max(0, now.sent - before.sent) / 2**20,
         "longest_wait": max(0.0, waits.get(longest, 0.0)),
         "longest_wait_of": float(longest),
     }, staleness

@@ -128,7 +128,8 @@ class ServerTables:
     @property
     def failure(self) -> TfdistError | None:
         """The error that ended the communication about tables, or None."""
-        return None if self._line is None else self._line.failure
+        line = self._line  # which another thread may close
+        return None if line is None else line.failure
 
     def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
         """Returns a new table, which other workers get by the same calls.

@@ -39,6 +39,7 @@ class SidecarEvaluator:
 
     Raises:
         TfdistError: this process is not an evaluator of a job with parameter servers.
+        ValueError: ``max_evaluations`` is not a number from 1.
     """
 
     def __init__(
@@ -50,6 +51,10 @@ class SidecarEvaluator:
                 "SidecarEvaluator needs a model of tfdist.ParameterServerStrategy in an evaluator of a job with "
                 'parameter servers, where tfdist.role() is "evaluator"; workers call fit'
             )
+        if max_evaluations is not None and (
+            not isinstance(max_evaluations, int) or isinstance(max_evaluations, bool) or max_evaluations < 1
+        ):
+            raise ValueError(f"max_evaluations must be a number from 1, or None; got {max_evaluations!r}")
         self._model = model
         self._extended = extended
         self._most = max_evaluations
