@@ -50,12 +50,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Wait:
-    """No batch now: the rest is with other workers, which may die, or is not brought, or this worker has its limit."""
+    """Answer that there is no batch now.
+
+    The remaining batches are with other workers, which may die, or are not brought yet, or this worker has its limit.
+    """
 
 
 @dataclass(frozen=True)
 class Over:
-    """The end of an epoch: every sample is committed, or all workers have gone on."""
+    """Answer that the epoch has no more batches: every sample is committed, or all workers have gone on."""
 
 
 @dataclass
@@ -278,7 +281,7 @@ class Dealer:
         return None if current is None or current.has_ended else current.brought
 
     def has_room(self, epoch: EpochKey) -> bool:
-        """Returns whether a stream is to bring more: at most one batch per worker waits to be dealt, or it is over.
+        """Returns whether a stream may go on: at most one batch per worker waits to be dealt, or the epoch is over.
 
         Args:
             epoch: epoch of the stream; may be over.

@@ -49,7 +49,7 @@ class SharedEpochs:
         fit: how many calls of `fit` with shared data this worker has begun before.
         plan: plan of each epoch; the dealer replaces its seed by that of the first worker.
         within_batches: whether to shuffle only within each batch.
-        when_idle: function that tells all servers not to wait for this worker; called by the thread that reads batches.
+        when_idle: function that tells all servers not to wait for this worker; called on the thread that reads batches.
         stream: function that yields the batches, if this worker brings them to all others; ``plan.samples`` is None
             then. None without a stream, or on the other workers.
 
@@ -188,7 +188,7 @@ class SharedEpochs:
         with self._telling:
             self._leave()
             with self._taking:
-                if self._begins_again:  # perhaps after the server had heard that this worker leaves
+                if self._begins_again:  # perhaps after the server had heard of the leave
                     self._leave()
                 self._taker.close()
             self._teller.close()

@@ -33,7 +33,7 @@ class _Parts:
 
 
 class Merging:
-    """Merges the metrics that workers give at the end of an epoch, for one thread.
+    """A merger of the metrics that workers give at the end of an epoch, for one thread.
 
     Args:
         workers: function that returns the live workers that take part in an epoch.

@@ -37,11 +37,11 @@ class Begin(Entry, frozen=True):
 
 
 class Whole(Entry, frozen=True):
-    """Marks that the follower has received the whole state, and may take over from now on."""
+    """The entry after the whole state: the follower may take over from now on."""
 
 
 class Heard(Entry, frozen=True):
-    """A worker's message, whose frames follow as arrays of bytes.
+    """Entry with a worker's message, whose frames follow as arrays of bytes.
 
     Attributes:
         peer: the leader's name of the connection that the message came over.
@@ -51,7 +51,7 @@ class Heard(Entry, frozen=True):
 
 
 class Lost(Entry, frozen=True):
-    """Reports that a worker is lost or has ended: nobody waits for it any more.
+    """Entry that a worker is lost or has ended: nobody waits for it any more.
 
     Attributes:
         worker: task number of the worker.
@@ -61,7 +61,7 @@ class Lost(Entry, frozen=True):
 
 
 class Came(Entry, frozen=True):
-    """Reports that a task has come, for the first time or again.
+    """Entry that a task has come, for the first time or again.
 
     Attributes:
         worker: number of the task.
@@ -189,7 +189,7 @@ class DealsCopy(Entry, frozen=True):
 
 
 class Noted(Message, frozen=True):
-    """Acknowledges all entries up to one.
+    """Acknowledgement of all entries up to one.
 
     Attributes:
         stream: random number that identifies the stream.

@@ -1,4 +1,4 @@
-"""Serves a server's socket: takes messages off it, one after the other, and sends the answers of the shards."""
+"""A server's socket: takes messages off it, one after the other, and sends the answers of the shards."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Shards:
         if key not in self._shards:
             self.put(key)
         mine = message.worker, key
-        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # from an old connection
+        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # drops an old connection
         self.peers[peer] = mine
         self.gone_on.get(key, set()).discard(message.worker)
         return None

@@ -13,7 +13,7 @@ _EPSILON = 1e-7
 
 
 class DelayCompensation:
-    """Corrects late gradients of a shard, from the parameters that each worker has read.
+    """The delay compensation of one shard: corrects late gradients from the parameters that each worker has read.
 
     It keeps the parameters that each worker has read last, one copy per worker. With `DelayCompensated.decay` it also
     keeps moving means of the squared gradients, one more copy.

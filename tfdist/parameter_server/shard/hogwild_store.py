@@ -67,7 +67,7 @@ class MemoryStore:
 
     @property
     def edition(self) -> Edition:
-        """The edition of the current values. It differs whenever they do."""
+        """The edition of the current values, which changes with them."""
         return int.from_bytes(self.where.token[:7]), self.iterations + self._assigned
 
     def place_of(self, worker: int) -> int:

@@ -15,7 +15,7 @@ from tfdist.tensors import to_array
 
 
 class LazyRows:
-    """Updates some rows of variables and of their slots in place, like LazyAdam of TensorFlow Addons.
+    """An optimizer that updates only some rows of variables and of their slots, like LazyAdam of TensorFlow Addons.
 
     Gradients of the same row are summed first.
 

@@ -102,7 +102,7 @@ class RowOptimizer:
             gradient, *rows = (buffer[: block.rows] for buffer in self._buffers)
             gradient[: len(part)] = gradients[begin : begin + len(part)]
             for row, column in zip(rows, columns, strict=True):
-                if len(part):  # NumPy takes nothing from a column without rows
+                if len(part):  # NumPy refuses to take from a column without rows
                     np.take(column, part, axis=0, out=row[: len(part)], mode="clip")
             updated, after = block.step(gradient, rows, before)
             for column, row in zip(columns, updated, strict=True):

@@ -218,7 +218,7 @@ class Shard:
         self._update()
 
     def refuse(self, worker: int, why: str) -> None:
-        """Refuses the requests of a worker that wait for their answers.
+        """Refuses the parked requests of a worker.
 
         Args:
             worker: task number of the worker.
@@ -315,7 +315,7 @@ class Shard:
             self.take_snapshot()
 
     def make_store(self, held: Sequence[Held], optimizer: dict[str, Any], state: State) -> None:
-        """Makes the store, and what packs and corrects gradients for it.
+        """Makes the store, and the objects that unpack, pack and correct gradients and values for it.
 
         Args:
             held: descriptions of the variables.

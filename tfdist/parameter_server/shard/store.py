@@ -263,7 +263,7 @@ class Store:
                     self._functions[kinds] = self._function(kinds, given, jit_compile=True)
                     return self._functions[kinds](given)
                 except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-                    pass  # XLA cannot compile the update, perhaps because of a learning rate schedule of the user's
+                    pass  # XLA cannot compile the update, for example with a user's learning rate schedule
             self._functions[kinds] = self._function(kinds, given, jit_compile=False)
         return self._functions[kinds](given)
 

@@ -38,9 +38,9 @@ from tfdist.parameter_server.snapshots.state import PartState, ShardState, Snaps
 
 _FORMAT = "tfdist snapshot"
 _VERSION = 1
-"""Raised whenever the format changes in a way that older releases would misread."""
+"""Version of the format, raised whenever it changes in a way that older releases would misread."""
 _CHUNK = 1 << 20
-"""Bytes that are read or written at a time: so many stay in the cache for the checksum."""
+"""Bytes that are read or written at a time; a chunk of this size stays in the cache for its checksum."""
 
 
 class DamagedError(Exception):

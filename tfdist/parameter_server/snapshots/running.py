@@ -73,7 +73,7 @@ class Snapshots:
             except (SnapshotError, file.DamagedError, OSError) as error:
                 log.warning("tfdist: %s is passed over: %s", one.path, error)
                 continue
-            if deals is not None:  # tables have none
+            if deals is not None:  # snapshots of tables have no dealer's state
                 return deals
         return None
 

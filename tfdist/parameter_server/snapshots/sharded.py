@@ -124,8 +124,8 @@ def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None
         wanted: rows of each variable, in the order of the returned parts. If empty, the newest file gives the rest.
 
     Returns:
-        The state without a dealer's; None if there is no snapshot. Files of untrained servers (version 0) that do not
-        cover all rows count as no snapshot: the job was killed as it began.
+        The state, without that of a dealer; None if there is no snapshot. Files of untrained servers (version 0) that
+        do not cover all rows count as no snapshot: the job was killed as it began.
 
     Raises:
         SnapshotError: the snapshots are of another model, lack rows, or cannot be read.

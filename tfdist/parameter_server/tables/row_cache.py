@@ -99,7 +99,7 @@ class RowCache:
         self._rows["used"][known] = self._clock
         is_here[is_here] = self._rows["read"][known] >= self._clock - self._policy.staleness
         values = np.empty((len(keys), self._dim), self._dtype)
-        if len(known):  # NumPy takes nothing from a column without rows
+        if len(known):  # NumPy refuses to take from a column without rows
             np.take(self._rows["values"], slots, axis=0, out=values, mode="clip")
         missing = np.flatnonzero(~is_here)
         self.asked += len(keys)

@@ -161,10 +161,10 @@ class Tables:
             answer(Refused(message.id, f"the table {message.table[:200]}: {error}"), ())
 
     def lost(self, worker: int) -> None:
-        """Refuses the updates that wait for a worker that is lost or has ended, and later ones that would.
+        """Refuses updates that wait for a worker that is lost or has ended, now and later.
 
         Args:
-            worker: its task's number.
+            worker: task number of the worker.
         """
         self.ended.add(worker)
         for served in self:
