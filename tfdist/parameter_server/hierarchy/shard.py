@@ -85,7 +85,8 @@ class _Fetched:
 class HostShard(Shard):
     """A shard whose updates are made at the roots, for one thread. Requests to the roots have another (`Uplink`).
     The ledger joins gradients as a root's ledger would average them. A worker gets its answer when the roots have
-    counted the push that contains its gradient, so acknowledged pushes are not lost. Versions are the roots'.
+    counted the push that contains its gradient; gradients that `SoftSync` keeps for a later push are answered at once.
+    Versions are the roots'.
 
     If the roots cannot be reached, or refuse a request, the workers are refused with the reason, and the shard begins
     anew.
