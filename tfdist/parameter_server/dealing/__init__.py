@@ -1,1 +1,1 @@
-"""The batches of an epoch, dealt to any number of workers so that each counts once."""
+"""Deals the batches of an epoch to any number of workers, so that each batch counts once."""

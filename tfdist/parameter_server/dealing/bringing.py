@@ -1,4 +1,4 @@
-"""A stream of batches for all workers: the one that reads it brings them to the dealer, ahead of their use."""
+"""A stream of batches for all workers: one worker reads it and brings the batches to the dealer ahead of their use."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tfdist.parameter_server.protocol.dealing import Bring, Brought
 from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 Stream = Callable[[], Iterator[Sequence[np.ndarray]]]
-"""Yields the batches of an epoch, each as its parts. Called again, it begins again, as far as the data can."""
+"""Yields the batches of an epoch, each as a list of arrays. A second call begins again, if the data allows it."""
 
 _END_SECONDS = 5.0
-"""For a batch that is being read when `fit` ends."""
+"""Seconds to wait for a batch that is being read when `fit` ends."""
 
 
 class Bringer:
-    """Brings the batches of each epoch, in a thread of its own.
+    """A thread that reads a stream and brings the batches of each epoch to the dealer.
 
-    Where the dealer has some already, as after this process has come back, so many are read and passed over.
+    Batches that the dealer has already, as after a restart of this process, are read and skipped.
 
     Args:
-        connection: to the server with the dealer, for this object alone.
-        stream: of the batches.
-        worker: this task's number.
-        incarnation: of the call of `fit`.
-        fit: number of that call.
-        begun: begins an epoch, over a connection, when the server has forgotten it.
+        connection: connection to the server with the dealer, for this object alone.
+        stream: function that yields the batches of an epoch.
+        worker: number of this task.
+        incarnation: random number of this call of `fit`.
+        fit: number of this call of `fit`.
+        begun: function that begins an epoch again over a connection, when the server has forgotten it.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Bringer:
         self._epoch: int | None = None
 
     def begin(self, epoch: int) -> None:
-        """Brings the batches of an epoch from now on, and no others.
+        """Starts to bring the batches of an epoch, and stops with those of an earlier epoch.
 
         Args:
-            epoch: its number; the server knows that this worker has begun it.
+            epoch: number of an epoch that this worker has begun on the server.
         """
         self._end()
         self._epoch = epoch
@@ -61,13 +61,13 @@ class Bringer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begins nothing any more; before the server is told that this worker leaves."""
+        """Stops bringing batches. Call it before the server is told that this worker leaves."""
         self._epoch = None
 
     def close(self) -> None:
-        """Ends; behind `stop`, when the server has been told."""
+        """Ends the thread and closes the connection. Call it after `stop`, when the server has been told."""
         self._end()
-        if self._thread is None or not self._thread.is_alive():  # else it still reads a batch, and ends without it
+        if self._thread is None or not self._thread.is_alive():  # else the thread is still reading its last batch
             self._connection.close()
 
     def _end(self) -> None:
@@ -76,12 +76,12 @@ class Bringer:
             self._thread.join(_END_SECONDS)
 
     def _run(self, epoch: int) -> None:
-        with contextlib.suppress(TfdistError):  # the thread that takes batches meets it, too
+        with contextlib.suppress(TfdistError):  # the thread that takes batches gets the same error, and raises it
             try:
                 self._bring(epoch)
             except TfdistError:
                 raise
-            except Exception as error:  # of the user's data
+            except Exception as error:  # the user's data may raise any error
                 what = f"the data of the chief's fit could not be read: {type(error).__name__}: {error}"
                 self._say(epoch, 0, (), is_end=True, failure=what[:2000])
 
@@ -102,7 +102,7 @@ class Bringer:
     def _say(
         self, epoch: int, number: int, arrays: Sequence[np.ndarray], is_end: bool, failure: str | None = None
     ) -> int | None:
-        """Tells the server; returns the number of the batch that it wants next, None if there is nothing to bring."""
+        """Sends a batch or the end to the server. Returns the number of the batch that it wants next; None for none."""
         while self._epoch == epoch:
             try:
                 answer: Brought = self._connection.request(

@@ -1,16 +1,16 @@
-"""Which worker trains on which batch: the batches of an epoch are dealt to any number of workers.
+"""Decides which worker trains on which batch: deals the batches of an epoch to any number of workers.
 
-One server has the dealer of a model. A worker takes a batch with a *ticket*, and the ticket travels with the push of
-the batch's gradients to that server. The push commits the batch, in one step with the update:
+One server has the dealer of a job. A worker takes a batch with a *ticket*, and sends the ticket with the push of the
+batch's gradients to that server. The push commits the batch together with the update:
 
 1. `Dealer.is_committed`: the push has been applied already and its answer was lost. It is only acknowledged.
-2. not `Dealer.may_commit`: the batch was dealt to somebody else. The push is refused before it is applied; the worker
+2. not `Dealer.may_commit`: the batch was dealt to another worker. The push is refused before it is applied; the worker
    drops these gradients and takes the next batch.
 3. else the push is applied, and `Dealer.commit` counts the batch. If the push is dropped as too late,
    `Dealer.give_back` deals the batch again.
 
-A worker pushes to the dealer's server first, and to the others when that one has acknowledged: else they would apply
-gradients that it refuses.
+A worker pushes to the dealer's server first, and to the others after its acknowledgement. Otherwise they would apply
+gradients that the dealer's server refuses.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from typing import Any
 from tfdist.parameter_server.dealing.plan import EpochKey, Plan
 
 _REMEMBERED = 8
-"""Committed batches of each worker whose numbers are known, for those whose gradients wait for others."""
+"""Committed batches per worker whose numbers are kept, as their gradients may wait for those of other workers."""
 
 
 class DealerError(ValueError):
-    """The dealer refuses a request. The message says why."""
+    """A request that the dealer refuses. The message says why."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that is dealt.
+    """A batch that is dealt to a worker.
 
     Attributes:
-        ticket: its number; no other batch ever has the same.
-        start: place of its first sample in the epoch's order.
-        stop: place behind its last one.
-        content: what a stream has brought; None without one.
+        ticket: number that no other dealt batch has.
+        start: place of the first sample in the epoch's order.
+        stop: place behind the last sample.
+        content: the batch itself, as a stream has brought it; None without a stream.
     """
 
     ticket: int
@@ -50,12 +50,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Wait:
-    """No batch now. All that are left are with other workers, which may die, or this worker has as many as it may."""
+    """Answer that there is no batch now.
+
+    The remaining batches are with other workers, which may die, or are not brought yet, or this worker has its limit.
+    """
 
 
 @dataclass(frozen=True)
 class Over:
-    """The epoch has no more batches: every sample is committed, or all workers have gone on."""
+    """Answer that the epoch has no more batches: every sample is committed, or all workers have gone on."""
 
 
 @dataclass
@@ -63,14 +66,14 @@ class _Epoch:
     """An epoch that is not over.
 
     Attributes:
-        plan: of its first worker.
-        dealt: how many batches have been dealt; the next new one has this number.
+        plan: plan of the epoch's first worker.
+        dealt: how many batches have been dealt; the next new batch has this number.
         again: numbers of batches to deal again, oldest first.
-        out: by ticket, the worker that has a batch, and the batch's number.
-        members: workers that have begun it and have not gone on; also lost ones, which may come back.
+        out: by ticket, the worker that has the batch, and the batch's number.
+        members: workers that have begun the epoch and have not gone on; also lost workers, which may come back.
         brought: how many batches a stream has brought.
-        content: by number, what a stream has brought of batches that are not committed.
-        has_ended: whether there will be no more batches.
+        content: by number, batches of a stream that are not committed.
+        has_ended: whether a stream brings no more batches.
     """
 
     plan: Plan
@@ -84,13 +87,13 @@ class _Epoch:
 
     @property
     def there(self) -> int:
-        """How many batches can be dealt so far, with those that have been."""
+        """Number of batches that could be dealt so far, including those that were."""
         batches = self.plan.batches
         return self.brought if batches is None else batches
 
     @property
     def is_growing(self) -> bool:
-        """Whether more batches may come: those that wait for one get it without others' commits."""
+        """Whether a stream may bring more batches, so that a worker may get one before others commit."""
         return self.is_stream and not self.has_ended
 
     @property
@@ -109,7 +112,7 @@ class _Epoch:
         return Batch(ticket, start, stop, self.content.get(number))
 
     def next(self) -> int | None:
-        """The number of the batch to deal now; None if there is none."""
+        """Returns the number of the batch to deal now, and counts it as dealt; None if there is none."""
         if self.again:
             return self.again.popleft()
         if self.dealt == self.there:
@@ -123,11 +126,11 @@ class _Worker:
     """A live worker.
 
     Attributes:
-        epoch: that it takes part in.
+        epoch: epoch that the worker takes part in.
         request: the number of its last request that got a batch; -1 before the first.
-        ticket: of that batch.
-        held: tickets that it has not committed, oldest first.
-        is_idle: whether it has no batch and waits for one, or for the next epoch.
+        ticket: ticket of the batch of that request.
+        held: tickets that the worker has not committed, oldest first.
+        is_idle: whether the worker has no batch and waits for one, or for the next epoch.
     """
 
     epoch: EpochKey
@@ -138,19 +141,19 @@ class _Worker:
 
 
 class Dealer:
-    """Deals the batches of epochs, so that each is committed once.
+    """A dealer of the batches of epochs, so that each batch is committed once.
 
     An epoch is over when all of its batches are committed, or when every worker that took part in it has gone on to a
-    later one. An epoch that nobody has begun is over when a later one has been begun: a worker that starts again
-    passes all epochs that it has missed.
+    later epoch. An epoch that nobody has begun is over when a later one has been begun: a worker that starts again
+    skips all epochs that it has missed.
 
     It has no locks: one thread uses it.
 
     Args:
-        limit: how many batches a worker may have that are not committed; 2 is one to train on and one to prepare.
+        limit: most uncommitted batches of a worker; 2 allows one to train on and one to prepare.
 
     Attributes:
-        next_ticket: of the next batch. A server that starts again deals other tickets than before it ended.
+        next_ticket: ticket of the next batch. It starts at random, so that a restarted server deals new tickets.
     """
 
     def __init__(self, limit: int = 2) -> None:
@@ -167,22 +170,22 @@ class Dealer:
     def begin(
         self, worker: int, epoch: EpochKey, samples: int | None, batch_size: int, shuffle_seed: int | None
     ) -> Plan:
-        """A worker takes part in an epoch from now on, and in no other. It may begin the same one again.
+        """Lets a worker take part in an epoch, and in no other. It may begin the same epoch again.
 
-        The first worker's plan counts. Others must have the same numbers; they get its seed.
+        The first worker's plan counts. Other workers must have the same numbers, and get the first worker's seed.
 
         Args:
-            worker: its task's number.
-            epoch: that it begins. Batches that it has of another one are dealt again.
-            samples: in the epoch; see `Plan`.
-            batch_size: samples in a batch.
-            shuffle_seed: the worker's proposal, of at most 64 bits; None if it does not shuffle.
+            worker: task number of the worker.
+            epoch: epoch that it begins. Its batches of other epochs are dealt again.
+            samples: number of samples in the epoch; see `Plan`.
+            batch_size: number of samples in a batch.
+            shuffle_seed: seed that the worker proposes, of at most 64 bits; None if it does not shuffle.
 
         Returns:
             The epoch's plan.
 
         Raises:
-            DealerError: the numbers are none, or not those of the epoch's other workers.
+            DealerError: the numbers are less than 1, or differ from those of the epoch's other workers.
         """
         if (samples is not None and samples < 1) or batch_size < 1:
             raise DealerError(f"an epoch needs samples, and batches of at least one; got {samples=}, {batch_size=}")
@@ -206,13 +209,13 @@ class Dealer:
     def take(self, worker: int, epoch: EpochKey, request: int | None = None) -> Batch | Wait | Over:
         """Deals a batch to a worker.
 
-        After `Wait`, the answer may be another one when somebody has committed, given back or been lost.
+        After `Wait`, ask again when a worker has committed, given back or been lost, or when a stream has brought more.
 
         Args:
-            worker: that has begun the epoch.
-            epoch: of the batch.
-            request: a number that rises with each of the worker's requests. The same one again gets the same batch; a
-                lower one is a late copy, and gets nothing. None for a request that comes only once.
+            worker: number of a worker that has begun the epoch.
+            epoch: epoch of the batch.
+            request: number that rises with each of the worker's requests. A repeated number gets the same batch. A
+                lower number is a late copy, and gets nothing. None for a request that comes only once.
 
         Raises:
             DealerError: the worker has not begun the epoch.
@@ -220,7 +223,7 @@ class Dealer:
         one, current = self._workers.get(worker), self._epochs.get(epoch)
         if current is None and self._is_past(epoch):
             if one is not None:
-                one.is_idle = True  # the last batches of others are not to wait for its first one of the next epoch
+                one.is_idle = True  # others' last batches must not wait for this worker's first one of the next epoch
             return Over()
         if current is None or one is None or one.epoch != epoch:
             raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
@@ -241,12 +244,12 @@ class Dealer:
         return current.batch(ticket)
 
     def bring(self, epoch: EpochKey, number: int, content: Any) -> None:
-        """A stream has brought a batch. One that is there already is dropped.
+        """Takes a batch of a stream. A batch that is there already, or is not the next one, is dropped.
 
         Args:
-            epoch: of the batch; may be over.
-            number: of the batch in the epoch.
-            content: of the batch.
+            epoch: epoch of the batch; may be over.
+            number: number of the batch in the epoch.
+            content: the batch itself.
         """
         current = self._epochs.get(epoch)
         if current is not None and number == current.brought and not current.has_ended:
@@ -254,10 +257,10 @@ class Dealer:
             current.brought += 1
 
     def end_stream(self, epoch: EpochKey) -> None:
-        """A stream brings no more batches.
+        """Ends a stream, which brings no more batches.
 
         Args:
-            epoch: may be over, or have no stream.
+            epoch: epoch of the stream; may be over, or have no stream.
         """
         current = self._epochs.get(epoch)
         if current is not None and current.is_stream:
@@ -266,22 +269,22 @@ class Dealer:
                 del self._epochs[epoch]
 
     def wanted(self, epoch: EpochKey) -> int | None:
-        """The number of the batch that a stream has to bring next.
+        """Returns the number of the batch that a stream has to bring next.
 
         Args:
-            epoch: that some worker has begun.
+            epoch: epoch that some worker has begun.
 
         Returns:
-            None if the epoch is over, or the stream has ended.
+            The number; None if the epoch is over, or the stream has ended.
         """
         current = self._epochs.get(epoch)
         return None if current is None or current.has_ended else current.brought
 
     def has_room(self, epoch: EpochKey) -> bool:
-        """Whether a stream is to bring more: not more than a batch for each worker waits to be dealt, and one.
+        """Returns whether a stream may go on: at most one batch per worker waits to be dealt, or the epoch is over.
 
         Args:
-            epoch: may be over.
+            epoch: epoch of the stream; may be over.
         """
         current = self._epochs.get(epoch)
         if current is None:
@@ -289,33 +292,33 @@ class Dealer:
         return len(current.again) + current.brought - current.dealt <= len(self.workers(epoch))
 
     def may_commit(self, worker: int, ticket: int) -> bool:
-        """Whether a worker's push with this ticket may be applied: the worker has the batch, and it is not committed.
+        """Returns whether a worker's push with this ticket may be applied: the worker has the batch uncommitted.
 
         Args:
-            worker: that pushes.
-            ticket: of the batch that the gradients are of.
+            worker: number of the worker that pushes.
+            ticket: ticket of the batch that the gradients were computed on.
         """
         one = self._workers.get(worker)
         return one is not None and ticket in one.held
 
     def is_committed(self, worker: int, ticket: int) -> bool:
-        """Whether a ticket is among the last ones that a worker has committed, as many as it may have at once.
+        """Returns whether a ticket is among the worker's last committed ones, of which ``limit`` are remembered.
 
         Args:
-            worker: that pushes, perhaps again.
-            ticket: of the batch that the gradients are of.
+            worker: number of the worker that pushes, perhaps again.
+            ticket: ticket of the batch that the gradients were computed on.
         """
         return ticket in self._committed.get(worker, ())
 
     def commit(self, worker: int, ticket: int) -> None:
-        """A batch is part of an update. It may be committed twice, as `is_committed` tells.
+        """Counts a batch whose gradients are part of an update. Nothing happens if it is committed already.
 
         Args:
-            worker: that has pushed.
-            ticket: of the batch.
+            worker: number of the worker that has pushed.
+            ticket: ticket of the batch.
 
         Raises:
-            DealerError: the batch is not the worker's any more. What it has pushed must not be applied.
+            DealerError: the batch is not the worker's any more. The push must not be applied.
         """
         if self.is_committed(worker, ticket):
             return
@@ -333,11 +336,11 @@ class Dealer:
             del self._epochs[one.epoch]
 
     def why_not(self, worker: int, ticket: int) -> str:
-        """Tells a worker why its push was refused.
+        """Returns the text that tells why a push was refused.
 
         Args:
-            worker: that has pushed.
-            ticket: of the batch.
+            worker: number of the worker that has pushed.
+            ticket: ticket of the batch.
         """
         return (
             f"worker {worker} does not have the batch of ticket {ticket} any more: it was taken for lost or has begun "
@@ -345,11 +348,11 @@ class Dealer:
         )
 
     def give_back(self, worker: int, ticket: int) -> None:
-        """A batch is dealt again, as its gradients were not used. Nothing happens if it is not the worker's.
+        """Deals a batch again whose gradients were not used. Nothing happens if the batch is not the worker's.
 
         Args:
-            worker: that has the batch.
-            ticket: of the batch.
+            worker: number of the worker that has the batch.
+            ticket: ticket of the batch.
         """
         if self.may_commit(worker, ticket):
             one = self._workers[worker]
@@ -358,10 +361,10 @@ class Dealer:
             current.again.append(current.out.pop(ticket)[1])
 
     def lost(self, worker: int) -> None:
-        """A worker has died, or is taken for dead: its batches are dealt again. It may come back and begin again.
+        """Deals the batches of a lost worker again. The worker may come back and begin again.
 
         Args:
-            worker: its task's number; may be unknown.
+            worker: task number of the worker; may be unknown.
         """
         one = self._workers.get(worker)
         if one is not None:
@@ -370,10 +373,10 @@ class Dealer:
             del self._workers[worker]
 
     def leave(self, worker: int) -> None:
-        """A worker ends its part in its epoch, as when its fit stops: its batches are dealt again.
+        """Ends a worker's part in its epoch, as when its `fit` stops, and deals its batches again.
 
         Args:
-            worker: its task's number; may be unknown.
+            worker: task number of the worker; may be unknown.
         """
         one = self._workers.get(worker)
         self.lost(worker)
@@ -384,26 +387,27 @@ class Dealer:
     def idle(self) -> frozenset[int]:
         """Workers without a batch whose last request was answered by `Wait` or `Over`.
 
-        No worker may wait for their clocks: they push nothing before others commit, or before the next epoch.
+        No worker may wait for an idle worker's clock: an idle worker pushes nothing before others commit, or before
+        the next epoch.
         """
         return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
 
     def workers(self, epoch: EpochKey) -> frozenset[int]:
-        """The live workers that have begun an epoch and none since.
+        """Returns the live workers that have begun an epoch, and none since.
 
         Args:
-            epoch: that may be over.
+            epoch: key of the epoch, which may be over.
         """
         return frozenset(worker for worker, one in self._workers.items() if one.epoch == epoch)
 
     def state(self, waiting: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
-        """What a snapshot holds, of values that JSON has. Batches that are out count as not dealt.
+        """Returns the state for a snapshot, as JSON values. Batches that workers have now count as not dealt.
 
-        It lacks epochs of streams, whose batches are nowhere else: they are not past, and may be begun again.
+        The state lacks epochs of streams, as their batches exist only here. Such epochs may be begun again.
 
         Args:
-            waiting: workers and tickets of batches that are committed, but whose gradients the snapshot lacks, as they
-                wait for those of others; they count as not dealt, too.
+            waiting: worker and ticket of each committed batch whose gradients the snapshot lacks, as they wait for
+                those of other workers. These batches count as not dealt, too.
         """
         missing = {ticket: self._numbers[ticket] for _, ticket in waiting if ticket in self._numbers}
         epochs = [
@@ -438,7 +442,7 @@ class Dealer:
         """Goes back to a snapshot, of this dealer or another. Workers have to begin again, and old tickets are void.
 
         Args:
-            state: as `state` returns it.
+            state: result of `state`.
         """
         self._workers = {}
         self._epochs = {
@@ -454,19 +458,19 @@ class Dealer:
         self._committed = {worker: deque(tickets, self._limit) for worker, tickets in state["committed"]}
 
     def _go_on(self, worker: int, epoch: EpochKey) -> None:
-        """A worker comes back to an epoch no more. The last one ends it."""
+        """Removes a worker from an epoch that it does not come back to. The last worker's removal ends the epoch."""
         members = self._epochs[epoch].members
         members.discard(worker)
         if not members:
             del self._epochs[epoch]
 
     def _is_past(self, epoch: EpochKey) -> bool:
-        """Whether an epoch that is not in the books is over, not new."""
+        """Returns whether an epoch that the dealer does not have is over, as opposed to new."""
         return self._newest is not None and epoch <= self._newest
 
 
 def _check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
-    """Raises `DealerError` where a worker's plan differs from the first worker's in more than the seed."""
+    """Raises `DealerError` if a worker's plan differs from the first worker's in more than the seed."""
     for what, own, others in (
         ("samples", *("in a stream" if one.samples is None else one.samples for one in (plan, first))),
         ("a batch size of", plan.batch_size, first.batch_size),

@@ -1,4 +1,4 @@
-"""What workers say to the dealer of a job, and which of their requests wait for a batch. It knows no sockets."""
+"""Handles the workers' messages to a job's dealer, and parks requests that wait for a batch. It uses no sockets."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
 from tfdist.parameter_server.protocol.wire import Message
 
 Answer = Callable[[Message, Sequence[np.ndarray]], None]
-"""Sends an answer to where a message came from."""
+"""Sends an answer to the sender of a message."""
 
 
 @dataclass
 class _Parked:
-    """A request that waits for a batch, or for room for one.
+    """A request that waits for a batch, or for room for a batch.
 
     Attributes:
-        message: from a worker.
-        answer: to its sender.
+        message: the worker's message.
+        answer: function that sends the answer.
     """
 
     message: Any
@@ -45,20 +45,20 @@ class _Parked:
 
 
 class Deals:
-    """The dealer of a job, for one thread.
+    """A job's dealer with the requests that wait for it, for one thread.
 
-    A batch that a stream has brought is here until it is committed. The worker that has the stream may die and come
-    back, and others wait for it; if it ends its call of `fit`, the stream has ended for all.
+    A batch that a stream has brought is kept until it is committed. The worker with the stream may die and come back,
+    and the others wait for it. If that worker ends its call of `fit`, the stream has ended for all.
 
     Args:
-        dealer: deals the batches.
-        job: its unique name, for snapshots: another job begins its epochs anew.
+        dealer: dealer of the batches; None makes one.
+        job: unique name of the job; `restore` ignores the state of another job.
 
     Attributes:
-        merging: merges the metrics of epochs.
-        when_idle_changes: called with the workers that have no batch and wait for one, when these change. Their clocks
-            stand still until others have committed.
-        when_left: called with a worker that takes no more batches in this call of `fit`.
+        merging: merger of the metrics of epochs.
+        when_idle_changes: function that is called with the workers that have no batch and wait for one, when they
+            change. Their clocks stand still until others have committed.
+        when_left: function that is called with a worker that takes no more batches in this call of `fit`.
     """
 
     def __init__(self, dealer: Dealer | None = None, job: str = "") -> None:
@@ -81,15 +81,15 @@ class Deals:
         return self._idle
 
     def heard(self, message: DealerMessage, arrays: Sequence[np.ndarray], answer: Answer) -> None:
-        """Does what a message says.
+        """Handles a worker's message.
 
         Args:
-            message: from a worker.
-            arrays: that came with it.
-            answer: to its sender; may be used later.
+            message: the message.
+            arrays: the message's arrays.
+            answer: function that sends the answer; may be called later.
         """
         if not isinstance(message, BeginEpoch) and self._incarnations.get(message.worker) != message.incarnation:
-            if isinstance(message, (LeaveEpoch, Skip)):  # the dealer has forgotten the worker, which is what it wants
+            if isinstance(message, (LeaveEpoch, Skip)):  # nothing is left to do: the dealer has forgotten the worker
                 answer(Done(message.id, 0), ())
             else:
                 why = f"worker {message.worker} has not begun this epoch, or was taken for lost"
@@ -118,38 +118,38 @@ class Deals:
         self._settle()
 
     def lost(self, worker: int) -> None:
-        """A worker has died, or is taken for dead: its batches are dealt again.
+        """Deals the batches of a lost worker again.
 
         Args:
-            worker: its task's number; may be unknown.
+            worker: task number of the worker; may be unknown.
         """
         self._incarnations.pop(worker, None)
-        self._parked.pop(worker, None)  # if it lives, it asks again, and learns that it has to begin again
+        self._parked.pop(worker, None)  # a worker that lives asks again, and learns that it has to begin again
         self._dealer.lost(worker)
         self._settle()
 
     def state(self, waiting: Collection[tuple[int, int]]) -> dict[str, Any]:
-        """What a snapshot holds; see `Dealer.state`."""
+        """Returns the state for a snapshot; see `Dealer.state`."""
         return {"job": self._job, "dealer": self._dealer.state(waiting)}
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a snapshot of the same job, before anything is heard.
+        """Goes on from a snapshot of the same job, before any message is handled.
 
         Args:
-            state: as `state` returned it; None for none.
+            state: result of `state`; None or that of another job changes nothing.
         """
         if state is not None and state["job"] == self._job:
             self._dealer.restore(state["dealer"])
 
     def restart(self, state: dict[str, Any], next_ticket: int | None = None) -> int:
-        """Goes on from a state, of this dealer or another, while workers are at work: they have to begin again.
+        """Goes on from a state, of this dealer or another, in the middle of an epoch. All workers have to begin again.
 
         Args:
-            state: as `state` returned it.
-            next_ticket: of the next batch; as it is by default.
+            state: result of `state`.
+            next_ticket: ticket of the next batch; None keeps this dealer's.
 
         Returns:
-            That number.
+            The ticket of the next batch.
         """
         self._incarnations.clear()
         self.restore(state)
@@ -159,20 +159,20 @@ class Deals:
         return self._dealer.next_ticket
 
     def is_committed(self, worker: int, ticket: int) -> bool:
-        """See `Dealer.is_committed`."""
+        """Returns whether the worker has committed the batch; see `Dealer.is_committed`."""
         return self._dealer.is_committed(worker, ticket)
 
     def may_commit(self, worker: int, ticket: int) -> bool:
-        """See `Dealer.may_commit`."""
+        """Returns whether the worker's push may be applied; see `Dealer.may_commit`."""
         return self._dealer.may_commit(worker, ticket)
 
     def commit(self, worker: int, ticket: int) -> None:
-        """A batch is part of an update; see `Dealer.commit`."""
+        """Counts a batch whose gradients are part of an update; see `Dealer.commit`."""
         self._dealer.commit(worker, ticket)
         self._settle()
 
     def give_back(self, worker: int, ticket: int) -> None:
-        """A batch is dealt again, as its gradients were not used; see `Dealer.give_back`."""
+        """Deals a batch again whose gradients were not used; see `Dealer.give_back`."""
         self._dealer.give_back(worker, ticket)
         self._settle()
 
@@ -197,7 +197,7 @@ class Deals:
         answer(Planned(message.id, plan.seed), ())
 
     def _take(self, message: Take, answer: Answer) -> None:
-        """The same request may come again; its last sender is answered."""
+        """Answers a request for a batch, now or later. A repeated request replaces its earlier copy."""
         parked = self._parked.get(message.worker)
         if parked is not None and parked.message.request > message.request:
             return  # a late copy
@@ -221,7 +221,7 @@ class Deals:
             answer(Waiting(message.id), ())
 
     def _end_stream(self, worker: int) -> None:
-        """The one that has the stream brings no more of it, in this call of `fit`."""
+        """Ends the stream in this call of `fit`, if this worker brings it."""
         if self._brings is not None and self._brings.worker == worker:
             self._dealer.end_stream(_epoch_of(self._brings))
             self._end_bringing()
@@ -234,7 +234,7 @@ class Deals:
             self._bringing = None
 
     def _end_parked(self, worker: int) -> None:
-        """Answers a request of a worker that has gone on."""
+        """Answers the parked request of a worker that has gone on to another epoch or has left."""
         parked = self._parked.pop(worker, None)
         if parked is not None:
             parked.answer(NoBatch(parked.message.id, is_over=True), ())

@@ -1,4 +1,4 @@
-"""A worker's part in epochs whose batches are dealt to all workers: it asks for batches, and leaves."""
+"""The worker's side of epochs whose batches are dealt to all workers."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ from tfdist.parameter_server.protocol.dealing import (
 from tfdist.parameter_server.worker.client import Connection, RefusedError
 
 AFTER_PAUSE = 1 << 62
-"""This bit of a ticket says that the worker had to wait for the batch, and has to read the newest values first."""
+"""Bit of a ticket: the worker had to wait for this batch, and has to read the newest values before it trains on it."""
 _LEAVE_SECONDS = 2.0
 
 
 def number_of(ticket: int) -> int:
-    """A ticket as the dealer knows it.
+    """Returns a ticket as the dealer knows it, without the bit `AFTER_PAUSE`.
 
     Args:
-        ticket: perhaps with the bit `AFTER_PAUSE`.
+        ticket: ticket, with or without the bit.
     """
     return ticket & ~AFTER_PAUSE
 
 
 class SharedEpochs:
-    """The epochs of one call of `fit`. One thread reads batches while another one trains.
+    """A worker's part in the epochs of one call of `fit`. One thread reads batches while another one trains.
 
     Args:
-        connect: makes a connection to the server with the dealer.
-        worker: this task's number.
+        connect: function that makes a connection to the server with the dealer.
+        worker: number of this task.
         fit: how many calls of `fit` with shared data this worker has begun before.
-        plan: of each epoch; all workers get the seed of the first one.
-        within_batches: as of `tfdist.parameter_server.dealing.plan.order`.
-        when_idle: tells all servers that nobody has to wait for this worker. Called by the thread that reads batches.
-        stream: of the batches, if this worker brings them to all others, and ``plan.samples`` is None.
+        plan: plan of each epoch; the dealer replaces its seed by that of the first worker.
+        within_batches: whether to shuffle only within each batch.
+        when_idle: function that tells all servers not to wait for this worker; called on the thread that reads batches.
+        stream: function that yields the batches, if this worker brings them to all others; ``plan.samples`` is None
+            then. None without a stream, or on the other workers.
 
     Attributes:
-        failure: why no more batches can be read, or None.
-        taken: how many batches of the epoch this worker was dealt.
+        failure: error that prevents reading more batches; None without an error.
+        taken: number of batches of the current epoch that this worker was dealt.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class SharedEpochs:
             stack.pop_all()
 
     def begin(self, epoch: int) -> None:
-        """Takes part in an epoch from now on.
+        """Begins to take part in an epoch.
 
         Args:
-            epoch: its number.
+            epoch: number of the epoch.
 
         Raises:
             RefusedError: the other workers have other data, or shuffle them differently.
@@ -110,10 +111,10 @@ class SharedEpochs:
             self._bringer.begin(epoch)
 
     def tickets(self) -> Iterator[tuple[int, Any]]:
-        """The batches of the epoch that are dealt to this worker.
+        """Yields the batches of the epoch that are dealt to this worker.
 
         Yields:
-            The ticket, perhaps with the bit `AFTER_PAUSE`, and the indices of the batch; of a stream, its parts.
+            The ticket, perhaps with the bit `AFTER_PAUSE`, and the batch: indices of samples, or arrays of a stream.
 
         Raises:
             TfdistError: the server cannot be reached, or refuses.
@@ -127,7 +128,7 @@ class SharedEpochs:
                 with self._taking:
                     answer, parts = self._taken(epoch, pauses)
                 if isinstance(answer, NoBatch) and not pauses:
-                    self._when_idle()  # also where the epoch is over: others may have to finish their last steps
+                    self._when_idle()  # also at the end of the epoch: others may have to finish their last steps
                 if isinstance(answer, NoBatch) and not answer.is_over:
                     pauses = True
                     continue
@@ -136,7 +137,7 @@ class SharedEpochs:
                 raise
             if isinstance(answer, NoBatch):
                 return
-            if self._plan != plan:  # the server had forgotten the epoch, and another worker has begun it again
+            if self._plan != plan:  # another worker has begun an epoch again that the server had forgotten
                 plan, places = self._plan, self._order(epoch)
             self.taken += 1
             found = parts if plan.samples is None else places[answer.start : answer.stop]
@@ -144,20 +145,20 @@ class SharedEpochs:
             pauses = False
 
     def skip(self, ticket: int) -> None:
-        """A batch was used up in a step that made no update.
+        """Tells the dealer that a batch was used up in a step that made no update.
 
         Args:
-            ticket: of the batch.
+            ticket: ticket of the batch.
         """
         with self._telling:
             self._teller.request(lambda id: Skip(id, self._worker, self._incarnation, number_of(ticket)))
 
     def merged(self, arrays: Sequence[np.ndarray], rules: Sequence[Rule]) -> list[np.ndarray]:
-        """The state of metrics over all workers, at the end of the epoch; waits until all have given theirs.
+        """Returns the state of metrics over all workers at the end of the epoch, when all workers have given theirs.
 
         Args:
-            arrays: this worker's.
-            rules: as of `MergeMetrics`.
+            arrays: values of this worker's metric variables.
+            rules: how to merge each of the arrays.
 
         Raises:
             TfdistError: the server cannot be reached, or another worker has other metrics.
@@ -178,7 +179,7 @@ class SharedEpochs:
                 self._begun(self._teller, epoch)  # the server was started again, or took this worker for lost
 
     def close(self) -> None:
-        """Leaves: batches that are not committed are dealt to others. Iterators over tickets end."""
+        """Leaves the call of `fit`. Batches that are not committed are dealt to others. Iterators of `tickets` end."""
         if self._is_closed:
             return
         self._epoch, self._is_closed = None, True
@@ -187,7 +188,7 @@ class SharedEpochs:
         with self._telling:
             self._leave()
             with self._taking:
-                if self._begins_again:  # perhaps after the server had heard that this worker leaves
+                if self._begins_again:  # perhaps after the server had heard of the leave
                     self._leave()
                 self._taker.close()
             self._teller.close()
@@ -195,7 +196,7 @@ class SharedEpochs:
             self._bringer.close()
 
     def _leave(self) -> None:
-        with contextlib.suppress(TfdistError):  # then the server learns from the rendezvous that this worker has ended
+        with contextlib.suppress(TfdistError):  # the rendezvous tells the server, too, that this worker has ended
             self._teller.request(lambda id: LeaveEpoch(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -212,7 +213,7 @@ class SharedEpochs:
         self._plan = Plan(plan.samples, plan.batch_size, answer.seed)
 
     def _taken(self, epoch: int, is_idle: bool) -> tuple[Dealt | NoBatch, list[np.ndarray]]:
-        """The answer to a request for a batch; nothing if this worker has gone on."""
+        """Requests a batch, and returns the answer; an end of the epoch if this worker has gone on meanwhile."""
         request = next(self._requests)
 
         def take(id: int) -> Take:

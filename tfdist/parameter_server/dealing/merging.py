@@ -1,4 +1,4 @@
-"""Metrics of an epoch over all workers that were dealt its batches. It knows no sockets."""
+"""Merges metrics of an epoch over all workers that were dealt its batches. It uses no sockets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tfdist.parameter_server.protocol.messages import Refused, Waiting
 Answer = Callable[[Any, Sequence[np.ndarray]], None]
 
 _KEPT = 16
-"""Epochs whose results are kept, for workers that come late."""
+"""Number of epochs whose results are kept, for workers that come late."""
 
 
 @dataclass
 class _Parts:
-    """What workers have given of an epoch.
+    """The metrics that workers have given so far for one epoch.
 
     Attributes:
         given: by worker, its message and arrays.
-        answers: by worker, to whom to send the result.
+        answers: by worker, the function that sends it the result.
     """
 
     given: dict[int, tuple[MergeMetrics, list[np.ndarray]]] = field(default_factory=dict)
@@ -33,10 +33,10 @@ class _Parts:
 
 
 class Merging:
-    """Merges what workers give at the end of an epoch, for one thread.
+    """A merger of the metrics that workers give at the end of an epoch, for one thread.
 
     Args:
-        workers: yields those that live and take part in an epoch.
+        workers: function that returns the live workers that take part in an epoch.
     """
 
     def __init__(self, workers: Callable[[EpochKey], frozenset[int]]) -> None:
@@ -45,12 +45,12 @@ class Merging:
         self._results: OrderedDict[EpochKey, tuple[tuple[str, ...], list[np.ndarray]]] = OrderedDict()
 
     def heard(self, message: MergeMetrics, arrays: Sequence[np.ndarray], answer: Answer) -> None:
-        """Takes a worker's part, and answers when all parts are there.
+        """Takes a worker's metrics, and answers when those of all workers are there.
 
         Args:
-            message: of a worker that takes part in the epoch.
-            arrays: that came with it.
-            answer: to its sender; may be used later.
+            message: message of a worker that takes part in the epoch.
+            arrays: the message's arrays.
+            answer: function that sends the answer; may be called later.
         """
         key = message.fit, message.epoch
         if len(arrays) != len(message.rules):
@@ -72,7 +72,7 @@ class Merging:
             answer(Waiting(message.id, self._awaited(key)), ())
 
     def settle(self) -> None:
-        """Answers where all parts are there, as when a worker is lost that others have waited for."""
+        """Answers for epochs whose metrics are complete; this may also be because a missing worker is lost."""
         for key in [key for key in self._epochs if not self._awaited(key)]:
             parts = self._epochs.pop(key)
             ordered = [parts.given[worker] for worker in sorted(parts.given)]
@@ -91,7 +91,7 @@ class Merging:
 def _difference(
     first: MergeMetrics, of_first: Sequence[np.ndarray], message: MergeMetrics, arrays: Sequence[np.ndarray]
 ) -> str | None:
-    """How a worker's metrics differ from another one's; None if they do not."""
+    """Returns how a worker's metrics differ from those of the first worker; None if they do not."""
     described = [
         [f"{rule} {array.dtype.name} {array.shape}" for rule, array in zip(one.rules, own, strict=True)]
         for one, own in ((first, of_first), (message, arrays))
@@ -105,7 +105,7 @@ def _difference(
 
 
 def _merged(rule: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """One variable's value over all workers; a new array of the same dtype."""
+    """Returns the value of a metric's variable over all workers, as an array of the same dtype."""
     if rule == "first":
         return arrays[0]
     combined = {"max": np.maximum, "min": np.minimum}.get(rule, np.add).reduce(np.stack(arrays), axis=0)

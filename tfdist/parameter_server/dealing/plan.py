@@ -1,4 +1,4 @@
-"""How the samples of an epoch are divided into batches, and in which order."""
+"""The plan of an epoch: how its samples are divided into batches, and in which order."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 EpochKey = tuple[int, int]
-"""An epoch: the number of the fit, and the number of the epoch in it. Later ones are greater."""
+"""Number of the call of `fit`, and number of the epoch in it. Later epochs compare greater."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the samples of an epoch are divided.
+    """The division of an epoch's samples into batches.
 
     Attributes:
-        samples: their number; of a source of whole batches, the number of batches. None if a stream brings batches
-            until it ends.
-        batch_size: samples in each batch but the last; 1 for a source of whole batches.
-        seed: of the order, see `order`; None if samples are not shuffled.
+        samples: number of samples; for a source of whole batches, the number of batches. None if a stream brings
+            batches until it ends.
+        batch_size: number of samples in each batch but the last; 1 for a source of whole batches.
+        seed: seed of the order (`order`); None if samples are not shuffled.
     """
 
     samples: int | None
@@ -27,27 +27,27 @@ class Plan:
 
     @property
     def batches(self) -> int | None:
-        """The number of batches; None if it shows when the stream ends."""
+        """The number of batches; None for a stream, whose end is not known before."""
         return None if self.samples is None else -(-self.samples // self.batch_size)
 
 
 def order(plan: Plan, epoch: EpochKey, within_batches: bool = False) -> np.ndarray:
-    """The order of an epoch's samples, equal on every worker whatever its version of NumPy.
+    """Returns the order of an epoch's samples, equal on every worker whatever its version of NumPy.
 
     Args:
-        plan: of the epoch.
-        epoch: each has another order.
-        within_batches: shuffle the samples of each batch only, as Keras does for ``shuffle="batch"``.
+        plan: plan of the epoch.
+        epoch: key of the epoch; each epoch has another order.
+        within_batches: whether to shuffle only within each batch, as Keras does for ``shuffle="batch"``.
 
     Returns:
-        int64 ``(samples,)``: the sample at each place. Nothing of a stream, which has an order of its own.
+        The sample at each place, int64 ``(samples,)``; empty for a stream, which has its own order.
     """
     if plan.samples is None:
         return np.arange(0)
     if plan.seed is None:
         return np.arange(plan.samples)
     words = [word for number in (plan.seed, *epoch) for word in (number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)]
-    generator = np.random.RandomState(words)  # its numbers never change between versions, unlike those of Generator
+    generator = np.random.RandomState(words)  # unlike Generator, equal in all versions of NumPy
     if not within_batches:
         return generator.permutation(plan.samples).astype(np.int64, copy=False)
     places = np.arange(plan.samples)

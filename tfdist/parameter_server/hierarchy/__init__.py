@@ -1,5 +1,5 @@
-"""Servers of hosts between workers and the root servers: gradients are joined on their way up.
+"""A hierarchy of parameter servers: a host's server joins its workers' gradients on their way to the root servers.
 
-A host's server is a parameter server to the workers of its host, and one worker to the roots. It keeps no optimizer: it
-has the newest parameters that came down, and the bookkeeping of its workers' pushes.
+A host's server is a parameter server to the workers of its host, and one worker to the roots. It has no optimizer. It
+keeps the newest parameters that it got from the roots, and the bookkeeping of its workers' pushes.
 """

@@ -1,4 +1,4 @@
-"""Gradients of a whole model, dealt over the root servers."""
+"""Splits the gradients of a whole model by root server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfdist.parameter_server.worker.model import Model
 
 
 def dealt(gradients: Gradients, shapes: Shapes, model: Model) -> list[Gradients]:
-    """Each root's part of gradients.
+    """Returns each root's part of the gradients.
 
     Args:
-        gradients: of all variables.
-        shapes: of all variables.
-        model: the same variables, dealt over the roots.
+        gradients: gradients of all variables.
+        shapes: shapes and dtypes of all variables.
+        model: the same variables, distributed over the roots.
     """
     if len(model.shapes) == 1:
         return [gradients]
@@ -38,6 +38,6 @@ def _rows(array: np.ndarray, part: Part) -> np.ndarray:
 
 
 def _named(rows: np.ndarray, indices: np.ndarray, part: Part) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that a part has, with their indices in it."""
+    """Returns the rows that belong to a part, with their indices in it."""
     own = (part.begin <= indices) & (indices < part.end)
     return rows[own], indices[own] - part.begin

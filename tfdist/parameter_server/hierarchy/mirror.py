@@ -1,4 +1,4 @@
-"""The parameters that a host's server has from the roots."""
+"""A host's server's copy of the parameters of the roots."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tfdist.parameter_server.protocol.state import Held
 
 
 class Mirror:
-    """Values without an optimizer, in the place of a `Store`: newer ones come from the roots.
+    """A copy of the roots' values without an optimizer, in place of a `Store`.
 
     Args:
-        held: describes the variables.
-        shapes: of the variables.
-        optimizer: of the roots, as `keras.saving.serialize_keras_object` describes it.
+        held: descriptions of the variables.
+        shapes: shapes and dtypes of the variables.
+        optimizer: the roots' optimizer, serialized by `keras.saving.serialize_keras_object`.
 
     Attributes:
-        held: as given.
-        shapes: as given.
-        config: as ``optimizer``.
-        iterations: updates that the roots' optimizer had made.
-        rate: the chief's learning rate, for the next push; None if it has said none.
+        held: descriptions of the variables.
+        shapes: shapes and dtypes of the variables.
+        config: the roots' optimizer, serialized.
+        iterations: number of updates that the roots' optimizer had made to these values.
+        rate: the chief's learning rate for the next push; None if the chief has sent none.
     """
 
     def __init__(self, held: Sequence[Held], shapes: Shapes, optimizer: dict[str, Any]) -> None:
@@ -39,37 +39,37 @@ class Mirror:
 
     @property
     def edition(self) -> Edition:
-        """Of the values."""
+        """The edition of the current values; see `Changes`."""
         return self._changes.edition
 
     def put(self, vectors: list[np.ndarray], iterations: int) -> None:
-        """Takes newer values.
+        """Replaces the values by newer ones.
 
         Args:
-            vectors: in the layout of all variables; nobody writes to them any more.
-            iterations: of the roots' optimizer.
+            vectors: values in the layout of all variables; nobody may write to them later.
+            iterations: number of updates of the roots' optimizer.
         """
         self._vectors = vectors
         self.iterations = iterations
         self._changes.note(range(len(self.held)), {})
 
     def vectors(self) -> list[np.ndarray]:
-        """The values, in the layout of all variables."""
+        """Returns the values, in the layout of all variables."""
         return self._vectors
 
     def arrays(self) -> list[np.ndarray]:
-        """The values, one array for each variable."""
+        """Returns the values, one array for each variable."""
         return list(self.shapes.layout().arrays(self._vectors).values())
 
     def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
-        """All values, whatever somebody has: on one host, bytes are cheap."""
+        """Returns all values, whatever edition the receiver has: on one host, bytes are cheap."""
         dense: Kind = "dense"
         return Gradients((dense,) * len(self.held), self._vectors)
 
     def set_learning_rate(self, value: float) -> None:
-        """Notes the learning rate for the next push.
+        """Keeps the learning rate for the next push.
 
         Args:
-            value: of the chief.
+            value: the chief's learning rate.
         """
         self.rate = value

@@ -1,4 +1,4 @@
-"""Which parameter server is a root, and which one is the server of a host."""
+"""Finds which parameter servers are roots, and which are servers of a host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfdist.parameter_server.protocol.programs import CHIEF
 
 @dataclass(frozen=True)
 class Places:
-    """Tasks by number.
+    """The tasks of a cluster by their role in the hierarchy. Tasks are given by number.
 
     Attributes:
-        roots: the root servers, in their order.
-        workers: by host's server, the workers that it joins.
-        members: the tasks that push to the roots: servers of hosts, and workers without one.
+        roots: root servers, in their order.
+        workers: by host's server, the workers whose gradients it joins.
+        members: tasks that push to the roots: servers of hosts, and workers without such a server.
     """
 
     roots: tuple[int, ...]
@@ -26,32 +26,33 @@ class Places:
     members: frozenset[int]
 
     def server_of(self, task: int) -> int | None:
-        """The server of a worker's host.
+        """Returns the server of a worker's host.
 
         Args:
-            task: number of the worker; may be one that the cluster does not name.
+            task: number of the worker, which the cluster need not name.
 
         Returns:
-            Its number; None for a worker that goes to the roots.
+            The server's number; None for a worker that pushes to the roots.
         """
         return next((server for server, workers in self.workers.items() if task in workers), None)
 
     @property
     def chief(self) -> int:
-        """The member that the chief's gradients and values come from."""
+        """The member that the chief's gradients and values come from: the chief, or its host's server."""
         server = self.server_of(CHIEF)
         return CHIEF if server is None else server
 
 
 def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
-    """The places of a cluster's tasks.
+    """Returns the roles of a cluster's tasks in the hierarchy.
 
     Args:
-        tasks: of the cluster.
-        hierarchy: as of `tfdist.ParameterServerStrategy`.
+        tasks: tasks of the cluster, in the order of their numbers.
+        hierarchy: option of `tfdist.ParameterServerStrategy` with the number of roots; None makes all servers roots.
 
     Raises:
-        ClusterSpecError: there is no server beside the roots; two are on one host; or one is on a host without workers.
+        ClusterSpecError: no server is left beside the roots, two such servers are on one host, or one of them is on a
+            host without workers.
     """
     servers = [number for number, task in enumerate(tasks) if task.job == "ps"]
     training = [number for number, task in enumerate(tasks) if task.job in TRAINING_JOBS]

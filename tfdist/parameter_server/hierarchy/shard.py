@@ -1,4 +1,4 @@
-"""What a host's server has of one model: its workers' gradients are joined, and pushed to the roots."""
+"""A host's server's part of one model: it joins its workers' gradients and pushes them to the roots."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session
 
 Key = tuple[int, int, int]
-"""Worker, incarnation and ``id`` of a request, which may come again."""
+"""Worker, incarnation and ``id`` of a request, which identify a repeated request."""
 
 
 @dataclass(frozen=True)
 class Above:
-    """What a host's server knows of the roots.
+    """A host's server's access to the roots.
 
     Attributes:
-        number: of this server's task, under which it pushes.
+        number: number of this server's task, under which it pushes.
         roots: numbers of the roots' tasks.
         has_chief: whether the chief is one of this server's workers.
-        connect: to the roots.
-        post: to the server's thread.
-        program: a random number of this process, by which the roots tell it from one that was started again.
+        connect: function that connects to the roots.
+        post: function that has the server's thread call a function.
+        program: random number of this process, by which the roots tell it from a restarted process.
     """
 
     number: int
@@ -68,12 +68,12 @@ class Above:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """Values of the roots.
+    """Values that were read from the roots.
 
     Attributes:
-        vectors: in the layout of all variables.
-        version: of the root that has least.
-        iterations: of the roots' optimizer.
+        vectors: values in the layout of all variables.
+        version: lowest version of all roots.
+        iterations: number of updates of the roots' optimizer.
     """
 
     vectors: list[np.ndarray]
@@ -83,15 +83,16 @@ class _Fetched:
 
 @dataclass
 class HostShard(Shard):
-    """A shard whose updates are made at the roots, in one thread; the exchange with them has another (`Uplink`).
-
+    """A shard whose updates are made at the roots, for one thread. Requests to the roots have another (`Uplink`).
     The ledger joins gradients as a root's ledger would average them. A worker gets its answer when the roots have
-    counted the push that its gradient is part of: what is acknowledged is there. Versions are the roots'.
+    counted the push that contains its gradient; gradients that `SoftSync` keeps for a later push are answered at once.
+    Versions are the roots'.
 
-    If the roots cannot be reached, or refuse what comes, the workers are refused with the reason, and this begins anew.
+    If the roots cannot be reached, or refuse a request, the workers are refused with the reason, and the shard begins
+    anew.
 
     Attributes:
-        above: the roots.
+        above: access to the roots.
     """
 
     above: Above = field(kw_only=True)
@@ -110,7 +111,7 @@ class HostShard(Shard):
     _is_over: bool = False
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
-        """Does what a message says; see `Shard.heard`."""
+        """Handles a worker's message; see `Shard.heard`."""
         if isinstance(message, Attach):
             self._begun = message
             if self.incarnations.get(message.worker) != message.incarnation:
@@ -123,7 +124,7 @@ class HostShard(Shard):
             self._rest()
 
     def lost(self, worker: int) -> None:
-        """Nobody waits for a worker any more; without any, the roots do not wait for this server."""
+        """Stops waiting for a worker. Without any workers, the roots stop waiting for this server."""
         for kept in (self._creating, self._asked):
             for key in [key for key in kept if key[0] == worker]:
                 del kept[key]
@@ -135,10 +136,10 @@ class HostShard(Shard):
             self._rest()
 
     def take_snapshot(self) -> None:
-        """The roots keep snapshots."""
+        """Does nothing: the roots keep the snapshots."""
 
     def close(self) -> None:
-        """Leaves the roots."""
+        """Leaves the roots, and ends the thread."""
         if self._uplink is not None:
             if self.store is None:
                 self._uplink.abandon()
@@ -148,13 +149,13 @@ class HostShard(Shard):
             self._uplink.close()
 
     def _note(self, message: Push | Suspend | Leave) -> None:
-        """Notes who is at work, and who has ended a call of `fit`."""
+        """Records which workers are active, and which have ended a call of `fit`."""
         worker = message.worker
         if isinstance(message, Push):
             self._active.add(worker)
         elif isinstance(message, Leave):
             self._is_over |= message.is_over
-        elif message.id > self._suspensions.get((worker, message.incarnation), -1):  # it may come twice
+        elif message.id > self._suspensions.get((worker, message.incarnation), -1):  # not a repeated message
             self._suspensions[worker, message.incarnation] = message.id
             self._active.discard(worker)
             self._ended[worker] = self._ended.get(worker, self._ends) + message.is_end
@@ -187,7 +188,7 @@ class HostShard(Shard):
                 self._first.set_result(state)
             if self._uplink is None:
                 self._begin(message)
-        except Exception as error:  # of Keras, for what the worker has sent
+        except Exception as error:  # Keras refuses what the worker has sent
             why = _explained(error)
             rest = IMPORT_IT if "Could not locate" in why else ""
             answer(Refused(message.id, f"the model cannot be made: {why}{rest}"), ())
@@ -196,7 +197,7 @@ class HostShard(Shard):
         answer(Waiting(message.id, (CHIEF,)), ())
 
     def _begin(self, message: Create) -> None:
-        """Takes the model up with the roots."""
+        """Begins the model at the roots."""
         begun = self._begun
         assert begun is not None
         shapes = Shapes(message.shapes, [np.dtype(name) for name in message.dtypes])
@@ -208,7 +209,7 @@ class HostShard(Shard):
             len(self.above.roots),
             [splits and one.constraint is None for one in message.held],
         )
-        model.name, model.described = message.model, begun.variables  # as every worker says them
+        model.name, model.described = message.model, begun.variables  # as the workers send them
         before = [message.model] * begun.occurrence + [""] * (begun.place - begun.occurrence)
         mirror = Mirror(message.held, shapes, message.optimizer)
         values = self._values_of(self._first, mirror) if self.above.has_chief else None
@@ -224,11 +225,14 @@ class HostShard(Shard):
         self._uplink.ask(work, partial(self._made, mirror, model))
 
     def _values_of(self, first: Future[State], mirror: Mirror) -> Callable[[], State]:
-        """What yields the chief's values, for roots that lack them; later, the newest ones. On the uplink's thread."""
+        """Returns a function for the uplink's thread that gives the roots the values that they lack.
+
+        It returns the chief's first values, or the newest values if there are any.
+        """
 
         def values() -> State:
             if not mirror.vectors():
-                return first.result()  # the chief gives them
+                return first.result()  # waits until the chief has given them
             if not first.done():
                 return State(mirror.arrays())
             state = first.result()
@@ -240,7 +244,7 @@ class HostShard(Shard):
         return values
 
     def _made(self, mirror: Mirror, model: Model, found: tuple[_Fetched, dict[tuple[int, int], int]]) -> None:
-        """The roots have the model: from now on workers may push what the roots have not counted."""
+        """Takes over the roots' values and counts when the roots have the model. Workers may push from now on."""
         fetched, counted = found
         self.store, self.model, self._model = mirror, model.name, model
         self._take(fetched)
@@ -254,7 +258,7 @@ class HostShard(Shard):
         self._answer_parked()
 
     def _failed(self, error: Exception) -> None:
-        """Refuses all that waits, and begins anew with whoever comes again."""
+        """Refuses all waiting requests, and begins anew with the workers that attach again."""
         refused = error.refused if isinstance(error, RefusedError) else None
         why = f"the root servers: {_explained(error) if refused is None else refused.why}"
         over = (False, False, None) if refused is None else (False, refused.is_over, refused.newest)
@@ -278,11 +282,11 @@ class HostShard(Shard):
         self.ledger.version = fetched.version
 
     def _update(self) -> None:
-        """Pushes what is due, as one push."""
+        """Pushes the gradients of each due update to the roots, joined into one push."""
         while due := self.ledger.due():
             assert self._uplink is not None
             assert self._model is not None
-            self.ledger.version -= 1  # updates are the roots' to count
+            self.ledger.version -= 1  # the roots count the updates
             pushed = [self.pushed.pop(id(one)) for one in due]
             shapes, model, rate = self.store.shapes, self._model, self.store.rate
             joined = dealt(weighted_sum([one.gradients for one in pushed], weights(due), shapes), shapes, model)
@@ -295,7 +299,7 @@ class HostShard(Shard):
         self._answer_parked()
 
     def _counted(self, in_flight: set[tuple[int, int]], fetched: _Fetched) -> None:
-        """The roots have counted a push."""
+        """Takes over the roots' values after they have counted a push, and answers its workers."""
         self._in_flight -= in_flight
         self._take(fetched)
         self._answer_parked()
@@ -321,7 +325,7 @@ class HostShard(Shard):
         self._ask(message, answer, work, reply)
 
     def _pull(self, message: Pull, answer: Answer) -> None:
-        """Answers with what the roots have now."""
+        """Answers with the current values of the roots."""
         shapes = self.store.shapes
 
         def work(session: Session) -> tuple[_Fetched, State]:
@@ -357,7 +361,7 @@ class HostShard(Shard):
         work: Callable[[Session], Any],
         reply: Callable[[Any], tuple[Message, list[np.ndarray]]],
     ) -> None:
-        """Asks the roots. The same message may come again meanwhile; its last sender is answered."""
+        """Sends a request to the roots. If the message is repeated meanwhile, only its last sender is answered."""
         assert self._uplink is not None
         key = message.worker, message.incarnation, message.id
         is_new = key not in self._asked
@@ -413,5 +417,5 @@ def _stepped(
 
 
 def _fetched(session: Session, shapes: Shapes) -> _Fetched:
-    """What a session has read last, in memory of its own: that of an answer is used again by the next one."""
+    """Returns a copy of the values that a session has read last, as the next answer reuses their memory."""
     return _Fetched(shapes.layout().vectors(session.values()), session.version, session.iterations)

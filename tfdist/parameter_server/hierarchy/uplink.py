@@ -1,4 +1,4 @@
-"""The way from a host's server to the roots, on a thread of its own: the server goes on to hear its workers."""
+"""A host's server's connection to the roots, on a thread of its own, so that the server can go on serving workers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tfdist.parameter_server.worker.session import Session
 log = logging.getLogger("tfdist")
 
 _CLOSE_SECONDS = 5.0
-"""For the thread to end: it may be waiting for a root."""
+"""Seconds to wait for the thread to end, which may be waiting for a root."""
 
 Ended = Callable[[], BaseException | None]
-"""Yields why nobody needs to wait for an answer any more; None while somebody does."""
+"""Returns the error for which an answer is not awaited any more; None while it is awaited."""
 
 Connect = Callable[[contextlib.ExitStack, Ended], Sequence[Connection]]
 """Connects to the roots; the stack closes the connections."""
 
 Post = Callable[[Callable[[], None]], None]
-"""Has the server's thread call a function."""
+"""Has the server's thread call a given function."""
 
 
 class Uplink:
-    """What is done at the roots for one model, one after the other.
+    """A thread that does one model's requests to the roots, one after the other.
 
     Args:
-        connect: to the roots.
-        make: makes the session over the connections.
-        post: to the server's thread.
-        failed: gets, on the server's thread, the error that has ended this.
+        connect: function that connects to the roots.
+        make: function that makes the session over the connections.
+        post: function that has the server's thread call a function.
+        failed: function that gets the error that has ended the thread; called on the server's thread.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class Uplink:
         self._thread.start()
 
     def ask(self, work: Callable[[Session], Any], then: Callable[[Any], None] = lambda found: None) -> None:
-        """Has something done, after all that was asked before.
+        """Queues a job, which is done after all earlier jobs.
 
         Args:
-            work: on this object's thread.
-            then: gets its result, on the server's thread.
+            work: function that does the job; called on this object's thread.
+            then: function that gets the result; called on the server's thread.
         """
         self._jobs.put((work, then))
 
     def close(self) -> None:
-        """Ends the thread, when it has done what was asked; soon in any case."""
+        """Ends the thread when it has done all jobs, or after some seconds."""
         self._jobs.put(None)
         self._thread.join(_CLOSE_SECONDS)
         self.abandon()
         self._thread.join(_CLOSE_SECONDS)
 
     def abandon(self) -> None:
-        """Nobody waits for results any more."""
+        """Ends the thread without the remaining jobs. Results are dropped."""
         self._end = TfdistError("this server of a host ends")
         self._jobs.put(None)
 

@@ -1,4 +1,4 @@
-"""Everything that a server has, as entries of a log, and back."""
+"""Copies a leader's whole state into entries of its log, and restores it on the follower."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Append = Callable[..., None]
 
 
 def append_all(append: Append, shards: Shards) -> None:
-    """Appends copies of everything.
+    """Appends copies of the leader's whole state.
 
     Args:
-        append: to the log.
-        shards: of the leader.
+        append: function that appends an entry to the log.
+        shards: the leader's shards.
     """
     append_programs(append, shards)
     append_states(append, shards.states)
@@ -52,9 +52,9 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
     """Appends a copy of a shard.
 
     Args:
-        append: to the log.
-        key: of its model.
-        shard: the leader's.
+        append: function that appends an entry to the log.
+        key: name and occurrence of the shard's model.
+        shard: the leader's shard.
     """
     state = State([]) if shard.store is None else shard.store.state()
     slots, scalars = state.names()
@@ -75,12 +75,12 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
 
 
 def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None:
-    """Puts a shard in the place of another.
+    """Replaces a shard of the follower by a copy of the leader's.
 
     Args:
-        shards: of the follower.
-        copy: of the leader's.
-        arrays: that came with it.
+        shards: the follower's shards.
+        copy: copy of the leader's shard.
+        arrays: arrays of the copy.
     """
     shard = shards.put((copy.model, copy.occurrence))
     cut = len(copy.held) + sum(map(len, copy.slots)) + len(copy.scalars)
@@ -113,11 +113,11 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
 
 
 def append_programs(append: Append, shards: Shards) -> None:
-    """Appends what workers have begun.
+    """Appends the models that workers have begun, and which workers are attached or gone.
 
     Args:
-        append: to the log.
-        shards: of the leader.
+        append: function that appends an entry to the log.
+        shards: the leader's shards.
     """
     peers = tuple((peer, worker, key) for peer, (worker, key) in shards.peers.items())
     gone_on = tuple((key, tuple(workers)) for key, workers in shards.gone_on.items())
@@ -125,12 +125,12 @@ def append_programs(append: Append, shards: Shards) -> None:
 
 
 def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], bytes]) -> None:
-    """Takes over what workers have begun.
+    """Takes over the models that workers have begun, and which workers are attached or gone.
 
     Args:
-        shards: of the follower.
-        copy: of the leader's.
-        named: the follower's name of a connection of the leader.
+        shards: the follower's shards.
+        copy: copy of the leader's bookkeeping.
+        named: function that returns the follower's name of a connection of the leader.
     """
     shards.peers = {named(peer): (worker, key) for peer, worker, key in copy.peers}
     shards.programs.of = copy.programs
@@ -143,15 +143,15 @@ def append_states(append: Append, states: LayerStates) -> None:
     """Appends the chief's weights that no server updates.
 
     Args:
-        append: to the log.
-        states: the leader's.
+        append: function that appends an entry to the log.
+        states: the leader's copy of these weights.
     """
     digests = tuple(states.digests.items())
     append(StatesCopy, dict(states.programs.of), digests, tuple(states.arrays), arrays=list(states.arrays.values()))
 
 
 def put_states(shards: Shards, copy: StatesCopy, arrays: list[np.ndarray]) -> None:
-    """Takes over the chief's weights; see `put_shard`."""
+    """Replaces the follower's copy of the chief's weights; arguments as in `put_shard`."""
     shards.states.programs.of = copy.programs
     shards.states.digests = dict(copy.digests)
     shards.states.arrays = dict(zip(copy.arrays, arrays, strict=True))
@@ -161,8 +161,8 @@ def append_table(append: Append, served: Served) -> None:
     """Appends a copy of a table.
 
     Args:
-        append: to the log.
-        served: the leader's.
+        append: function that appends an entry to the log.
+        served: the leader's table with its bookkeeping.
     """
     state = served.table.state()
     senders = tuple((worker, one.incarnation, one.looked_up, one.updated) for worker, one in served.senders.items())
@@ -173,31 +173,31 @@ def append_table(append: Append, served: Served) -> None:
 
 
 def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None:
-    """Puts a table in the place of another; see `put_shard`."""
+    """Replaces a table of the follower by a copy of the leader's; arguments as in `put_shard`."""
     described = copy.described
-    optimizer = deepcopy(copy.optimizer or placeholder())  # Keras writes into it
+    optimizer = deepcopy(copy.optimizer or placeholder())  # Keras changes the dictionary that it deserializes
     table = Table(described.dim, optimizer, described.initial, described.policy, described.dtype)
     table.restore([dict(zip(copy.names, arrays, strict=True))])
     senders = {worker: Sender(*sequences) for worker, *sequences in copy.senders}
-    together = Round(range(described.workers)) if described.workers else None  # parts that wait are sent again
+    together = Round(range(described.workers)) if described.workers else None  # workers send waiting parts again
     shards.tables.put(
         Served(described, table, copy.optimizer, None, senders, _by_source(copy.sequences), round=together)
     )
 
 
 def append_deals(append: Append, deals: Deals) -> None:
-    """Appends the dealer's books. On the leader, too, workers have to begin their epochs again, with new batches.
+    """Appends the dealer's state. The leader's dealer restarts too: workers have to begin their epochs again.
 
     Args:
-        append: to the log.
-        deals: of the leader.
+        append: function that appends an entry to the log.
+        deals: the leader's dealer.
     """
     state = deals.state(())
     append(DealsCopy, state, deals.restart(state))
 
 
 def put_deals(shards: Shards, copy: DealsCopy) -> None:
-    """Takes over the dealer's books; see `put_shard`."""
+    """Replaces the state of the follower's dealer; arguments as in `put_shard`."""
     if shards.deals is not None:
         shards.deals.restart(copy.state, copy.first_ticket)
 

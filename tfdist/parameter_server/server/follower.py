@@ -1,4 +1,4 @@
-"""A follower: it does what its leader has done, until it has to lead itself."""
+"""A follower: it repeats what its leader does, until it has to lead itself."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ log = logging.getLogger("tfdist")
 
 
 class Replica:
-    """What a follower has of its leader's state. It knows no sockets.
+    """A follower's copy of its leader's state. It uses no sockets.
 
     Args:
-        make: makes shards that have heard nothing.
+        make: function that makes an empty state.
         server: index of the parameter server.
 
     Attributes:
-        shards: as the leader has them, up to the last entry.
-        is_whole: whether it can take over.
+        shards: the leader's state up to the last entry.
+        is_whole: whether the copy is complete, so that the follower can take over.
     """
 
     def __init__(self, make: Callable[[], Shards], server: int) -> None:
@@ -59,14 +59,14 @@ class Replica:
         self.is_whole = False
 
     def take(self, entry: Entry, arrays: list[np.ndarray]) -> Noted | None:
-        """Does what an entry says, if it is the next one.
+        """Applies an entry, if it is the next one.
 
         Args:
-            entry: of a leader.
-            arrays: that came with it; read-only views, which stay as they are.
+            entry: entry of a leader.
+            arrays: arrays of the entry; read-only views that do not change.
 
         Returns:
-            What to answer; None for an entry of nobody that this one follows.
+            The acknowledgement to send; None for an entry of a stream that this follower does not follow.
         """
         if isinstance(entry, Begin) and entry.stream != self._stream and not self.is_whole:
             self._stream, self._number, self.shards = entry.stream, -1, self._make()
@@ -78,7 +78,7 @@ class Replica:
         return Noted(entry.stream, self._number)
 
     def forget(self) -> None:
-        """The leader is gone before this one had everything: it follows nobody."""
+        """Stops following a leader that was lost before the copy was complete."""
         if not self.is_whole:
             self._stream = None
 
@@ -108,16 +108,16 @@ class Replica:
 
 
 class Follower:
-    """Follows a leader over TCP.
+    """A follower that receives its leader's entries over TCP.
 
     Args:
-        make: as of `Replica`.
-        server: as of `Replica`.
-        host: of the address to listen at; the port is a free one.
-        keys: of the job; None for no encryption.
+        make: function that makes an empty state.
+        server: index of the parameter server.
+        host: host to listen at, on a free port.
+        keys: encryption keys of the job; None expects unencrypted messages.
 
     Attributes:
-        address: ``host:port`` that it listens at.
+        address: ``host:port`` that the follower listens at.
     """
 
     def __init__(self, make: Callable[[], Shards], server: int, host: str, keys: Keys | None = None) -> None:
@@ -129,7 +129,7 @@ class Follower:
         self._has_complained = False
 
     def run(self) -> Shards | None:
-        """Follows until the leader is gone, or until `stop`.
+        """Follows until the leader is lost, or until `stop`.
 
         Returns:
             The state to lead with; None after `stop`.
@@ -156,20 +156,20 @@ class Follower:
             self._waker.close()
 
     def leader_lost(self) -> None:
-        """The leader is gone; from any thread."""
+        """Reports that the leader is lost; may be called from any thread."""
         self._tell("lost")
 
     def stop(self) -> None:
-        """Ends `run`; from any thread."""
+        """Ends `run`; may be called from any thread."""
         self._tell("stop")
 
     def _tell(self, event: Literal["lost", "stop"]) -> None:
         self._events.put(event)
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # `run` has ended already
             self._waker.send(b"\0")
 
     def _receive(self) -> None:
-        """Takes an entry."""
+        """Receives and applies an entry."""
         peer, frames = self._line.receive_from()
         try:
             answer = self._replica.take(*FROM_LEADER.decode(frames))
@@ -183,5 +183,5 @@ class Follower:
 
 
 def _named(peer: bytes) -> bytes:
-    """The name of a connection of the leader, which is none of this process's own."""
+    """Returns a name for a connection of the leader that differs from this process's own connections."""
     return b"of the leader: " + peer

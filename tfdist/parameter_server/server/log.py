@@ -1,4 +1,4 @@
-"""A leader's log: what it has heard goes to its follower, and answers wait until it is there."""
+"""A leader's log: entries that go to its follower, and answers that wait until the follower has them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfdist.parameter_server.protocol.wire import InvalidMessageError
 from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry
 
 _AGAIN_SECONDS = 2.0
-"""After which entries that the follower has not noted are sent again."""
+"""Seconds after which entries are sent again that the follower has not acknowledged."""
 
 
 class Log:
-    """The way to a follower, for one thread. Without a follower, answers go out at once.
+    """The stream of entries to a follower, for one thread. Without a follower, answers are sent at once.
 
     Args:
-        keys: of the job; None for no encryption.
+        keys: encryption keys of the job; None sends unencrypted messages.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
@@ -41,24 +41,24 @@ class Log:
 
     @property
     def socket(self) -> zmq.Socket[bytes] | None:
-        """To wait on for `attend`; None without a follower."""
+        """Socket to poll, whose messages `attend` reads; None without a follower."""
         return None if self._line is None else self._line.socket
 
     @property
     def is_begun(self) -> bool:
-        """Whether the follower has noted the first entry."""
+        """Whether the follower has acknowledged the first entry."""
         return self._noted >= 0
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `attend` has something to send; None if nothing is under way."""
+        """Seconds until `attend` has to send entries again; None if the follower has acknowledged all."""
         return max(0.0, self._due - time.monotonic()) if self._sent else None
 
     def begin(self, address: str) -> None:
-        """Begins a stream to a follower, in the place of any other one.
+        """Begins a stream to a follower, in place of the stream to an earlier follower.
 
         Args:
-            address: ``host:port`` of it.
+            address: ``host:port`` of the follower.
         """
         self.end()
         self._line = Line.to(self._context, address, self._keys)
@@ -66,7 +66,7 @@ class Log:
         self.append(Begin)
 
     def end(self) -> None:
-        """Goes on without a follower: all answers go out."""
+        """Ends the stream, and sends all held answers."""
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -82,12 +82,12 @@ class Log:
         *attributes: Any,
         arrays: Sequence[np.ndarray] = (),
     ) -> None:
-        """Sends an entry. The answers that were held since the last one wait for it.
+        """Sends an entry. Answers that were held since the last one wait until the follower has acknowledged this one.
 
         Args:
-            kind: of the entry.
-            attributes: of it, behind stream and number.
-            arrays: that follow; they do not change until the follower has noted the entry.
+            kind: class of the entry.
+            attributes: values of its attributes after stream and number.
+            arrays: arrays of the entry, which must not change until the follower has acknowledged it.
         """
         if self._line is None:
             return
@@ -101,10 +101,10 @@ class Log:
         self._post(encoded)
 
     def hold(self, send: Callable[[], None]) -> None:
-        """Sends an answer when the follower has noted the entry that is appended next.
+        """Sends an answer when the follower has acknowledged the entry that is appended next.
 
         Args:
-            send: sends it.
+            send: function that sends the answer.
         """
         if self._line is None:
             send()
@@ -112,7 +112,7 @@ class Log:
             self._open.append(send)
 
     def attend(self) -> None:
-        """Takes note of what the follower says, and sends again what it has not noted."""
+        """Handles acknowledgements of the follower, and sends entries again that it has not acknowledged in time."""
         while self._line is not None and self._line.poll(0.0):
             try:
                 message, _ = FROM_FOLLOWER.decode(self._line.receive())
@@ -126,7 +126,7 @@ class Log:
                 self._post(frames)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection, and drops the held answers."""
         self._open.clear()
         self._held.clear()
         self.end()

@@ -1,7 +1,7 @@
-"""What a leading server sends to its follower, and what it answers.
+"""Messages between a leading server and its follower.
 
-The entries of a stream are numbered from 0 and follow each other. They may arrive twice, and some may be missing: the
-follower takes the next one only, and says which one that was; the leader sends the others again.
+The leader sends a stream of entries, numbered from 0. An entry may arrive twice or be missing. The follower takes only
+the next one in order, and acknowledges its number; the leader sends the others again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfdist.parameter_server.shard.ledger import Gradient, Worker
 
 
 class Entry(Message, frozen=True):
-    """Base of all entries.
+    """Base class of all entries.
 
     Attributes:
-        stream: a random number that the leader has given the stream.
-        number: of the entry.
+        stream: random number that identifies the stream.
+        number: number of the entry in the stream.
     """
 
     stream: int
@@ -33,38 +33,38 @@ class Entry(Message, frozen=True):
 
 
 class Begin(Entry, frozen=True):
-    """The first entry: the follower forgets what it has. With all of another leader's state it ignores this one."""
+    """The first entry: the follower drops its state. A follower with another leader's whole state ignores it."""
 
 
 class Whole(Entry, frozen=True):
-    """The follower has everything, and may take over from now on."""
+    """The entry after the whole state: the follower may take over from now on."""
 
 
 class Heard(Entry, frozen=True):
-    """A worker's message, whose frames follow as arrays of bytes.
+    """Entry with a worker's message, whose frames follow as arrays of bytes.
 
     Attributes:
-        peer: the leader's name of the connection that it came over.
+        peer: the leader's name of the connection that the message came over.
     """
 
     peer: bytes
 
 
 class Lost(Entry, frozen=True):
-    """Nobody waits for a worker any more.
+    """Entry that a worker is lost or has ended: nobody waits for it any more.
 
     Attributes:
-        worker: its task's number.
+        worker: task number of the worker.
     """
 
     worker: int
 
 
 class Came(Entry, frozen=True):
-    """A task is there, for the first time or again.
+    """Entry that a task has come, for the first time or again.
 
     Attributes:
-        worker: its number.
+        worker: number of the task.
     """
 
     worker: int
@@ -74,11 +74,11 @@ class Waiting(msgspec.Struct, frozen=True):
     """Gradients that wait to be applied; their arrays follow those of the state.
 
     Attributes:
-        gradient: as of the ledger.
-        incarnation: of their worker.
-        read: version of the parameters that they are of.
-        ticket: of the batch, if it was dealt.
-        kinds: one for each variable.
+        gradient: entry of the ledger for these gradients.
+        incarnation: incarnation of the worker that pushed them.
+        read: version of the parameters that they were computed at.
+        ticket: ticket of the batch; None if the dealer did not deal it.
+        kinds: kind of each variable's gradient.
     """
 
     gradient: Gradient
@@ -89,7 +89,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """The bookkeeping of a shard: attributes as of `tfdist.parameter_server.shard.ledger.Ledger`."""
+    """The bookkeeping of a shard; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
 
     version: int
     awaited: tuple[int, ...]
@@ -103,21 +103,21 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class ShardCopy(Entry, frozen=True):
-    """A shard, followed by its arrays: the follower puts it in the place of its own.
+    """A copy of a shard, followed by its arrays. It replaces the follower's own shard.
 
     Attributes:
-        model: name of its model, as of `Attach`.
-        occurrence: as of `Attach`.
-        held: describes its variables; empty if it has none yet.
-        optimizer: as of `Create`.
-        slots: as of `Create`.
-        scalars: as of `Create`.
-        books: the ledger's.
-        incarnations: by worker.
-        sequences: worker, incarnation and sequence of the last push that was counted.
-        applied: likewise, of the last push that was applied.
-        decisions: by worker, the sequence of a push and what became of it.
-        waiting: gradients, in their order.
+        model: name of the model.
+        occurrence: number of earlier models of this name.
+        held: descriptions of the variables; empty if the shard has none yet.
+        optimizer: the optimizer, serialized by `keras.saving.serialize_keras_object`.
+        slots: for each variable, the names of its slots.
+        scalars: names of the optimizer's scalars.
+        books: bookkeeping of the shard's ledger.
+        incarnations: by worker, its incarnation.
+        sequences: worker, incarnation, and sequence of the last push that was counted.
+        applied: worker, incarnation, and sequence of the last push that was applied.
+        decisions: by worker, the sequence of its last committed push and the decision about it.
+        waiting: gradients that wait to be applied, in order of arrival.
     """
 
     model: str
@@ -135,7 +135,7 @@ class ShardCopy(Entry, frozen=True):
 
 
 class ProgramsCopy(Entry, frozen=True):
-    """What workers have begun: attributes as of `tfdist.parameter_server.server.shards.Shards`."""
+    """A copy of what workers have begun; attributes as in `tfdist.parameter_server.server.shards.Shards`."""
 
     peers: tuple[tuple[bytes, int, Key], ...]
     programs: dict[int, Program]
@@ -145,12 +145,12 @@ class ProgramsCopy(Entry, frozen=True):
 
 
 class StatesCopy(Entry, frozen=True):
-    """The chief's weights that no server updates, which follow in the order of their digests.
+    """The chief's weights that no server updates; the arrays follow.
 
     Attributes:
-        programs: as of `tfdist.parameter_server.worker.layer_states.LayerStates`.
-        digests: by model, those of its weights.
-        arrays: the digests of those that follow.
+        programs: by worker, the sets of such weights that it has compared.
+        digests: by model, the digests of its weights.
+        arrays: digests of the arrays that follow, in their order.
     """
 
     programs: dict[int, Program]
@@ -159,14 +159,14 @@ class StatesCopy(Entry, frozen=True):
 
 
 class TableCopy(Entry, frozen=True):
-    """A table, followed by the arrays of `Table.state`: the follower puts it in the place of its own.
+    """A copy of a table, followed by the arrays of `Table.state`. It replaces the follower's own table.
 
     Attributes:
-        described: the message that has made it.
-        optimizer: of it; None while no worker has said it.
-        names: of the arrays.
-        senders: worker, incarnation, and the sequences of its last lookup and of its last update.
-        sequences: worker, incarnation and the sequence of its last update.
+        described: the message by which a worker made the table.
+        optimizer: the table's optimizer, serialized; None while no worker has set it.
+        names: names of the arrays.
+        senders: worker, incarnation, and the sequences of its last lookup and its last update.
+        sequences: worker, incarnation, and the sequence of its last update.
     """
 
     described: AttachTable
@@ -177,11 +177,11 @@ class TableCopy(Entry, frozen=True):
 
 
 class DealsCopy(Entry, frozen=True):
-    """The dealer's books.
+    """A copy of the dealer's state.
 
     Attributes:
-        state: as of `tfdist.parameter_server.dealing.deals.Deals.state`.
-        first_ticket: of the next batch.
+        state: result of `tfdist.parameter_server.dealing.deals.Deals.state`.
+        first_ticket: ticket of the next batch.
     """
 
     state: dict[str, Any]
@@ -189,11 +189,11 @@ class DealsCopy(Entry, frozen=True):
 
 
 class Noted(Message, frozen=True):
-    """The follower has all entries up to one.
+    """Acknowledgement of all entries up to one.
 
     Attributes:
-        stream: of the entries.
-        number: of the last one; -1 for none.
+        stream: random number that identifies the stream.
+        number: number of the last entry; -1 for none.
     """
 
     stream: int

@@ -1,4 +1,4 @@
-"""A server's socket: it takes messages off it, one after the other, and sends the answers of its shards."""
+"""A server's socket: takes messages off it, one after the other, and sends the answers of the shards."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from tfdist.parameter_server.shard.shard import Answer
 log = logging.getLogger("tfdist")
 
 _LOGGED = 100
-"""Peers whose invalid messages are logged, once each."""
+"""The most peers whose invalid messages are logged, once each."""
 _WHY_CHARACTERS = 500
-"""Of why a message is not done, which may be its own."""
+"""The most characters of an error that are logged and answered, as it may quote the message."""
 
 
 @dataclass
 class _Shared:
-    """A segment that is shared with a connection.
+    """A memory segment that is shared with the worker of a connection.
 
     Attributes:
         memory: the segment.
-        worker: number of its task.
-        last: the highest ``id`` of a push whose answer may be in it.
+        worker: task number of the worker.
+        last: the highest ``id`` of a push whose answer may be in the segment.
     """
 
     memory: Segment
@@ -61,16 +61,16 @@ class _Shared:
 
 
 class Server:
-    """Serves shards over TCP, one for each model that is trained.
+    """A server of shards over TCP, one shard for each model that is trained.
 
     Args:
-        shards: nobody else uses them while this runs.
+        shards: the shards, which nobody else uses while the server runs.
         address: ``host:port`` to listen at; port 0 takes a free one.
-        keys: of the job; None for no encryption.
-        follower: what is heard goes to a follower; None if there is never one.
+        keys: encryption keys of the job; None expects unencrypted messages.
+        follower: log that replicates messages to a follower; None if there is never a follower.
 
     Attributes:
-        address: ``host:port`` that it listens at.
+        address: ``host:port`` that the server listens at.
     """
 
     def __init__(self, shards: Shards, address: str, keys: Keys | None = None, follower: Log | None = None) -> None:
@@ -119,17 +119,17 @@ class Server:
         return poller
 
     def _milliseconds(self) -> int | None:
-        """Until the next snapshot, or something to do for the follower."""
+        """Returns the milliseconds until a snapshot is due or entries are sent again; None if nothing is due."""
         kept = [one.snapshots for one in (*self._shards, *self._shards.tables)]
         left = [snapshots.seconds_left for snapshots in kept if snapshots is not None]
         left += [] if self._log.seconds_left is None else [self._log.seconds_left]
         return 1 + int(1000 * min(left)) if left else None
 
     def lost(self, worker: int) -> None:
-        """Tells the shards of a worker that is lost or has ended; from any thread.
+        """Tells the shards that a worker is lost or has ended; may be called from any thread.
 
         Args:
-            worker: its task's number.
+            worker: task number of the worker.
         """
 
         def event() -> None:
@@ -140,10 +140,10 @@ class Server:
         self.tell(event)
 
     def came(self, task: int) -> None:
-        """Tells the shards of a task that is there; from any thread.
+        """Tells the shards that a task has come; may be called from any thread.
 
         Args:
-            task: its number.
+            task: number of the task.
         """
 
         def event() -> None:
@@ -153,19 +153,19 @@ class Server:
         self.tell(event)
 
     def followed(self, address: str | None) -> None:
-        """Has a follower from now on, which gets everything; from any thread.
+        """Begins to replicate everything to a follower; may be called from any thread.
 
         Args:
-            address: ``host:port`` of it; None if it is lost, so that there is none.
+            address: ``host:port`` of the follower; None if the follower is lost.
         """
         self.tell(lambda: self._log.end() if address is None else self._begin_log(address))
 
     def stop(self) -> None:
-        """Ends `run`; from any thread."""
+        """Ends `run`; may be called from any thread."""
         self.tell(None)
 
     def copy(self) -> None:
-        """Sends the follower everything that is here; before `run`, or in its thread."""
+        """Sends the whole state to the follower. Call it before `run`, or in the thread of `run`."""
         copies.append_all(self._log.append, self._shards)
         self._log.append(Whole)
 
@@ -174,13 +174,13 @@ class Server:
         self.copy()
 
     def tell(self, event: Callable[[], None] | None) -> None:
-        """Has the thread of `run` call a function; from any thread.
+        """Has the thread of `run` call a function; may be called from any thread.
 
         Args:
             event: the function; None ends `run`.
         """
         self._events.put(event)
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # `run` has ended already
             self._waker.send(b"\0")
 
     def _receive(self) -> None:
@@ -200,7 +200,7 @@ class Server:
             return
         slot = None
         if shared is not None and isinstance(message, Push) and message.id > shared.last:
-            shared.last = message.id  # an answer that comes twice would change memory that its worker reads
+            shared.last = message.id  # a second answer would overwrite memory that the worker reads
             slot = message.sequence % shared.memory.slots
 
         def send(message: Message, arrays: Sequence[np.ndarray]) -> None:
@@ -217,7 +217,7 @@ class Server:
             else:
                 self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
                 self._note(peer, message, frames)
-        except Exception as error:  # of what fits the form of a message, but not what is here: it ends nobody's job
+        except Exception as error:  # a valid message that does not fit the state must not end the job of others
             why = f"{type(message).__name__} fits nothing that is here: {type(error).__name__}: {error}"
             self._complain(InvalidMessageError(why[:_WHY_CHARACTERS]))
             send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
@@ -225,7 +225,7 @@ class Server:
             self._segments.pop(peer, None)
 
     def _note(self, peer: bytes, message: Any, frames: Sequence[Any]) -> None:
-        """Sends a message that has been heard to the follower, with what it cannot do itself: reading snapshots."""
+        """Sends a handled message to the follower, and copies of what was read from snapshots, which it cannot read."""
         self._log.append(Heard, peer, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
         if isinstance(message, Create):
             for key in self._shards.models():

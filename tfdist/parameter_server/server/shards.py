@@ -1,4 +1,4 @@
-"""The shards of a server, one for each model that is trained, and whether all workers train the same models."""
+"""The shards of a server, one for each model that is trained; checks that all workers train the same models."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from tfdist.parameter_server.tables.tables import Tables
 from tfdist.parameter_server.worker.layer_states import LayerStates
 
 _MODEL = re.compile(r"[\w-][\w. -]{0,199}")
-"""A name of a model, which is also that of a folder of snapshots."""
+"""A valid name of a model; it is also the name of the folder of its snapshots."""
 
 Key = tuple[str, int]
-"""The name of a model, and how many of this name came before it."""
+"""Name of a model, and the number of earlier models of this name."""
 
 
 class Shards:
-    """All shards of a server, for one thread.
+    """All state of a server: shards, tables and the dealer, for one thread. It passes each message to its receiver.
 
     Args:
-        make: makes the shard of the model with a name and the number of models of that name before it.
-        tables: of the server, which gets the messages about them.
-        deals: deals batches out to workers; None if another server does.
-        tasks: yields the names of all tasks, by number, for reports; others may join.
-        servers: the addresses of all servers, for reports.
-        is_chief_there: as of `LayerStates`.
-        chief: the worker whose models are the others'; None if it is not among this server's workers.
+        make: function that makes the shard of a model, from its name and the number of earlier models of this name.
+        tables: tables of the server.
+        deals: dealer of the job's batches; None if another server has it.
+        tasks: function that returns the names of all tasks, by number, for reports; the list may grow.
+        servers: addresses of all servers, for reports.
+        is_chief_there: function that returns whether the chief is in the job.
+        chief: number of the worker whose models the others must have; None if it is not a worker of this server.
 
     Attributes:
-        deals: as given.
-        tables: as given.
-        peers: by connection, the worker and the model that it is of.
-        programs: what the workers have begun.
+        deals: dealer of the job's batches; None if another server has it.
+        tables: tables of the server.
+        peers: by connection, the worker and the model that it has attached for.
+        programs: models that each worker has begun.
         states: the chief's weights that no server updates.
         gone_on: by model, the workers that have gone on to other optimizers for its variables.
-        over: models that all have gone on from.
-        absent: tasks that have ended or are lost.
+        over: models that all workers have gone on from.
+        absent: numbers of tasks that have ended or are lost.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Shards:
         return self._shards[key]
 
     def models(self) -> list[Key]:
-        """The models that are trained."""
+        """Returns the models that are trained."""
         return list(self._shards)
 
     def put(self, key: Key) -> Shard:
-        """A new shard in the place of the one that a model has.
+        """Makes a new shard for a model, in place of the one that it has, and returns it.
 
         Args:
-            key: of the model.
+            key: name and occurrence of the model.
         """
         self._shards[key] = made = self._make(*key)
         made.ledger.awaited -= self.absent
@@ -99,13 +99,13 @@ class Shards:
         return made
 
     def heard(self, peer: bytes, message: Any, arrays: list[np.ndarray], answer: Answer) -> None:
-        """Does what a message says.
+        """Handles a message.
 
         Args:
-            peer: identity of the connection that it came over.
-            message: from a worker.
-            arrays: that came with it; read-only views, which stay as they are.
-            answer: to its sender; may be used later.
+            peer: identity of the connection that the message came over.
+            message: message of a worker.
+            arrays: the message's arrays; read-only views that do not change before the answer.
+            answer: function that sends the answer; may be called later.
         """
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
@@ -139,10 +139,10 @@ class Shards:
                     self._drop_if_over(key)
 
     def lost(self, worker: int) -> None:
-        """Nobody waits for a worker any more.
+        """Stops waiting for a worker that is lost or has ended.
 
         Args:
-            worker: its task's number.
+            worker: task number of the worker.
         """
         self.absent.add(worker)
         self.peers = {peer: known for peer, known in self.peers.items() if known[0] != worker}
@@ -155,24 +155,24 @@ class Shards:
         self.tables.lost(worker)
 
     def came(self, task: int) -> None:
-        """A task is there, for the first time or again. A worker attaches by itself.
+        """Notes that a task has come, for the first time or again. Workers attach by themselves.
 
         Args:
-            task: its number.
+            task: number of the task.
         """
         self.absent.discard(task)
 
     def keep_snapshots(self, make: Callable[[str, int], Snapshots]) -> None:
-        """Keeps snapshots from now on.
+        """Keeps snapshots of the existing shards from now on.
 
         Args:
-            make: makes those of the model with a name and the number of models of that name before it.
+            make: function that makes a model's snapshots, from its name and the number of earlier models of this name.
         """
         for key, shard in self._shards.items():
             shard.snapshots = make(*key)
 
     def close(self) -> None:
-        """Writes last snapshots."""
+        """Writes last snapshots of all shards and tables."""
         for one in (*self, *self.tables):
             one.close()
 
@@ -185,10 +185,10 @@ class Shards:
             shard.absent(worker)
 
     def _attach(self, peer: bytes, message: Attach) -> Refused | None:
-        """Finds the shard of a model for a worker, or makes it.
+        """Finds or makes the shard of a model for a worker.
 
         Returns:
-            Why it cannot be had.
+            A refusal with the reason; None if the worker is attached.
         """
         key = message.model, message.occurrence
         if not _MODEL.fullmatch(message.model):
@@ -205,13 +205,16 @@ class Shards:
         if key not in self._shards:
             self.put(key)
         mine = message.worker, key
-        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # from an old connection
+        self.peers = {other: known for other, known in self.peers.items() if known != mine}  # drops an old connection
         self.peers[peer] = mine
         self.gone_on.get(key, set()).discard(message.worker)
         return None
 
     def _differs(self, message: Attach) -> str | None:
-        """How a worker's model differs from the one that the chief began at this place; notes the worker's."""
+        """Notes a worker's model, and returns how it differs from the chief's at the same place.
+
+        If the worker is the chief, the workers whose models differ are refused.
+        """
         self.programs.note(message)
         differences = self.programs.differences(message)
         if message.worker != self._chief:
@@ -221,7 +224,7 @@ class Shards:
         return None
 
     def _drop_if_over(self, key: Key) -> None:
-        """Drops the shard of a model that nobody trains any more, as the chief has gone on to another one."""
+        """Drops the shard of a model that the chief has gone on from and that no worker trains any more."""
         ledger, gone_on = self._shards[key].ledger, self.gone_on.get(key, set())
         has_chief = bool(gone_on) if self._chief is None else self._chief in gone_on
         if has_chief and not ledger.workers and not ledger.awaited:

@@ -1,4 +1,4 @@
-"""Gradients that come late, corrected for what the parameters have become since."""
+"""Delay compensation: corrects late gradients for the change of the parameters since the worker read them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _EPSILON = 1e-7
 
 
 class DelayCompensation:
-    """Corrects the gradients of a shard, by what it has sent to each worker.
+    """The delay compensation of one shard: corrects late gradients from the parameters that each worker has read.
 
-    It keeps the parameters that each worker has read last, one copy a worker; and with a `DelayCompensated.decay` the
-    moving means of squared gradients, one more copy.
+    It keeps the parameters that each worker has read last, one copy per worker. With `DelayCompensated.decay` it also
+    keeps moving means of the squared gradients, one more copy.
 
     Args:
-        policy: with the numbers of the correction.
-        shapes: of the shard's variables.
+        policy: rate and decay of the correction.
+        shapes: shapes and dtypes of the shard's variables.
     """
 
     def __init__(self, policy: DelayCompensated, shapes: Shapes) -> None:
@@ -30,27 +30,27 @@ class DelayCompensation:
         self._squares: dict[int, np.ndarray] = {}
 
     def sent(self, worker: int, version: int, vectors: Sequence[np.ndarray]) -> None:
-        """Notes what a worker has been given.
+        """Records the parameters that were sent to a worker.
 
         Args:
-            worker: its number.
-            version: of the parameters.
-            vectors: the parameters, which stay as they are.
+            worker: number of the worker.
+            version: version of the parameters.
+            vectors: the parameters; nobody may change them later.
         """
         self._read.setdefault(worker, {})[version] = vectors
 
     def forget(self, worker: int) -> None:
-        """Drops what a worker has been given."""
+        """Drops the parameters that were recorded for a worker."""
         self._read.pop(worker, None)
 
     def corrected(self, worker: int, version: int, gradients: Gradients, now: Sequence[np.ndarray]) -> Gradients:
-        """A worker's gradients, corrected. They are as they were where it is not known what the worker has read.
+        """Returns a worker's gradients, corrected if the parameters that it has read are known.
 
         Args:
-            worker: its number.
-            version: of the parameters that the gradients are of.
-            gradients: of the shard's variables.
-            now: the parameters as they are, in the layout of all variables.
+            worker: number of the worker.
+            version: version of the parameters that the gradients were computed at.
+            gradients: gradients of the shard's variables.
+            now: the current parameters, in the layout of all variables.
         """
         kept = self._read.get(worker, {})
         for earlier in [number for number in kept if number < version]:
@@ -68,12 +68,12 @@ class DelayCompensation:
             if kind == "dense":
                 arrays[place] = self._of(place, given[place], moved, slice(None))
             else:
-                rows, indices = distinct_rows(*gradients.sparse[place])  # the correction is not linear
+                rows, indices = distinct_rows(*gradients.sparse[place])  # summed first: the correction is not linear
                 sparse[place] = self._of(place, rows, moved[indices], indices), indices
         return Gradients(gradients.kinds, layout.vectors(arrays), sparse)
 
     def _of(self, place: int, gradient: np.ndarray, moved: np.ndarray, where: slice | np.ndarray) -> np.ndarray:
-        """The correction, in float32 at least, of the elements of a variable where the gradient is."""
+        """Returns the corrected gradient of some elements of a variable, computed in float32 at least."""
         exact = gradient.astype(np.promote_types(gradient.dtype, np.float32))
         rate: float | np.ndarray = self._policy.rate
         if self._policy.decay is not None:

@@ -1,4 +1,4 @@
-"""The values of a shard in memory that its workers change."""
+"""The values of a shard in shared memory that workers change themselves (`Hogwild`)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _OWN_PLACE = 0
 
 
 class MemoryStore:
-    """Variables in a `Memory`, as `tfdist.parameter_server.shard.store.Store` has them without an optimizer.
+    """A shard's variables in a shared `Memory`, in place of a `tfdist.parameter_server.shard.store.Store`.
 
-    Workers on this machine write to it. Those on others push what their optimizers have changed, as with `LocalSteps`:
-    an update u as the gradient −u.
+    It has no optimizer. Workers on this machine write to the memory. Workers on other machines push what their
+    optimizers have changed, as with `LocalSteps`: an update u as the gradient −u.
 
     Args:
-        held: describes the variables.
-        state: their first values; and the number of updates, if there were some before.
-        optimizer: as the workers describe it.
+        held: descriptions of the variables.
+        state: first values of the variables, and the number of earlier updates as the scalar ``"iteration"``.
+        optimizer: the workers' optimizer, serialized.
 
     Attributes:
-        held: as given.
-        config: as ``optimizer``.
-        shapes: of the variables.
+        held: descriptions of the variables.
+        config: the workers' optimizer, serialized.
+        shapes: shapes and dtypes of the variables.
 
     Raises:
-        ValueError: this system has no such memory, or no memory is left.
+        ValueError: the system has no such memory, or no memory is left.
     """
 
     def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
@@ -57,65 +57,65 @@ class MemoryStore:
 
     @property
     def where(self) -> Where:
-        """The memory, for workers."""
+        """Location of the memory, for workers to open."""
         return self._memory.where
 
     @property
     def iterations(self) -> int:
-        """Updates so far, of all workers."""
+        """The number of updates of all workers so far."""
         return self._updates + self._memory.updates()
 
     @property
     def edition(self) -> Edition:
-        """Of the values: other values have another one."""
+        """The edition of the current values, which changes with them."""
         return int.from_bytes(self.where.token[:7]), self.iterations + self._assigned
 
     def place_of(self, worker: int) -> int:
-        """A worker's own place in the memory.
+        """Returns a worker's own place in the memory.
 
         Args:
-            worker: its number.
+            worker: task number of the worker.
 
         Raises:
-            ValueError: there is none left.
+            ValueError: all places are taken.
         """
         if worker not in self._places and len(self._places) == PLACES - 1:
             raise ValueError(f"Hogwild() has room for {PLACES - 1} workers on a machine")
         return self._places.setdefault(worker, 1 + len(self._places))
 
     def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
-        """A copy of the values, in the layout for these kinds; workers may change them meanwhile."""
+        """Returns a copy of the values, in the layout for these kinds. Workers may write while it is made."""
         return self.shapes.layout(kinds).vectors(self._memory.arrays)
 
     def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
-        """The values; rows apart from others are not known here."""
+        """Returns all values: the store does not track which rows have changed."""
         dense: Kind = "dense"
         return Gradients((dense,) * len(self.held), self.vectors())
 
     def averages(self) -> None:
-        """The workers' optimizers have them."""
+        """Returns None: the workers' optimizers keep the averages."""
 
     def state(self) -> State:
-        """A copy of the values, and the number of updates."""
+        """Returns a copy of the values, and the number of updates."""
         values = [array.copy() for array in self._memory.arrays]
         return State(values, [{} for _ in values], {"iteration": np.array(self.iterations)})
 
     def set_learning_rate(self, value: float) -> None:
-        """The workers' optimizers have it.
+        """Refuses a learning rate, as each worker's optimizer has its own.
 
         Raises:
-            TypeError: always.
+            TypeError: raised in every case.
         """
         raise TypeError("with Hogwild() the learning rate is each worker's own")
 
     def assign(self, vectors: Sequence[np.ndarray]) -> None:
-        """Assigns values.
+        """Assigns values to all variables.
 
         Args:
-            vectors: in the layout of all variables.
+            vectors: values in the layout of all variables.
 
         Raises:
-            ValueError: they do not fit the variables.
+            ValueError: the vectors do not fit the variables.
         """
         self.shapes.layout().check(vectors)
         for place, value in self.shapes.layout().arrays(vectors).items():
@@ -123,10 +123,10 @@ class MemoryStore:
         self._assigned += 1
 
     def update(self, gradients: Gradients) -> None:
-        """Takes what a worker on another machine has pushed.
+        """Applies the push of a worker on another machine.
 
         Args:
-            gradients: by which the values are reduced.
+            gradients: differences that are subtracted from the values.
         """
         for place, change in self.shapes.layout(gradients.kinds).arrays(gradients.vectors).items():
             self._writer.add(place, -change)
@@ -138,10 +138,10 @@ class MemoryStore:
         self._updates += 1
 
     def settle(self, ledger: Ledger) -> None:
-        """Has the updates counted that workers have made since the last call.
+        """Counts the updates that workers have made since the last call.
 
         Args:
-            ledger: of the shard.
+            ledger: the shard's ledger, which counts them.
         """
         counts = self._memory.counts.copy()
         new, self._settled = counts - self._settled, counts

@@ -1,4 +1,4 @@
-"""Lazy updates: of a variable, the rows alone that a sparse gradient names, also where the optimizer moves others."""
+"""Lazy updates: a sparse gradient updates only the rows that it names, even if the optimizer would move others too."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tfdist.tensors import to_array
 
 
 class LazyRows:
-    """Updates rows of variables and their slots, which stay the optimizer's, as TensorFlow Addons' LazyAdam.
+    """An optimizer that updates only some rows of variables and of their slots, like LazyAdam of TensorFlow Addons.
 
     Gradients of the same row are summed first.
 
     Args:
-        optimizer: as `keras.saving.serialize_keras_object` describes it.
+        optimizer: the optimizer, serialized by `keras.saving.serialize_keras_object`.
 
     Raises:
-        ValueError: the optimizer cannot update rows apart from each other (`RowOptimizer`).
+        ValueError: the optimizer cannot update rows independently of each other (`RowOptimizer`).
     """
 
     def __init__(self, optimizer: dict[str, Any]) -> None:
-        self._config = copy.deepcopy(optimizer)  # Keras changes it
+        self._config = copy.deepcopy(optimizer)  # Keras changes the dictionary that it deserializes
         self._made: dict[tuple[int, str, bool], RowOptimizer] = {}
         try:
             self._optimizer(1, np.dtype(np.float32), True)
@@ -41,13 +41,13 @@ class LazyRows:
         scalars: Mapping[str, Any],
         decays: bool,
     ) -> list[np.ndarray]:
-        """Makes one update.
+        """Makes one update of the named rows.
 
         Args:
             variables: the Keras variable, and its slots in the order in which the optimizer makes them.
             gradient: rows and their indices.
-            scalars: the optimizer's scalars, in its order; they stay as they are.
-            decays: whether weight decay applies, which acts on the named rows.
+            scalars: the optimizer's scalar variables, in its order; this function does not change them.
+            decays: whether weight decay applies to the named rows.
 
         Returns:
             The values of the scalars after the update.

@@ -1,4 +1,4 @@
-"""Which pushes a shard has counted: clocks, versions, duplicates, and who has to wait."""
+"""Bookkeeping of a shard's pushes: clocks, versions, duplicates, and which workers have to wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdist.parameter_server.options.synchronization import Synchronization
 from tfdist.parameter_server.protocol.messages import Decision
 
 Round = tuple[int, int]
-"""The number of calls of `fit` before it, and the number of steps in this one. Workers may make different numbers."""
+"""Number of a round: earlier calls of `fit`, and earlier steps of this call. Workers may make different numbers."""
 
 
 @dataclass
@@ -18,11 +18,11 @@ class Worker:
     """A live worker, as its shard knows it.
 
     Attributes:
-        clock: the number of steps that it has pushed.
-        round: where there are rounds, that of its next push.
-        sequence: of its last push that was counted; pushes with this number or a lower one are duplicates.
-        is_active: whether others wait for it. A worker that evaluates, saves or traces is not waited for.
-        suspended: the number of its last request that nobody waits for it; the same one may come twice.
+        clock: the number of steps that the worker has pushed.
+        round: round of its next push; used only where updates are made in rounds.
+        sequence: number of its last push that was counted; pushes with this number or a lower one are duplicates.
+        is_active: whether others wait for the worker. Nobody waits for one that evaluates, saves or traces.
+        suspended: id of its last `Suspend` message, which may come twice.
     """
 
     clock: int
@@ -37,13 +37,13 @@ class Gradient:
     """A push that waits to be averaged.
 
     Attributes:
-        worker: who pushed it.
-        sequence: of the push.
-        round: where there are rounds, the one that it belongs to.
-        samples: its weight in the average.
-        staleness: updates between its read and its push.
-        scale: by the staleness policy.
-        peers: the workers of the round, where another server has decided that; see `Ledger.follow`.
+        worker: number of the worker that pushed.
+        sequence: number of the push.
+        round: round that the push belongs to; used only where updates are made in rounds.
+        samples: number of samples, the push's weight in the average.
+        staleness: number of updates between the worker's read and its push.
+        scale: factor of the gradients by the staleness policy.
+        peers: workers of the round, if another server has decided them (`Ledger.follow`); else empty.
     """
 
     worker: int
@@ -60,18 +60,18 @@ class Ledger:
     """The bookkeeping of one shard, without its values.
 
     Attributes:
-        synchronization: when updates are applied.
-        policy: what late gradients are worth.
+        synchronization: mode that says when updates are applied.
+        policy: policy that scales late gradients.
         version: the number of updates that were applied.
         awaited: workers that the job names and that have not entered yet; rounds wait for them.
-        idle: workers that have no batch and wait for one: no round waits for them.
-        workers: the live ones, by number.
-        waiting: gradients that are not applied yet, in the order in which they came.
-        round: whose gradients are averaged, where there are rounds.
-        done: the last rounds that another server has decided and that are applied.
-        counted: by worker, its pushes that were counted, also of those that have left.
-        dropped: by worker, its pushes that were dropped.
-        staleness: how many pushes had which staleness.
+        idle: workers that have no batch and wait for one; no round waits for them.
+        workers: the live workers, by number.
+        waiting: gradients that are not applied yet, in order of arrival.
+        round: the current round; used only where updates are made in rounds.
+        done: the last applied rounds that another server has decided.
+        counted: by worker, the number of pushes that were counted; workers that have left are included.
+        dropped: by worker, the number of pushes that were dropped.
+        staleness: histogram of the pushes' staleness.
     """
 
     synchronization: Synchronization
@@ -88,34 +88,34 @@ class Ledger:
     staleness: Counter[int] = field(default_factory=Counter)
 
     def enter(self, worker: int, sequence: int = -1) -> int:
-        """Takes a worker in, or in again. It begins with the clock of the slowest one, so that nobody waits for it.
+        """Adds a worker, or adds it again. Its clock starts at the slowest worker's, so that nobody waits for it.
 
         Args:
-            worker: its number.
-            sequence: of its last push, if this shard has counted pushes of it.
+            worker: number of the worker.
+            sequence: number of its last push that this shard has counted; -1 if there is none.
 
         Returns:
-            Its clock.
+            The worker's clock.
         """
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
         one = self.workers[worker] = Worker(self.slowest(), self.round, sequence)
         if any(gradient.worker == worker and gradient.round == self.round for gradient in self.waiting):
-            one.round = _next(self.round)  # it has a part in this one already
+            one.round = _next(self.round)  # its push of the current round counts already
         return one.clock
 
     def leave(self, worker: int) -> None:
-        """Nobody waits for a worker any more. What it has pushed counts."""
+        """Stops waiting for a worker. Its pushes still count."""
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
 
     def suspend(self, worker: int, is_end: bool = False, number: int | None = None) -> None:
-        """Nobody waits for a worker until it pushes again. In rounds everybody does, until a call of `fit` ends.
+        """Stops waiting for a worker until it pushes again. Rounds wait for it until its call of `fit` has ended.
 
         Args:
-            worker: its number.
-            is_end: whether a call of `fit` has ended.
-            number: of the request; one that is not higher than all before has been heard already.
+            worker: number of the worker.
+            is_end: whether its call of `fit` has ended.
+            number: id of the request; one that is not higher than all before is a duplicate.
         """
         one = self.workers[worker]
         if number is not None:
@@ -128,23 +128,23 @@ class Ledger:
             one.round = (one.round[0] + 1, 0)
 
     def set_idle(self, workers: frozenset[int]) -> None:
-        """Notes which workers have no batch and wait for one. Those that have one again join the current round.
+        """Sets which workers have no batch and wait for one. A worker that has a batch again joins the current round.
 
         Args:
-            workers: all of them, also some that have not entered.
+            workers: numbers of all such workers, also of some that have not entered.
         """
         for worker in self.idle - workers:
             if worker in self.workers:
                 one = self.workers[worker]
                 one.round = max(one.round, self.round)
-        self.awaited -= workers  # they have come, and may never get a batch to enter with
+        self.awaited -= workers  # they are there, but enter only with a batch, which may never come
         self.idle = workers
 
     def resume(self, worker: int) -> int:
-        """A worker goes on; if all others are further by now, with the clock of the slowest one.
+        """Marks a worker as active. Its clock rises at least to the slowest active worker's.
 
         Returns:
-            Its clock.
+            The worker's clock.
         """
         one = self.workers[worker]
         if not one.is_active:
@@ -153,34 +153,34 @@ class Ledger:
         return one.clock
 
     def slowest(self) -> int:
-        """The lowest clock of a worker that others wait for; without any, the highest one, or 0."""
+        """Returns the lowest clock of the active workers. Without any, it is the highest clock of all workers, or 0."""
         active = [one.clock for one in self.workers.values() if one.is_active]
         return min(active) if active else max((one.clock for one in self.workers.values()), default=0)
 
     def is_duplicate(self, worker: int, sequence: int) -> bool:
-        """Whether a push has been counted already."""
+        """Returns whether a push has been counted already."""
         return sequence <= self.workers[worker].sequence
 
     def push(self, worker: int, sequence: int, clock: int, read: int, samples: float) -> Gradient | None:
         """Counts a push that is no duplicate.
 
         Args:
-            worker: who pushes; it is live.
+            worker: number of the worker, which is live.
             sequence: number of the push, higher than all before.
-            clock: of its step.
-            read: the version that the worker's parameters had.
-            samples: its weight.
+            clock: the number of steps that the worker had finished before this one.
+            read: version of the parameters that the gradients were computed at.
+            samples: number of samples, the push's weight in an average.
 
         Returns:
-            The gradient to keep until it is applied; None if it is dropped.
+            The gradient to keep until it is applied; None if the push is dropped.
         """
         one = self.workers[worker]
         staleness = max(0, self.version - read)
         scale = self.policy.scale(staleness)
         of = one.round
-        if self.synchronization.in_rounds:  # one that is late goes on with the round of the others
+        if self.synchronization.in_rounds:  # a late worker goes on with the round of the others
             one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(of), self.round)
-            scale = None if of < self.round else scale or 0.0  # the round has to become complete
+            scale = None if of < self.round else scale or 0.0  # 0, not None: the round has to become complete
         else:
             one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
         if scale is None:
@@ -193,14 +193,14 @@ class Ledger:
         return gradient
 
     def follow(self, worker: int, sequence: int, read: int, samples: float, decision: Decision) -> Gradient:
-        """Counts a push that is no duplicate as another server has counted it.
+        """Counts a push that is no duplicate in the same way as the server with the dealer.
 
         Args:
-            worker: who pushes; it is live.
-            sequence: as of `push`.
-            read: as of `push`.
-            samples: as of `push`.
-            decision: of the other server.
+            worker: number of the worker, which is live.
+            sequence: number of the push, higher than all before.
+            read: version of the parameters that the gradients were computed at.
+            samples: number of samples, the push's weight in an average.
+            decision: decision of the server with the dealer about this push.
 
         Returns:
             The gradient to keep until it is applied.
@@ -215,13 +215,13 @@ class Ledger:
         staleness = max(0, self.version - read)
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        peers = (worker,) if of in self.done else decision.peers  # the others did not wait, as it was lost for a while
+        peers = (worker,) if of in self.done else decision.peers  # the round was applied while this worker was lost
         gradient = Gradient(worker, sequence, of, samples, staleness, decision.scale, peers)
         self.waiting.append(gradient)
         return gradient
 
     def due(self) -> list[Gradient]:
-        """The gradients that make the next update; empty while some are missing. Taken out of those that wait."""
+        """Removes and returns the waiting gradients that make the next update; returns none while some are missing."""
         if decided := [gradient for gradient in self.waiting if gradient.peers]:
             rounds = sorted({gradient.round for gradient in decided})
             of = next((one for one in rounds if not self._missing(one)), rounds[0])
@@ -252,14 +252,14 @@ class Ledger:
         return ready
 
     def may_read(self, worker: int) -> bool:
-        """Whether a worker may have the parameters for its next step."""
+        """Returns whether a worker may have the parameters for its next step."""
         if self.synchronization.in_rounds:
             return all(one.worker != worker for one in self.waiting)
         lead = self.synchronization.lead()
         return lead is None or self.slowest() >= self.workers[worker].clock - lead
 
     def awaited_by(self, worker: int) -> set[int]:
-        """The workers because of which another one may not read."""
+        """Returns the workers that a worker has to wait for before it may read."""
         if self.may_read(worker):
             return set()
         own = next((one for one in self.waiting if one.worker == worker and one.peers), None)
@@ -270,17 +270,17 @@ class Ledger:
         return {number for number, one in self.workers.items() if one.is_active and one.clock == self.slowest()}
 
     def _missing(self, of: Round) -> set[int]:
-        """The live workers of a round that another server has decided whose gradients are not there yet."""
+        """Returns the live workers whose gradients are missing in a round that another server has decided."""
         there = [one for one in self.waiting if one.round == of]
         peers = {worker for one in there for worker in one.peers}
         return (peers & self.workers.keys()) - {one.worker for one in there}
 
     def _members(self) -> set[int]:
-        """The workers that the round is of: those that have not finished this call of `fit`."""
+        """Returns the workers that the current round waits for: they have not finished this call of `fit`."""
         return self.awaited | {number for number, one in self.workers.items() if one.round[0] <= self.round[0]}
 
     def _begin_fit(self) -> None:
-        """Goes on to the next call of `fit` when all have finished the last one, and what they gave is applied."""
+        """Goes on to the next call of `fit` when all workers have finished the last one and its pushes are applied."""
         if self.workers and not self._members() and all(one.round != self.round for one in self.waiting):
             self.round = min(one.round[0] for one in self.workers.values()), 0
 
@@ -290,7 +290,7 @@ def _next(of: Round) -> Round:
 
 
 def weights(gradients: list[Gradient]) -> list[float]:
-    """The factor of each gradient in the average: its scale, and its samples among those of all."""
+    """Returns each gradient's factor in the average: its scale, times its share of all samples."""
     samples = sum(gradient.samples for gradient in gradients)
     if not samples:
         return [gradient.scale / len(gradients) for gradient in gradients]

@@ -1,4 +1,4 @@
-"""A Keras optimizer that updates some rows of large arrays, and their slots."""
+"""Updates some rows of large arrays, and the rows' slots, with a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ from tfdist.tensors import to_array, to_tensor
 
 _LEAST_ROWS = 64
 _MOST_ELEMENTS = 1 << 19
-"""Of a block, 2 MiB in float32: it stays in the cache between the optimizer's operations."""
+"""The most elements of a block: 2 MiB in float32, which stay in the cache between the optimizer's operations."""
 
 _ALIGNMENT = 64
 
 Initial = float | None
-"""What a slot of a new row holds: a number, or None for the row's own initial value."""
+"""Initial value of a slot of a new row: a number, or None for the row's own initial value."""
 
 
 class RowOptimizer:
-    """Updates rows with a Keras optimizer, which sees no others.
+    """A Keras optimizer that is run on the updated rows only.
 
-    The rows of an update are gathered into blocks, variables of a power of two of rows, which the optimizer takes for
-    the whole variable; then they are scattered back. There is one graph for each size of a block. What the rows of a
-    block beyond the last one hold has no meaning, and no effect.
+    The rows of an update are gathered into blocks, variables whose number of rows is a power of two. The optimizer
+    takes a block for the whole variable; then the rows are scattered back. There is one graph for each block size.
+    Rows that pad a block have no effect.
 
     So updates are *lazy*: slots of rows without a gradient do not decay, and weight decay acts on updated rows only.
     Where a zero gradient changes nothing (SGD without momentum, Adagrad, Ftrl) this equals an update of all rows.
 
     Args:
-        optimizer: as `keras.optimizers.serialize` describes it.
+        optimizer: the optimizer, serialized by `keras.optimizers.serialize`.
         dim: number of columns of the rows.
-        dtype: of rows and slots.
+        dtype: dtype of rows and slots.
+
+    Attributes:
+        initial: initial value of each slot of a new row; None for the row's own initial value.
+        slot_shapes: shape of each slot, without the dimension of the rows.
+        scalars: current values of the optimizer's scalars.
 
     Raises:
-        ValueError: the optimizer does not treat each row on its own, or depends on updates that a row has no part in.
+        ValueError: the optimizer does not treat each row on its own, or depends on updates that lack the row.
     """
 
     def __init__(self, optimizer: dict[str, Any], dim: int, dtype: np.dtype) -> None:
@@ -63,17 +68,17 @@ class RowOptimizer:
 
     @property
     def iterations_place(self) -> int:
-        """The place of the number of updates in ``scalars``."""
+        """Index of the number of updates in ``scalars``."""
         return self._block(_LEAST_ROWS).iterations
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the learning rate.
 
         Args:
-            value: for all updates from now on.
+            value: learning rate of all later updates.
 
         Raises:
-            TypeError: it is set by a schedule.
+            TypeError: a schedule sets the learning rate.
         """
         block = self._block(_LEAST_ROWS)
         place = block.learning_rate
@@ -83,12 +88,12 @@ class RowOptimizer:
         self.scalars[block.learning_rate] = block.scalars()[block.learning_rate]
 
     def update(self, columns: Sequence[np.ndarray], slots: np.ndarray, gradients: np.ndarray) -> None:
-        """Makes one update, which counts also if it has no rows.
+        """Makes one update. It counts even if it has no rows.
 
         Args:
-            columns: the rows' values and their optimizer slots, [rows, …]; written in place.
-            slots: of the rows to update, distinct.
-            gradients: one row for each of them.
+            columns: values and optimizer slots of all rows, [rows, …]; written in place.
+            slots: distinct indices of the rows to update.
+            gradients: gradient of each of these rows.
         """
         before = after = self.scalars
         for begin in range(0, max(1, len(slots)), self._most):
@@ -97,7 +102,7 @@ class RowOptimizer:
             gradient, *rows = (buffer[: block.rows] for buffer in self._buffers)
             gradient[: len(part)] = gradients[begin : begin + len(part)]
             for row, column in zip(rows, columns, strict=True):
-                if len(part):  # NumPy takes nothing from a column without rows
+                if len(part):  # NumPy refuses to take from a column without rows
                     np.take(column, part, axis=0, out=row[: len(part)], mode="clip")
             updated, after = block.step(gradient, rows, before)
             for column, row in zip(columns, updated, strict=True):
@@ -112,16 +117,16 @@ class RowOptimizer:
 
 
 class _Block:
-    """An optimizer that was built for a variable of some rows. It keeps nothing from one step to the next.
+    """An optimizer built for a variable of a fixed number of rows. It keeps no state between steps.
 
     Attributes:
-        rows: of the variable.
-        initial: of each slot.
-        slot_shapes: the shape of each slot without rows.
-        shape: of the variable.
-        dtype: of the variable and its slots.
-        iterations: the place of the number of updates among the scalars.
-        learning_rate: the place of the learning rate among them; −1 with a schedule.
+        rows: number of rows of the variable.
+        initial: initial value of each slot of a new row; None for the row's own initial value.
+        slot_shapes: shape of each slot, without the dimension of the rows.
+        shape: shape of the variable.
+        dtype: dtype of the variable and its slots.
+        iterations: index of the number of updates among the scalars.
+        learning_rate: index of the learning rate among the scalars; −1 with a schedule.
     """
 
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -152,10 +157,10 @@ class _Block:
             self._step = tf.function(self._stepped, autograph=False).get_concrete_function(*specs)
 
     def new_slots(self, values: np.ndarray) -> list[np.ndarray]:
-        """The slots of rows that were never updated.
+        """Returns the slots of rows that were never updated.
 
         Args:
-            values: of these rows, [n, …].
+            values: values of the rows, [n, …].
         """
         return [
             values.copy() if initial is None else np.full((len(values), *shape), initial, self.dtype)
@@ -163,21 +168,21 @@ class _Block:
         ]
 
     def scalars(self) -> list[np.ndarray]:
-        """The optimizer's variables that belong to no row."""
+        """Returns the values of the optimizer's variables that belong to no row."""
         return [np.array(to_array(one.value.value())) for one in self._scalars]
 
     def step(
         self, gradient: np.ndarray, rows: Sequence[np.ndarray], scalars: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """One step.
+        """Makes one step on a block of rows.
 
         Args:
-            gradient: of all rows of the block.
-            rows: their values and slots.
-            scalars: before the step.
+            gradient: gradients of all rows of the block.
+            rows: values and slots of the rows.
+            scalars: values of the optimizer's scalars before the step.
 
         Returns:
-            Values and slots after the step, to be read before the next one; and the scalars.
+            Values and slots after the step, valid until the next step; and the scalars.
         """
         with tf.device("CPU:0"):
             step = self._step if _graphs_have_a_thread() else self._stepped
@@ -191,19 +196,19 @@ class _Block:
 
 
 def _graphs_have_a_thread() -> bool:
-    """Whether a graph can run inside a host call of another one, where a table is in the process that trains.
+    """Returns whether a graph can run inside a host call of another graph, as with a table in the training process.
 
-    The host call keeps one thread of TensorFlow's pool; the graph would wait for another one for ever.
+    The host call occupies one thread of TensorFlow's pool. With a pool of one thread, the graph would wait for ever.
     """
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
     return int(chosen or os.environ.get("TF_NUM_INTEROP_THREADS") or len(os.sched_getaffinity(0))) != 1
 
 
 def _deserialized(config: dict[str, Any]) -> Any:
-    """The optimizer of a description.
+    """Returns the optimizer, made from its serialized form.
 
     Raises:
-        ValueError: Keras does not know it, as some versions do not know `keras.optimizers.Lamb`.
+        ValueError: Keras does not know the optimizer, as some versions do not know `keras.optimizers.Lamb`.
     """
     optimizer = keras.optimizers.deserialize(config)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -213,7 +218,7 @@ def _deserialized(config: dict[str, Any]) -> Any:
 
 
 def _initial(name: str, slot: np.ndarray, values: np.ndarray) -> Initial:
-    """What a slot of a new row holds."""
+    """Returns the initial value of a slot of a new row."""
     if slot.shape == values.shape and np.array_equal(slot, values):
         return None
     first = slot.reshape(-1)[:1]
@@ -223,10 +228,10 @@ def _initial(name: str, slot: np.ndarray, values: np.ndarray) -> Initial:
 
 
 def _check_arguments(optimizer: Any) -> None:
-    """Refuses what rows that come and go cannot do.
+    """Refuses options of an optimizer that do not work on single rows.
 
     Raises:
-        ValueError: it is asked for.
+        ValueError: the optimizer has such an option.
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -245,10 +250,10 @@ def _check_arguments(optimizer: Any) -> None:
 
 
 def _check_rows_are_independent(block: _Block) -> None:
-    """Compares two steps that differ in one half of the rows, early and late in training.
+    """Compares two steps whose inputs differ in one half of the rows, early and late in training.
 
     Raises:
-        ValueError: the other half differs, too.
+        ValueError: the results of the other half differ, too.
     """
     generator = np.random.default_rng(1)
     half = block.rows // 2
@@ -270,7 +275,7 @@ def _check_rows_are_independent(block: _Block) -> None:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of zeros that TensorFlow can use in place."""
+    """Returns an array of zeros, aligned so that TensorFlow can use it without a copy."""
     nbytes = int(np.prod(shape)) * dtype.itemsize
     memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -278,6 +283,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _scatter(column: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
-    """``column[slots] = rows``, in two thirds of the time: NumPy copies each row as one element."""
+    """Assigns ``column[slots] = rows``, in two thirds of the time: NumPy copies each row as one element."""
     row_type = np.dtype((np.void, column[:1].nbytes))
     column.reshape(len(column), -1).view(row_type)[:, 0][slots] = rows.reshape(len(rows), -1).view(row_type)[:, 0]

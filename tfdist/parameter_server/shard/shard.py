@@ -1,4 +1,4 @@
-"""A server's part of the model: what each message does to it, and what is answered. It knows no sockets."""
+"""A server's part of a model: handles each message and answers it. It uses no sockets."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ IMPORT_IT = (
 
 @dataclass
 class _Traffic:
-    """What a shard has done, for reports.
+    """Counters of a shard's traffic, for reports.
 
     Attributes:
         received: bytes of arrays from workers.
         sent: bytes of arrays to workers.
-        waited: by worker, seconds that answers have waited.
+        waited: by worker, seconds that its answers have waited.
     """
 
     received: int = 0
@@ -73,10 +73,10 @@ class Parked:
     """A message whose answer has to wait.
 
     Attributes:
-        message: from a worker.
-        answer: to its sender.
-        is_refused: whether it is a push that was not applied, as its batch is dealt again.
-        since: when it came, on the monotonic clock.
+        message: the worker's message.
+        answer: function that sends the answer.
+        is_refused: whether the message is a push that is not applied because its batch is dealt again.
+        since: time of arrival, on the monotonic clock.
     """
 
     message: Pull | Push
@@ -87,14 +87,14 @@ class Parked:
 
 @dataclass(frozen=True)
 class Pushed:
-    """Gradients that wait to be applied.
+    """The gradients of one push that wait to be applied.
 
     Attributes:
         source: worker and incarnation.
-        read: version of the parameters that they are of.
-        gradients: as they came.
-        ticket: of the batch, if it was dealt.
-        parts: as of `tfdist.parameter_server.protocol.messages.Push`.
+        read: version of the parameters that the gradients were computed at.
+        gradients: the gradients as received.
+        ticket: ticket of the batch; None if the dealer did not deal it.
+        parts: worker, incarnation and sequence of each push that a host's server joined into this one.
     """
 
     source: tuple[int, int]
@@ -106,23 +106,23 @@ class Pushed:
 
 @dataclass
 class Shard:
-    """A shard, in one thread.
+    """One server's part of one model, used by one thread.
 
     Attributes:
-        ledger: which pushes have counted.
-        snapshots: of this server; None if it keeps none.
-        compression: of gradients; None for none.
-        pull_compression: of parameters; None for none.
-        is_lazy: as of `Store`.
-        is_hogwild: whether workers change the values themselves.
-        store: its values; None until a worker has described them.
-        tickets: of pushes whose batches were dealt.
-        model: its name.
+        ledger: bookkeeping of the pushes.
+        snapshots: this server's snapshots of the model; None keeps none.
+        compression: policy by which workers compress gradients; None expects full precision.
+        pull_compression: policy by which pulled parameters are compressed; None sends full precision.
+        is_lazy: whether a sparse gradient updates only the rows that it names; see `Store`.
+        is_hogwild: whether workers change the values themselves, in shared memory.
+        store: the values; None until a worker has described them.
+        tickets: bookkeeping of pushes whose batches were dealt.
+        model: name of the model.
         is_restored: whether the store was made from a snapshot.
-        incarnations: by worker, that of the process that has entered.
+        incarnations: by worker, the incarnation of the process that has entered.
         sequences: by worker and incarnation, the sequence of the last push that was counted.
-        applied: likewise, of the last push that was applied.
-        pushed: by the `id` of a gradient of the ledger, what it stands for.
+        applied: by worker and incarnation, the sequence of the last push that was applied.
+        pushed: pushes that wait to be applied, by the Python `id` of their `Gradient` in the ledger.
     """
 
     ledger: Ledger
@@ -151,12 +151,12 @@ class Shard:
         self.tickets = Tickets(self.ledger)
 
     def heard(self, message: Message, arrays: list[np.ndarray], answer: Answer) -> None:
-        """Does what a message says.
+        """Handles a worker's message.
 
         Args:
-            message: from a worker.
-            arrays: that came with it; read-only views, which stay as they are.
-            answer: to its sender; may be used later.
+            message: the message.
+            arrays: the message's arrays; read-only views that do not change before the answer.
+            answer: function that sends the answer; may be called later.
         """
         self._traffic.received += sum(array.nbytes for array in arrays)
         match message:
@@ -186,10 +186,10 @@ class Shard:
                 answer(Done(message.id, self.ledger.version), ())
 
     def lost(self, worker: int) -> None:
-        """Nobody waits for a worker any more. What it has pushed counts.
+        """Stops waiting for a worker. Its pushes still count.
 
         Args:
-            worker: its task's number; may be unknown.
+            worker: task number of the worker; may be unknown.
         """
         self.incarnations.pop(worker, None)
         self.ledger.leave(worker)
@@ -201,40 +201,40 @@ class Shard:
             self._differences.forget(worker)
 
     def set_idle(self, workers: frozenset[int]) -> None:
-        """No round waits for workers that wait for a batch.
+        """Sets which workers wait for a batch. No round waits for them.
 
         Args:
-            workers: all that do.
+            workers: numbers of all workers that wait for a batch.
         """
         self.ledger.set_idle(workers)
         self._update()
 
     def absent(self, worker: int) -> None:
-        """A worker that the job names takes no part in this call of `fit`: no round waits until it enters.
+        """Lets rounds go on without a worker that the job names but that takes no part in this call of `fit`.
 
         Args:
-            worker: its task's number.
+            worker: task number of the worker.
         """
         self.ledger.awaited.discard(worker)
         self._update()
 
     def refuse(self, worker: int, why: str) -> None:
-        """Refuses what a worker waits for.
+        """Refuses the parked requests of a worker.
 
         Args:
-            worker: its task's number.
-            why: for a person to read.
+            worker: task number of the worker.
+            why: reason in words.
         """
         for one in [one for one in self._parked if one.message.worker == worker]:
             one.answer(Refused(one.message.id, why), ())
             self._parked.remove(one)
 
     def report(self, model: str, occurrence: int) -> ModelReport:
-        """What it has done so far.
+        """Returns a report of the shard's progress and traffic.
 
         Args:
-            model: the name of its model.
-            occurrence: how many models of this name came before it.
+            model: name of the model.
+            occurrence: number of earlier models of this name.
         """
         self._settle()
         known = self.ledger.workers
@@ -264,9 +264,9 @@ class Shard:
         )
 
     def close(self) -> None:
-        """Writes a last snapshot, and waits for it."""
+        """Writes a last snapshot, and waits until it is written."""
         if self.snapshots is not None:
-            self.snapshots.wait()  # for an earlier one
+            self.snapshots.wait()  # an earlier snapshot may still be being written
             self.take_snapshot()
             self.snapshots.wait()
 
@@ -277,7 +277,7 @@ class Shard:
         if self.incarnations.get(message.worker) != message.incarnation:
             self.incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
-        if self._differences is not None:  # answers may be lost
+        if self._differences is not None:  # the worker may lack answers that were sent
             self._differences.forget(message.worker)
         counted = tuple((*source, sequence) for source, sequence in self.sequences.items()) if message.joins else ()
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
@@ -286,7 +286,7 @@ class Shard:
         if self.store is None:
             try:
                 self._make(message, arrays)
-            except Exception as error:  # of Keras, for what the worker has sent; or a snapshot of another model
+            except Exception as error:  # Keras refuses what the worker has sent, or the snapshot is of another model
                 why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
                 rest = IMPORT_IT if "Could not locate" in why else ""
                 answer(Refused(message.id, f"the model cannot be made: {why}{rest}"), ())
@@ -295,7 +295,7 @@ class Shard:
         self._answer_parked()
 
     def _make(self, message: Create, arrays: list[np.ndarray]) -> None:
-        """Makes the store, from a snapshot or from the values; without both, it has to wait for the chief."""
+        """Makes the store from a snapshot or from the message's values. Without both, the shard waits for the chief."""
         state = (
             State.of_arrays(arrays, len(message.held), message.slots, message.scalars) if message.has_values else None
         )
@@ -316,15 +316,15 @@ class Shard:
             self.take_snapshot()
 
     def make_store(self, held: Sequence[Held], optimizer: dict[str, Any], state: State) -> None:
-        """Makes the store.
+        """Makes the store, and the objects that unpack, pack and correct gradients and values for it.
 
         Args:
-            held: describes its variables.
-            optimizer: as `keras.saving.serialize_keras_object` describes it.
-            state: its values, and the optimizer's variables.
+            held: descriptions of the variables.
+            optimizer: the optimizer, serialized by `keras.saving.serialize_keras_object`.
+            state: values of the variables, and the optimizer's variables.
 
         Raises:
-            Exception: of Keras, for an optimizer that this process does not know.
+            Exception: Keras cannot deserialize the optimizer, for example as it is not registered in this process.
         """
         if self.is_hogwild:
             self.store = MemoryStore(held, state, optimizer)
@@ -340,7 +340,7 @@ class Shard:
             self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
 
     def take_snapshot(self) -> None:
-        """Has a snapshot written, in the background, of what is applied by now."""
+        """Writes a snapshot of all applied updates, in the background."""
         if self.snapshots is None or self.store is None:
             return
         self._settle()
@@ -354,7 +354,7 @@ class Shard:
             *(self.model, self.ledger.version, self.store.config, dict(state.scalars), parts),
             *(dict(self.ledger.counted), dict(self.applied), self.tickets.books(waiting)),
         )
-        self.snapshots.write(of, (self.ledger.version, self.store.edition))  # values may be assigned, too
+        self.snapshots.write(of, (self.ledger.version, self.store.edition))  # assignments raise the edition only
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -378,7 +378,7 @@ class Shard:
             is_refused = self.tickets.settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self.pushed and not self.ledger.synchronization.in_rounds:
-                # The worker goes on, and its memory with it.
+                # The worker is answered before the update, and then reuses the memory that it shares with this server.
                 waiting = self.pushed[id(counted)]
                 self.pushed[id(counted)] = replace(waiting, gradients=gradients.copy())
         if message.pulls:
@@ -419,12 +419,12 @@ class Shard:
             answer(OpenedMemory(message.id, self.store.where, place), ())
 
     def _settle(self) -> None:
-        """Counts what workers have done to the values themselves."""
+        """Counts the updates that workers have made in shared memory (`Hogwild`)."""
         if isinstance(self.store, MemoryStore):
             self.store.settle(self.ledger)
 
     def _update(self) -> None:
-        """Makes the updates that are due, and answers what may be answered then."""
+        """Makes the updates that are due, and answers the requests that waited for them."""
         while due := self.ledger.due():
             assert self.store is not None
             pushed = [self.pushed.pop(id(one)) for one in due]
@@ -439,14 +439,14 @@ class Shard:
         self._answer_parked()
 
     def _corrected(self, pushed: Pushed) -> Gradients:
-        """Gradients as they are to be applied, if they are late."""
+        """Returns late gradients with delay compensation, where the policy asks for it."""
         if self._compensation is None:
             return pushed.gradients
         assert self.store is not None
         return self._compensation.corrected(pushed.source[0], pushed.read, pushed.gradients, self.store.vectors())
 
     def _answer_or_park(self, one: Parked) -> None:
-        """The same message may come again; its last sender is answered."""
+        """Answers a message, now or later. A repeated message replaces its earlier copy."""
         mine = one.message.worker, one.message.id
         self._parked = [other for other in self._parked if (other.message.worker, other.message.id) != mine]
         if self._may_be_answered(one):
@@ -468,7 +468,7 @@ class Shard:
         return isinstance(one.message, Pull) or self.ledger.may_read(one.message.worker)
 
     def _awaited_by(self, one: Parked) -> tuple[int, ...]:
-        """The workers that a message's answer waits for; the chief gives the first values."""
+        """Returns the workers that an answer waits for. Without values it waits for the chief, which gives them."""
         return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(one.message.worker)))
 
     def _answer(self, one: Parked) -> None:
@@ -487,7 +487,7 @@ class Shard:
         one.answer(values, arrays)
 
     def _whole(self, id: int, what: What, clock: int) -> tuple[Values, list[np.ndarray]]:
-        """Answers who pulls."""
+        """Returns the answer to a pull or a read: whole values."""
         assert self.store is not None
         self._settle()
         slots: tuple[tuple[str, ...], ...] = ()
@@ -503,7 +503,7 @@ class Shard:
         return Values(*counts, slots, scalars, edition=self.store.edition), arrays
 
     def _newer(self, message: Push, clock: int) -> tuple[Values, list[np.ndarray]]:
-        """Answers who has pushed."""
+        """Returns the answer to a push: the values that are newer than the worker's."""
         assert self.store is not None
         self._settle()
         newer = self.store.since(message.edition, message.rows)
@@ -515,15 +515,15 @@ class Shard:
         return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
 
     def read(self, message: Read) -> tuple[Values, list[np.ndarray]] | None:
-        """Answers a task that takes no part in the training; None where there are no values yet.
+        """Returns the answer to a task that takes no part in the training; None while there are no values.
 
         Args:
-            message: of the task.
+            message: request of the task.
         """
         return None if self.store is None else self._whole(message.id, message.what, clock=0)
 
 
 def _note(sequences: dict[tuple[int, int], int], pushes: Iterable[tuple[int, int, int]]) -> None:
-    """Notes the last push of each worker and incarnation."""
+    """Records the highest sequence of each worker and incarnation."""
     for worker, incarnation, sequence in pushes:
         sequences[worker, incarnation] = max(sequence, sequences.get((worker, incarnation), -1))

@@ -1,4 +1,4 @@
-"""Which variable of a Keras optimizer belongs to which variable of the model."""
+"""Finds which variable of a Keras optimizer belongs to which variable of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Slot:
-    """A variable of an optimizer that belongs to a variable of the model.
+    """A variable of an optimizer that belongs to one variable of the model.
 
     Attributes:
         variable: index of the model's variable.
@@ -25,7 +25,7 @@ class Slot:
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
-    """Builds an optimizer, and finds its slots.
+    """Builds an optimizer, and returns its slots.
 
     Args:
         optimizer: a Keras optimizer that is not built.
@@ -37,11 +37,11 @@ def build(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
 
 
 def of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
-    """Finds the slots of an optimizer that is built already: those at the places where a copy of it has them.
+    """Returns the slots of a built optimizer, found at the same places as in a copy that is built anew.
 
     Args:
         optimizer: a Keras optimizer, built on the variables.
-        variables: the Keras variables that it was built on, in that order.
+        variables: the Keras variables that the optimizer was built on, in that order.
     """
     copy = type(optimizer).from_config(optimizer.get_config())
     found = {id(slot.value): slot for slot in build(copy, variables)}
@@ -51,10 +51,10 @@ def of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
 
 
 def scalars_of(optimizer: Any, slots: Sequence[Slot]) -> dict[str, Any]:
-    """The optimizer's scalar variables that belong to no variable of the model, such as ``"iteration"``.
+    """Returns the optimizer's scalar variables that belong to no variable of the model, such as ``"iteration"``.
 
     Returns:
-        By name, and without the number that Keras adds to a name that is taken, the Keras variables.
+        The Keras variables by name, without the number that Keras adds to a name that is taken.
     """
     in_slots = {id(slot.value) for slot in slots}
     return {
@@ -66,7 +66,7 @@ def scalars_of(optimizer: Any, slots: Sequence[Slot]) -> dict[str, Any]:
 
 @contextmanager
 def _noted(optimizer: Any, variables: Sequence[Any]) -> Iterator[list[Slot]]:
-    """Notes what the optimizer makes by `add_variable_from_reference`, Keras's function for slots."""
+    """Records the slots that the optimizer makes by `add_variable_from_reference`, Keras's method for slots."""
     places = {id(variable): place for place, variable in enumerate(variables)}
     original = optimizer.add_variable_from_reference
     slots: list[Slot] = []

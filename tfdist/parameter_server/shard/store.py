@@ -20,15 +20,15 @@ from tfdist.private import optimizers
 from tfdist.tensors import to_array
 
 _ITERATIONS = -1
-"""In place of the number of a block."""
+"""Stands for the optimizer's iteration counter in place of the number of a block."""
 _ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether the update of an element depends on this element alone, so that variables may be split and joined.
+    """Returns whether each element's update depends on this element alone, so that variables may be split and joined.
 
     Args:
-        optimizer: a Keras optimizer. Those that clip by a norm are not elementwise.
+        optimizer: a Keras optimizer. Optimizers that clip by a norm are not elementwise.
     """
     is_keras_own = type(optimizer).__module__.startswith("keras.")
     clips = optimizer.clipnorm or optimizer.global_clipnorm
@@ -37,11 +37,11 @@ def is_elementwise(optimizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Block:
-    """Variables that are one variable to the optimizer.
+    """Variables that the optimizer updates as one Keras variable.
 
     Attributes:
-        places: their indices; they follow each other in a vector.
-        variable: the Keras variable: a vector, or that of the single variable's shape.
+        places: indices of the variables, which follow each other in a vector.
+        variable: the Keras variable: a vector, or of the variable's own shape if there is one only.
     """
 
     places: tuple[int, ...]
@@ -49,24 +49,25 @@ class _Block:
 
 
 class Store:
-    """Variables with their optimizer.
+    """A shard's variables with their optimizer.
 
-    The optimizer's slots, its iterations, weight decay and averages live here, with one writer. An update of several
-    small variables costs many times that of one vector with all of their elements: variables that can be updated in one
-    vector are. Those that turn out to have a sparse gradient, or none where others have one, are put apart then.
+    The optimizer's slots, its iterations, weight decay and averages live here, with one writer. Updating several small
+    variables costs many times as much as updating one vector of all their elements, so variables are joined into
+    vectors where the optimizer allows it. A variable is separated when it gets a sparse gradient, or when it gets none
+    while others of its vector do.
 
     Args:
-        held: describes the variables.
-        state: their first values; slots and scalars, if the optimizer has made updates before.
-        optimizer: as `keras.saving.serialize_keras_object` describes it.
-        is_lazy: whether a sparse gradient updates the rows that it names alone (`LazyRows`).
+        held: descriptions of the variables.
+        state: first values of the variables; also slots and scalars, if the optimizer has made updates before.
+        optimizer: the optimizer, serialized by `keras.saving.serialize_keras_object`.
+        is_lazy: whether a sparse gradient updates only the rows that it names (`LazyRows`).
 
     Attributes:
-        held: as given.
-        config: as ``optimizer``.
+        held: descriptions of the variables.
+        config: the serialized optimizer.
 
     Raises:
-        ValueError: the optimizer cannot be lazy.
+        ValueError: the optimizer cannot update rows lazily.
     """
 
     def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any], is_lazy: bool = False) -> None:
@@ -83,14 +84,14 @@ class Store:
 
     @property
     def iterations(self) -> int:
-        """Updates so far."""
+        """The number of updates so far."""
         return int(self._read(_ITERATIONS))
 
     def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
-        """The values, in the layout for these kinds. Later updates do not change them.
+        """Returns the values, in the layout for some kinds of gradients. Later updates do not change them.
 
         Args:
-            kinds: one for each variable; all are dense by default.
+            kinds: kind of each variable's gradient; all are dense by default.
         """
         layout = self.shapes.layout(kinds)
         read = {number: self._read(number) for number, one in enumerate(self._blocks) if one.places[0] in layout.spans}
@@ -98,15 +99,15 @@ class Store:
 
     @property
     def edition(self) -> Edition:
-        """Of the values."""
+        """The edition of the current values; see `Changes`."""
         return self._changes.edition
 
     def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
-        """The values, or, of variables of which few rows have changed, those rows.
+        """Returns the values; of variables of which few rows have changed, only those rows.
 
         Args:
-            edition: that somebody has; None for nothing.
-            places: of the variables of which rows may be given.
+            edition: edition that the receiver has; None returns all values.
+            places: indices of the variables of which single rows may be returned.
         """
         changed = {} if edition is None or not places else self._changes.since(edition)
         rows = {place: indices for place, indices in changed.items() if place in places}
@@ -119,7 +120,7 @@ class Store:
         return Gradients(kinds, self.vectors(kinds), ordered)
 
     def averages(self) -> list[np.ndarray] | None:
-        """As `vectors`, the moving averages of the values; None if the optimizer keeps none."""
+        """Returns the moving averages of the values, in the layout of `vectors`; None if the optimizer keeps none."""
         found = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
         if not found:
             return None
@@ -127,7 +128,7 @@ class Store:
         return self._in_vectors(arrays)
 
     def state(self) -> State:
-        """Values and the optimizer's variables; later updates do not change them."""
+        """Returns the values and the optimizer's variables. Later updates do not change them."""
         values = list(self.shapes.layout().arrays(self.vectors()).values())
         slots: list[dict[str, np.ndarray]] = [{} for _ in self.held]
         for slot in self._slots:
@@ -141,10 +142,10 @@ class Store:
         """Sets the optimizer's learning rate.
 
         Args:
-            value: of the chief.
+            value: the chief's learning rate.
 
         Raises:
-            TypeError: it is set by a schedule.
+            TypeError: a schedule sets the learning rate.
         """
         if value != self._rate:
             self._optimizer.learning_rate = np.float64(value)
@@ -154,10 +155,10 @@ class Store:
         """Assigns values; slots and iterations stay as they are.
 
         Args:
-            vectors: in the layout of all variables.
+            vectors: values in the layout of all variables.
 
         Raises:
-            ValueError: they do not fit the variables.
+            ValueError: the vectors do not fit the variables.
         """
         layout = self.shapes.layout()
         layout.check(vectors)
@@ -168,10 +169,10 @@ class Store:
             block.variable.assign(vectors[first.vector][first.begin : last.end].reshape(block.variable.shape))
 
     def update(self, gradients: Gradients) -> None:
-        """Makes one update. Without any gradient it counts all the same: other servers have some.
+        """Makes one update. It counts even if all gradients are missing, as other servers may have some.
 
         Args:
-            gradients: of the variables.
+            gradients: gradients of the shard's variables.
         """
         odd = [place for place, kind in enumerate(gradients.kinds) if kind != "dense"]
         mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
@@ -195,7 +196,7 @@ class Store:
             elif kinds[-1] == "sparse":
                 given += [tf.constant(array) for array in gradients.sparse[place]]
         self._changes.note(*self._changed(gradients))
-        self._newest.clear()  # TensorFlow would copy what somebody still holds, instead of writing to it
+        self._newest.clear()  # TensorFlow copies a value that is still referenced, instead of writing to it
         scalars = self._update_lazily(lazily, gradients)
         if given:
             self._newest |= self._run(tuple(kinds), given)
@@ -206,15 +207,15 @@ class Store:
             optimizers.apply_count(self._optimizer).assign_add(1)
 
     def _is_lazy(self, place: int) -> bool:
-        """Whether a sparse gradient of a variable updates the rows that it names alone."""
+        """Returns whether a sparse gradient of a variable updates only the rows that it names."""
         held = self.held[place]
         return self._lazy is not None and held.constraint is None and not keeps_other_rows(self._optimizer, held.decays)
 
     def _update_lazily(self, numbers: Sequence[int], gradients: Gradients) -> list[tuple[Any, np.ndarray]]:
-        """Updates rows of blocks.
+        """Updates only the named rows of some blocks.
 
         Returns:
-            The optimizer's scalars, and what they are after the update.
+            The optimizer's scalars, each with its value after the update.
         """
         if not numbers:
             return []
@@ -228,7 +229,7 @@ class Store:
         return list(zip(scalars.values(), after, strict=True))
 
     def _changed(self, gradients: Gradients) -> tuple[list[int], dict[int, np.ndarray]]:
-        """The variables that gradients change, and of others their rows."""
+        """Returns the variables that gradients change as a whole, and the changed rows of other variables."""
         whole, rows = [], {}
         for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
             keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
@@ -241,7 +242,7 @@ class Store:
         return whole, rows
 
     def _read(self, number: int) -> Any:
-        """The value of a block, or the iterations; TensorFlow copies it when it is written to."""
+        """Returns the value of a block, or the iterations. A later write to the variable leaves the value as it is."""
         if number not in self._newest:
             self._newest[number] = self._variables(number).value.read_value()
         return self._newest[number]
@@ -253,7 +254,7 @@ class Store:
         """Makes the update for gradients of these kinds.
 
         Returns:
-            By number, new values.
+            New values, by block number.
         """
         if kinds not in self._functions:
             # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
@@ -262,16 +263,16 @@ class Store:
                     self._functions[kinds] = self._function(kinds, given, jit_compile=True)
                     return self._functions[kinds](given)
                 except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-                    pass  # a schedule of the user's own, perhaps
+                    pass  # XLA cannot compile the update, for example with a user's learning rate schedule
             self._functions[kinds] = self._function(kinds, given, jit_compile=False)
         return self._functions[kinds](given)
 
     def _function(
         self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool
     ) -> Callable[[Sequence[Any]], dict[int, Any]]:
-        """The update as a graph; to call it takes a third of the time that a `tf.function` takes to find it."""
+        """Returns the update as a graph. A `tf.function` takes three times as long to find the graph as to call it."""
         self._by_rows |= {number for number, kind in enumerate(kinds) if kind == "sparse"}
-        # What TensorFlow has scattered rows to, it copies for every reader.
+        # TensorFlow copies a variable that rows were scattered to for every read: such blocks are read only on demand.
         numbers = [_ITERATIONS, *(number for number in range(len(kinds)) if number not in self._by_rows)]
 
         def update(*arrays: Any) -> list[Any]:
@@ -294,7 +295,7 @@ class Store:
         return lambda given: dict(zip(numbers, made(*given), strict=True))
 
     def _make(self, state: State) -> None:
-        """Makes variables and optimizer."""
+        """Makes the variables and the optimizer."""
         self._optimizer = keras.saving.deserialize_keras_object(self.config)
         self._is_elementwise = is_elementwise(self._optimizer)
         runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self.held))]
@@ -318,7 +319,7 @@ class Store:
         self._functions: dict[tuple[Kind, ...], Callable[[Sequence[Any]], dict[int, Any]]] = {}
 
     def _runs(self) -> list[tuple[int, ...]]:
-        """The variables, in runs that follow each other in a vector and are updated alike."""
+        """Returns the variables in runs: each run is consecutive in a vector and is updated in the same way."""
         runs: list[list[int]] = []
         last: dict[np.dtype, int | None] = {}
         for place, (one, dtype) in enumerate(zip(self.held, self.shapes.dtypes, strict=True)):
@@ -342,13 +343,13 @@ class Store:
         return variable
 
     def _separate(self, places: set[int]) -> None:
-        """Puts variables apart from their blocks."""
+        """Moves variables from their blocks to blocks of their own."""
         state = self.state()
         self._apart |= places
         self._make(state)
 
     def _split(self, block: _Block, array: np.ndarray) -> list[np.ndarray]:
-        """A block's array, cut into those of its variables."""
+        """Splits a block's array into the arrays of its variables."""
         if len(block.places) == 1:
             return [array]
         shapes = [self.shapes.shapes[place] for place in block.places]
@@ -356,7 +357,7 @@ class Store:
         return [part.reshape(shape) for part, shape in zip(np.split(array, bounds), shapes, strict=True)]
 
     def _in_vectors(self, arrays: Mapping[int, np.ndarray], kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
-        """Vectors in the layout for these kinds, from the arrays of blocks by their numbers."""
+        """Returns vectors in the layout for these kinds, from the arrays of blocks, by block number."""
         layout = self.shapes.layout(kinds)
         parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in layout.dtypes]
         for number, array in arrays.items():
@@ -367,12 +368,12 @@ class Store:
 
 
 def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
-    """The kind of the gradient that each array belongs to: a sparse one has two."""
+    """Returns the kind of gradient that each array belongs to. A sparse gradient has two arrays."""
     return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
 
 
 def _kind(gradients: Gradients, block: _Block) -> Kind | None:
-    """The kind of a block's gradient; None if its variables have different ones, or sparse ones together."""
+    """Returns the kind of a block's gradient; None for different kinds, or for several sparse gradients."""
     kinds = {gradients.kinds[place] for place in block.places}
     if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):
         return None

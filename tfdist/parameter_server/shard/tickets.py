@@ -1,4 +1,4 @@
-"""Pushes of batches that were dealt: which ones count, and what other servers have to do with them."""
+"""Pushes of dealt batches: which pushes count, and what other servers have to do with them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfdist.parameter_server.shard.ledger import Gradient, Ledger
 
 @dataclass
 class Tickets:
-    """The tickets of pushes to one shard.
+    """Bookkeeping of the pushes to one shard whose batches were dealt.
 
     Attributes:
-        ledger: of the shard.
-        deals: the batches that are dealt out; None if another server deals them, or nobody.
-        decisions: by worker, the sequence of a push and what became of it.
+        ledger: the shard's ledger.
+        deals: the job's dealer; None if another server has it, or if batches are not dealt.
+        decisions: by worker, the sequence of its last committed push and the decision about it.
     """
 
     ledger: Ledger
@@ -28,31 +28,31 @@ class Tickets:
     decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
 
     def is_refused(self, message: Push) -> bool:
-        """Whether the batch of a push is not the worker's any more. One that is committed already is not refused."""
+        """Returns whether a push is refused: its batch is neither committed by the worker nor the worker's any more."""
         if self.deals is None or message.ticket is None:
             return False
         of = message.worker, message.ticket
         return not self.deals.is_committed(*of) and not self.deals.may_commit(*of)
 
     def counted(self, message: Push) -> Gradient | None:
-        """Counts a push that is not refused, and no duplicate.
+        """Counts a push that is neither refused nor a duplicate.
 
         Returns:
-            As `Ledger.push`; None also if a snapshot has the push.
+            The gradient to keep until it is applied; None if the push is dropped, or is in the snapshot already.
         """
         if self.deals is not None and message.ticket is not None:
             if self.deals.is_committed(message.worker, message.ticket):
-                return None  # before this server was started again
+                return None  # counted before this server was started again
         elif message.decision is not None:
             return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.decision)
         return self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
 
     def settle(self, message: Push, counted: Gradient | None) -> bool:
-        """Commits the batch of a push, in one step with its update, or has it dealt again if the push is dropped.
+        """Commits the batch of a push together with its update, or has it dealt again if the push is dropped.
 
         Args:
             message: the push.
-            counted: what `counted` has returned.
+            counted: result of `counted` for the push.
 
         Returns:
             Whether the push is dropped.
@@ -72,10 +72,10 @@ class Tickets:
         return False
 
     def updated(self, made_of: Collection[Gradient]) -> None:
-        """Notes whose gradients an update was made of.
+        """Records in the decisions which workers' gradients made an update.
 
         Args:
-            made_of: the gradients.
+            made_of: the gradients of the update.
         """
         peers = tuple(sorted({one.worker for one in made_of if one.scale}))
         for known in made_of:
@@ -84,7 +84,7 @@ class Tickets:
                 self.decisions[known.worker] = sequence, msgspec.structs.replace(decision, peers=peers)
 
     def decision(self, message: Pull | Push) -> Decision | None:
-        """What the other servers have to do with a push."""
+        """Returns the decision about a push that the other servers follow; None if there is none."""
         if not isinstance(message, Push) or message.ticket is None:
             return None
         sequence, decision = self.decisions.get(message.worker, (-1, None))
@@ -95,9 +95,9 @@ class Tickets:
         return msgspec.structs.replace(decision, clock=None)
 
     def books(self, waiting: Collection[tuple[int, int]]) -> dict[str, Any] | None:
-        """The dealer's; None if another server has them, or nobody.
+        """Returns the dealer's state for a snapshot; None if this server has no dealer.
 
         Args:
-            waiting: as of `Deals.state`.
+            waiting: worker and ticket of each committed batch whose gradients the snapshot lacks.
         """
         return None if self.deals is None else self.deals.state(waiting)

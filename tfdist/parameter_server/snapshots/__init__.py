@@ -1,1 +1,1 @@
-"""Snapshots of servers: files that any number of servers, and NumPy, read again."""
+"""Snapshots of servers: files that any number of servers can restore, and that NumPy can read."""

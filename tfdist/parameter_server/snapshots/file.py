@@ -38,16 +38,16 @@ from tfdist.parameter_server.snapshots.state import PartState, ShardState, Snaps
 
 _FORMAT = "tfdist snapshot"
 _VERSION = 1
-"""Raised whenever the format changes in a way that older releases would misread."""
+"""Version of the format, raised whenever it changes in a way that older releases would misread."""
 _CHUNK = 1 << 20
-"""Bytes that are read or written at a time: so many stay in the cache for the checksum."""
+"""Bytes that are read or written at a time; a chunk of this size stays in the cache for its checksum."""
 
 
 class DamagedError(Exception):
-    """A file is gone, truncated, fails a check, or is no snapshot.
+    """A file is missing or truncated, fails a check, or is not a snapshot.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path, why: str) -> None:
@@ -56,12 +56,12 @@ class DamagedError(Exception):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """An array of a file.
+    """Description of an array in a file.
 
     Attributes:
-        name: in the file.
-        dtype: its name; the file may have unsigned integers instead.
-        shape: of the array.
+        name: name of the array in the file.
+        dtype: name of the array's dtype; the file may store unsigned integers of the same bits.
+        shape: shape of the array.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class StoredPart(msgspec.Struct, frozen=True):
-    """Rows of a variable in a file; attributes as of `PartState`."""
+    """Description of a variable's rows in a file; attributes as in `PartState`."""
 
     path: str
     begin: int
@@ -81,12 +81,12 @@ class StoredPart(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of its arrays; attributes as of `ShardState`.
+    """Description of a file's arrays; other attributes as in `ShardState`.
 
     Attributes:
-        format: a constant.
-        format_version: of this layout.
-        sequences: tuples of a worker, its incarnation and a sequence.
+        format: constant that marks a snapshot.
+        format_version: version of the file's layout.
+        sequences: tuples of a worker, its incarnation and the sequence of its last push that was applied or dropped.
     """
 
     format: str = _FORMAT
@@ -107,21 +107,21 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def save(file: IO[bytes], state: ShardState) -> None:
-    """Writes a state.
+    """Writes a state to a file.
 
     Args:
-        file: an empty one, open for writing.
-        state: whose arrays do not change meanwhile.
+        file: empty file, open for writing.
+        state: state to write; its arrays must not change meanwhile.
 
     Raises:
         TypeError: an array's dtype, or a value of the optimizer's config, cannot be stored.
-        OSError: of the file system.
+        OSError: the file cannot be written.
     """
     arrays: dict[str, np.ndarray] = {}
 
     def store(name: str, array: np.ndarray) -> Stored:
         unique, count = name, 1
-        while unique in arrays:  # a variable `a:b` with a slot `c`, and `a` with `b:c`
+        while unique in arrays:  # as with a variable `a:b` and slot `c`, and a variable `a` and slot `b:c`
             unique, count = f"{name}#{count + 1}", count + 1
         arrays[unique] = _bits(name, array)
         return Stored(unique, array.dtype.name, array.shape)
@@ -148,7 +148,7 @@ def save(file: IO[bytes], state: ShardState) -> None:
     arrays["metadata"] = np.frombuffer(text.encode(), np.uint8)
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
-            # As `np.savez`, without its copies, during which no other thread of the server would run.
+            # Like `np.savez`, but without its copies, which would block the server's other threads.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
                 content = array.reshape(-1).view(np.uint8)
@@ -157,14 +157,14 @@ def save(file: IO[bytes], state: ShardState) -> None:
 
 
 def describe(path: Path) -> Metadata:
-    """What a file holds, without its arrays.
+    """Returns the description of a file's arrays.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        DamagedError: it cannot be read, or is no snapshot.
-        SnapshotError: another release of tfdist has written it, or this user may not read it.
+        DamagedError: the file cannot be read, or is not a snapshot.
+        SnapshotError: another release of tfdist has written the file, or this user may not read it.
     """
     with _Archive(path) as archive:
         return archive.metadata()
@@ -176,15 +176,16 @@ def load(
     """Reads arrays of a file, and checks each by its CRC-32. Only the wanted rows are kept in memory.
 
     Args:
-        path: of the file.
-        rows: the index of a part, the first row, and the row behind the last one; both of the variable.
+        path: path of the file.
+        rows: for each wanted range, the index of its part, and its first row and the row behind its last one, counted
+            in the whole variable.
         with_scalars: whether to read the scalars.
 
     Returns:
-        The rows, and the scalars by their names; arrays of their own memory.
+        The rows, and the scalars by their names. The arrays own their memory.
 
     Raises:
-        DamagedError: it cannot be read.
+        DamagedError: the file cannot be read.
         SnapshotError: a variable cannot be split, another release of tfdist has written the file, or this user may not
             read it.
     """
@@ -196,7 +197,7 @@ def load(
 
 
 class _Archive:
-    """An open file. Within its context any error that damage can cause becomes `DamagedError`."""
+    """An open snapshot file. Within its context any error that damage can cause becomes `DamagedError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -214,7 +215,7 @@ class _Archive:
             self._translate(error)
 
     def _translate(self, error: Exception) -> None:
-        """Raises what the caller is told. A flipped bit may lead zipfile and NumPy to nearly any exception."""
+        """Raises the error that the caller gets. A flipped bit may make zipfile or NumPy raise nearly any error."""
         if isinstance(error, PermissionError):
             raise SnapshotError(
                 f"the snapshot {self._path} cannot be read: {error.strerror}. Give the user of the parameter servers "
@@ -225,7 +226,7 @@ class _Archive:
         raise DamagedError(self._path, f"{type(error).__name__}: {error}") from error
 
     def metadata(self) -> Metadata:
-        """The description of the arrays."""
+        """Reads the description of the arrays."""
         given = json.loads(self.array(Stored("metadata", "uint8", (-1,))).tobytes())
         version = msgspec.convert(given, _Version)
         if version.format != _FORMAT:
@@ -238,7 +239,7 @@ class _Archive:
         return msgspec.convert(given, Metadata, str_keys=True)
 
     def part(self, part: StoredPart, begin: int, end: int) -> PartState:
-        """Rows of a part, with their slots."""
+        """Reads rows of a part, with their slots."""
         if (begin, end) == (part.begin, part.end):
             rows = None
         else:
@@ -254,18 +255,18 @@ class _Archive:
         return PartState(part.path, begin, end, part.rows, self.array(part.value, rows), slots)
 
     def array(self, stored: Stored, rows: tuple[int, int] | None = None) -> np.ndarray:
-        """An array.
+        """Reads an array, or some of its rows.
 
         Args:
-            stored: its description; a shape of ``(-1,)`` takes any number of elements.
-            rows: the first, and the one behind the last; all by default. The others are read too, for the checksum.
+            stored: description of the array; a shape of ``(-1,)`` accepts any number of elements.
+            rows: first row, and the row behind the last one; None for all rows. Other rows are read for the checksum.
         """
         dtype = _dtype(stored.dtype)
         info = self._zip.getinfo(f"{stored.name}.npy")
         with self._zip.open(info) as file:
             shape, raw = _header(file)
             nbytes = prod(shape) * raw.itemsize
-            # Before memory is allocated: a damaged header may announce any size.
+            # Checked before memory is allocated: a damaged header may announce any size.
             if raw != _raw(dtype) or file.tell() + nbytes != info.file_size or stored.shape not in ((-1,), shape):
                 raise ValueError(
                     f"the array {stored.name!r} is {raw} {shape} in {info.file_size} bytes; expected {_raw(dtype)} "
@@ -286,13 +287,13 @@ class _Archive:
                 if low < high:
                     kept[low - begin : high - begin] = chunk[low - position : high - position]
                 position += chunk.size
-            file.read(1)  # at the end zipfile compares the checksum
+            file.read(1)  # zipfile compares the checksum at the end of the file
         return array.view(dtype)
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     version = np.lib.format.read_magic(file)
-    if version != (1, 0):  # NumPy writes others for structures and for a header of more than 64 KiB
+    if version != (1, 0):  # NumPy writes other versions for structured dtypes and for headers of more than 64 KiB
         raise ValueError(f"version {version} of NumPy's format")
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if is_fortran:
@@ -301,12 +302,12 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _is_plain(dtype: np.dtype) -> bool:
-    """Whether NumPy's format can hold it: its own numbers, in the machine's byte order."""
+    """Returns whether NumPy's format can hold a dtype: NumPy's own numbers, in the machine's byte order."""
     return dtype.isbuiltin == 1 and dtype.kind in "biufc"
 
 
 def _raw(dtype: np.dtype) -> np.dtype:
-    """The dtype in the file."""
+    """Returns the dtype by which the file stores a dtype."""
     return dtype if _is_plain(dtype) else np.dtype(f"u{dtype.itemsize}")
 
 

@@ -1,4 +1,4 @@
-"""The files of a folder of snapshots: their names and order, and which ones are not needed any more."""
+"""The files of a folder of snapshots: their names, their order, and the removal of superfluous files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfdist.parameter_server.snapshots.file import DamagedError, Metadata, descr
 from tfdist.parameter_server.snapshots.state import SnapshotError
 
 PARTIAL = ".partial"
-"""The end of a file's name while it is written."""
+"""Suffix of a file's name while it is written."""
 _NAME = re.compile(rf"server-(\d+)-of-(\d+)\.(\d+)\.npz({re.escape(PARTIAL)})?")
 
 
 @dataclass(frozen=True)
 class SnapshotName:
-    """A snapshot, by its name.
+    """A snapshot file, as described by its name.
 
     Attributes:
-        path: of the file.
-        server: that has written it.
-        servers: how many there were then.
-        number: higher than those of all snapshots that were there when it was written.
+        path: path of the file.
+        server: index of the server that wrote it.
+        servers: number of servers at that time.
+        number: number that is higher than those of all snapshots that existed when it was written.
     """
 
     path: Path
@@ -34,12 +34,12 @@ class SnapshotName:
 
 
 def file_name(server: int, servers: int, number: int) -> str:
-    """The name of a snapshot; arguments as of `SnapshotName`."""
+    """Returns the file name of a snapshot; arguments as in `SnapshotName`."""
     return f"server-{server}-of-{servers}.{number:09d}.npz"
 
 
 def snapshots_of(folder: Path) -> list[SnapshotName]:
-    """The whole snapshots, newest first; none if there is no such folder.
+    """Returns the complete snapshots of a folder, newest first; none if the folder does not exist.
 
     Raises:
         OSError: the folder cannot be read.
@@ -48,7 +48,7 @@ def snapshots_of(folder: Path) -> list[SnapshotName]:
 
 
 def remove_leftovers(folder: Path, server: int, servers: int) -> None:
-    """Removes what killed writers have left: this server's own files, and those of jobs with other numbers of servers.
+    """Removes partial files of killed writers: this server's, and those of jobs with another number of servers.
 
     Raises:
         OSError: a file cannot be removed.
@@ -59,9 +59,9 @@ def remove_leftovers(folder: Path, server: int, servers: int) -> None:
 
 
 def remove_superseded(folder: Path, server: int, servers: int, keep: int) -> None:
-    """Removes this server's files, and those of other numbers of servers, if ``keep`` newer ones hold each of the rows.
+    """Removes files of which ``keep`` newer files hold each row: this server's, and those of other numbers of servers.
 
-    Files that cannot be described stay: they are damaged, of another release or of another user.
+    Files that cannot be described stay: they are damaged, or belong to another release or another user.
 
     Raises:
         OSError: a file cannot be removed.
@@ -89,13 +89,13 @@ def remove_superseded(folder: Path, server: int, servers: int, keep: int) -> Non
         return all(_times_held(held.get(part.path, []), part.begin, part.end) >= keep for part in old.parts)
 
     for file in [*own[keep:], *(file for file in files if file.servers != servers)]:
-        # Mostly this server's own files say enough, and those of the others need not be opened.
+        # This server's own files mostly decide it, without opening the files of other servers.
         if is_superseded(file, own) or is_superseded(file, files):
             file.path.unlink(missing_ok=True)
 
 
 def _times_held(held: Sequence[tuple[int, int]], begin: int, end: int) -> int:
-    """How many of some ranges hold a row of another range; of the row that the fewest hold."""
+    """Returns how many of some ranges hold a row from ``begin`` to ``end``, for the row that the fewest hold."""
     bounds = sorted({begin, end, *(bound for rows in held for bound in rows if begin < bound < end)})
     counts = (sum(first <= low and high <= last for first, last in held) for low, high in itertools.pairwise(bounds))
     return min(counts, default=len(held))

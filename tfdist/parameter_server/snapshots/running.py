@@ -1,4 +1,4 @@
-"""A running server's snapshots: found when it starts, written in the background."""
+"""A running server's snapshots: read when it starts, and written in the background."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger("tfdist")
 
 
 class Snapshots:
-    """Snapshots of one server.
+    """One server's snapshots of one model.
 
     Args:
-        folder: of all servers of the job.
+        folder: folder of the model's snapshots, which all servers of the job use.
         server: index of the server.
-        servers: how many there are.
-        seconds: between two snapshots.
+        servers: number of servers.
+        seconds: seconds between two snapshots.
     """
 
     def __init__(self, folder: Path, server: int, servers: int, seconds: float) -> None:
@@ -38,18 +38,18 @@ class Snapshots:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the next one is due."""
+        """Seconds until the next snapshot is due."""
         return max(0.0, self._due - time.monotonic())
 
     def find(self, digest: str, held: Sequence[Held]) -> ShardState | None:
-        """The newest state that snapshots have of a server's part of a model, whichever servers have written it.
+        """Returns the newest state of a server's part of a model, whichever servers have written it; None if none have.
 
         Args:
-            digest: of the model's variables.
-            held: the part.
+            digest: digest of the model's variables.
+            held: descriptions of the server's part of the variables.
 
         Raises:
-            SnapshotError: they cannot be read, are of another model, or lack rows.
+            SnapshotError: the snapshots cannot be read, are of another model, or lack rows.
         """
         state = sharded.read(self._folder, digest, [(one.path, one.begin, one.end) for one in held])
         if state is not None:
@@ -61,10 +61,10 @@ class Snapshots:
 
     @staticmethod
     def newest_deals(folder: Path) -> dict[str, Any] | None:
-        """The dealer's books in the newest snapshot of the first server, of any model; None if there is none.
+        """Returns the dealer's state from the newest snapshot of the first server, of any model; None if there is none.
 
         Args:
-            folder: that has a folder for each model.
+            folder: folder with one folder for each model.
         """
         found = [one for model in folder.glob("*/") for one in snapshots_of(model) if one.server == 0]
         for one in sorted(found, key=lambda name: name.path.stat().st_mtime_ns, reverse=True):
@@ -73,7 +73,7 @@ class Snapshots:
             except (SnapshotError, file.DamagedError, OSError) as error:
                 log.warning("tfdist: %s is passed over: %s", one.path, error)
                 continue
-            if deals is not None:  # tables have none
+            if deals is not None:  # snapshots of tables have no dealer's state
                 return deals
         return None
 
@@ -81,8 +81,8 @@ class Snapshots:
         """Writes a snapshot on a thread, unless nothing is new or the last one is still being written.
 
         Args:
-            state: whose arrays stay as they are.
-            mark: another one for each state; its version by default.
+            state: state to write; its arrays must not change later.
+            mark: value that differs for each state; None takes the state's version.
         """
         self._due = time.monotonic() + self._seconds
         mark = state.version if mark is None else mark

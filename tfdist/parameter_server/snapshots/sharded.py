@@ -1,11 +1,11 @@
-"""Snapshots of parameter servers: each server writes its own files, and any number of servers read them again.
+"""Snapshots of parameter servers: each server writes its own files, and any number of servers can read them.
 
 A snapshot is one file of one server, ``server-<k>-of-<n>.<number>.npz`` (`tfdist.parameter_server.snapshots.file`).
-It gets its name only when it is whole and on the disk, so a server may be killed at any moment. The number is one more
-than the highest in the folder: it orders the snapshots of all servers, of jobs with another number of servers too,
-without clocks and file times. All servers use the same folder.
+A file gets this name only when it is complete and on the disk, so a server may be killed at any moment. The number is
+one more than the highest in the folder. It orders the snapshots of all servers, also of jobs with other numbers of
+servers, without clocks and file times. All servers use the same folder.
 
-Servers write independently of each other, so their snapshots are of different versions, as shards are while they train.
+Servers write independently of each other, so their snapshots are of different versions, as shards are in training.
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ __all__ = ["PartState", "ShardState", "SnapshotError", "read", "write"]
 log = logging.getLogger("tfdist")
 
 Rows = tuple[str, int, int]
-"""A variable's path, the first row, and the row behind the last one; of a scalar 0 and 1."""
+"""A variable's path, the first row, and the row behind the last one. A scalar has the rows 0 to 1."""
 
 
 def write(folder: Path, server: int, servers: int, state: ShardState, keep: int = 2) -> Path:
-    """Writes a snapshot, and removes those that it makes superfluous.
+    """Writes a snapshot, and removes the snapshots that it makes superfluous.
 
-    A file is removed when each of its rows is in ``keep`` newer ones. So each server has ``keep`` files, and one more
+    A file is removed when each of its rows is in ``keep`` newer files. So each server has ``keep`` files, and one more
     while it writes. After a change of the number of servers the old files stay until the new servers have replaced
     them.
 
     Args:
-        folder: of all servers of the job; it is made if it does not exist.
+        folder: folder of all servers of the job; made if it does not exist.
         server: index of the server; no other process writes for it.
-        servers: how many there are.
-        state: whose arrays do not change meanwhile. Paths are unique in the model.
-        keep: at least 1; with 2, a damaged file costs the updates since the one before.
+        servers: number of servers.
+        state: state to write; its arrays must not change meanwhile, and its paths are unique in the model.
+        keep: number of snapshots to keep, at least 1; with 2, a damaged file costs only the updates since the one
+            before.
 
     Returns:
-        The file.
+        Path of the new file.
 
     Raises:
-        SnapshotError: the folder cannot be written to. The snapshots in it are as they were.
-        TypeError: the state holds what cannot be stored.
-        ValueError: of an argument.
+        SnapshotError: the folder cannot be written to. The snapshots in it are as before.
+        TypeError: the state contains values that cannot be stored.
+        ValueError: an argument is out of range, or a path occurs twice.
     """
     if keep < 1 or not 0 <= server < servers:
         raise ValueError(f"expected keep >= 1 and 0 <= server < servers; got {keep=}, {server=}, {servers=}")
@@ -93,7 +94,7 @@ def _write(path: Path, state: ShardState) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-    with contextlib.suppress(OSError):  # not every file system can; then the name is on the disk a little later
+    with contextlib.suppress(OSError):  # not every file system can sync a folder; then the name reaches the disk later
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -102,33 +103,33 @@ def _write(path: Path, state: ShardState) -> None:
 
 
 def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None:
-    """Reads rows of variables from the newest snapshots that hold them, whichever servers have written those.
+    """Reads rows of variables from the newest snapshots that hold them, whichever servers have written them.
 
-    Damaged files are passed over with a warning; the rows then come from the files before.
+    Damaged files are skipped with a warning; older files then give the rows.
 
-    If all rows come from one file, the state is exactly the one that its server had: every push that it counted is in
-    all rows, and its sequences are known. That is so for a server that is started again in an unchanged cluster, and
-    for any number of servers that read the snapshot of a single one.
+    If all rows come from one file, the state is exactly that of its server: all rows contain the same pushes, and
+    ``sequences`` tells which. This holds for a server that is started again in an unchanged cluster, and for any number
+    of servers that read the snapshot of a single server.
 
     Rows of several files may contain different pushes. Then
 
     - ``version``, ``scalars``, ``optimizer`` and ``counted`` are those of the file with the lowest version, so that
-      they fit each other: iterations count the updates that all rows have, and some rows have a few more.
-    - ``sequences`` are the highest of all files. So a push that comes again is never applied twice to any row, and one
-      that only some of the rows have is lost for the others, like the pushes after a snapshot.
+      they fit each other: iterations count the updates that all rows contain, and some rows contain a few more.
+    - ``sequences`` are the highest of all files. So a repeated push is never applied twice to any row. A push that only
+      some rows contain is lost for the others, like the pushes after a snapshot.
 
     Args:
-        folder: of all servers of the job.
-        digest: of the model.
-        wanted: rows of each variable, in the order of the returned parts. Without any, the newest file gives the rest.
+        folder: folder of all servers of the job.
+        digest: digest of the model's variables.
+        wanted: rows of each variable, in the order of the returned parts. If empty, the newest file gives the rest.
 
     Returns:
-        The state; None if there is no snapshot. If only untrained servers (version 0) have written, and not all of
-        them, that is no snapshot either: the job was killed as it began.
+        The state, without that of a dealer; None if there is no snapshot. Files of untrained servers (version 0) that
+        do not cover all rows count as no snapshot: the job was killed as it began.
 
     Raises:
-        SnapshotError: the snapshots are of another model, rows are missing, or nothing may be read.
-        ValueError: two of the wanted variables have one path.
+        SnapshotError: the snapshots are of another model, lack rows, or cannot be read.
+        ValueError: a path occurs twice among the wanted variables.
     """
     _check_unique(path for path, _, _ in wanted)
     damaged: dict[Path, str] = {}
@@ -142,7 +143,7 @@ def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows that a part of a file gives."""
+    """Rows that are read from one part of a file."""
 
     file: SnapshotName
     part: int
@@ -192,11 +193,11 @@ def _read(folder: Path, digest: str, wanted: Sequence[Rows], damaged: dict[Path,
 
 
 def _take(gaps: list[tuple[int, int]], begin: int, end: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Which rows of the gaps a part has, and the gaps that are left."""
+    """Returns the rows of the gaps that a part has, and the gaps that remain."""
     overlaps, left = [], []
     for first, last in gaps:
         low, high = max(first, begin), min(last, end)
-        if low < high or first == last:  # the latter of a variable without rows
+        if low < high or first == last:  # equal for a variable without rows
             overlaps.append((low, high))
             left += [gap for gap in ((first, low), (high, last)) if gap[0] < gap[1]]
         else:

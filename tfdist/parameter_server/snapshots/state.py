@@ -1,4 +1,4 @@
-"""The state of a parameter server as plain arrays, and how parts of variables are joined."""
+"""The state of a parameter server as plain arrays; joins parts of variables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class PartState:
     """Rows of one variable, with the optimizer's slots for them.
 
     Attributes:
-        path: of the variable, as Keras names it.
+        path: Keras path of the variable.
         begin: first row; 0 for a scalar.
         end: row behind the last one; 1 for a scalar.
-        rows: of the whole variable; 1 for a scalar.
-        value: shape ``(end - begin, ...)``, or ``()`` for a scalar.
-        slots: by name. Those of the value's shape are per element, and are cut and joined with it. Others exist only
-            for whole variables.
+        rows: number of rows of the whole variable; 1 for a scalar.
+        value: values of the rows, of shape ``(end - begin, ...)``, or ``()`` for a scalar.
+        slots: optimizer's slots by name. A slot of the value's shape is per element, and is split and joined with it.
+            Slots of other shapes exist only for whole variables.
 
     Raises:
         ValueError: the bounds and the shapes do not fit each other.
@@ -56,7 +56,7 @@ class PartState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all rows."""
+        """Whether the part has all rows of the variable."""
         return self.end - self.begin == self.rows
 
 
@@ -64,10 +64,10 @@ def join(parts: Sequence[PartState]) -> PartState:
     """Joins parts of one variable.
 
     Args:
-        parts: at least one; each begins with the row at which the one before ends.
+        parts: at least one part; each begins with the row at which the part before it ends.
 
     Raises:
-        SnapshotError: they differ in dtypes, in shapes of rows, or in slots.
+        SnapshotError: the parts differ in dtypes, in shapes of rows, or in slots.
     """
     if len(parts) == 1:
         return parts[0]
@@ -84,7 +84,7 @@ def join(parts: Sequence[PartState]) -> PartState:
 
 
 def _form(part: PartState) -> tuple[int, str, dict[str, str]]:
-    """What all parts of a variable have in common: its rows, the dtype and shape of a row, and those of the slots."""
+    """Returns what all parts of a variable have in common: number of rows, and dtypes and row shapes of all arrays."""
     return part.rows, _row(part.value), {name: _row(slot) for name, slot in sorted(part.slots.items())}
 
 
@@ -94,18 +94,18 @@ def _row(array: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ShardState:
-    """All that a server needs to go on.
+    """The state that a server needs to go on.
 
     Attributes:
-        digest: of the model's variables; the same for any number of servers.
+        digest: digest of the model's variables; the same for any number of servers.
         version: the number of updates that were applied.
-        optimizer: JSON values, as of `keras.optimizers.serialize`.
-        scalars: by name, the optimizer's variables that belong to no variable: iterations, learning rate.
-        parts: of the variables that the server holds.
-        counted: by worker, its pushes that were counted.
-        sequences: by worker and its incarnation, the sequence of the last push that was counted.
-        deals: the books of the job's dealer, as of `tfdist.parameter_server.dealing.deals.Deals.state`; None if
-            another server has them, or nobody.
+        optimizer: the optimizer, serialized by Keras to JSON values.
+        scalars: by name, the optimizer's variables that belong to no variable, such as iterations and learning rate.
+        parts: parts of the variables that the server holds.
+        counted: by worker, the number of its pushes that were counted.
+        sequences: by worker and incarnation, the sequence of the last push that was applied or dropped.
+        deals: state of the job's dealer (`tfdist.parameter_server.dealing.deals.Deals.state`); None if this server
+            has no dealer.
     """
 
     digest: str

@@ -1,1 +1,1 @@
-"""Embeddings without a fixed size: their rows on the servers, and how workers look them up."""
+"""Embeddings without a fixed size: tables of rows on the servers, and the workers' access to them."""

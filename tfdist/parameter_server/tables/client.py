@@ -1,4 +1,4 @@
-"""A worker's part in a table on parameter servers: which keys are asked where, and what is pushed."""
+"""The worker's side of a table on parameter servers: splits lookups and updates by server."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from tfdist.parameter_server.worker.client import RefusedError
 
 _CHIEF = 0
 _NONE = np.empty(0, np.int64), np.empty((0, 1))
-"""No slots and values."""
+"""Empty slots and values."""
 
 Answered = tuple[Any, list[np.ndarray]]
 
 
 class Requests(Protocol):
-    """What a table needs of a connection; see `tfdist.parameter_server.worker.client.Connection`."""
+    """The part of a connection that a table needs; see `tfdist.parameter_server.worker.client.Connection`."""
 
     answer_bytes: int
 
     def send(self, make: Callable[[int], TableMessage], arrays: Sequence[np.ndarray] = ()) -> Any:
-        """Sends a message."""
+        """Sends a message, and returns the request."""
 
     def receive(self, request: Any) -> Answered:
-        """Waits for the answer to a message."""
+        """Waits for the answer to a request."""
 
     def close(self) -> None:
         """Closes the connection."""
 
 
 class InProcess:
-    """Tables of this process in place of a server, where there is none."""
+    """Tables of this process in place of a connection to a server, for a job without servers."""
 
     answer_bytes = 0
 
@@ -61,17 +61,17 @@ class InProcess:
         self._numbers = itertools.count()
 
     def send(self, make: Callable[[int], TableMessage], arrays: Sequence[np.ndarray] = ()) -> tuple[str, Answered]:
-        """Has a message done."""
+        """Handles a message at once, and returns its answer as the request."""
         found: list[Answered] = []
         message = make(next(self._numbers))
         self._tables.heard(message, list(arrays), lambda answer, rows: found.append((answer, list(rows))))
         return type(message).__name__, found[0]
 
     def receive(self, request: tuple[str, Answered]) -> Answered:
-        """The answer to a message.
+        """Returns the answer to a message.
 
         Raises:
-            RefusedError: it was not taken.
+            RefusedError: the message was refused.
         """
         name, (answer, arrays) = request
         if isinstance(answer, Refused):
@@ -79,21 +79,21 @@ class InProcess:
         return answer, arrays
 
     def close(self) -> None:
-        """Drops nothing."""
+        """Does nothing, as there is no connection."""
 
 
 class Line:
-    """Connections to all servers that the tables of a worker share, one thread after the other.
+    """Connections to all servers, which the tables of a worker share; one thread at a time uses them.
 
     Args:
-        connections: to each server, in the order of the cluster.
-        worker: this task's number.
+        connections: connection to each server, in the order of the cluster.
+        worker: number of this task.
 
     Attributes:
-        connections: as given.
-        worker: as given.
-        lock: is held while a table uses them.
-        failure: the error that has ended the communication, or None.
+        connections: connection to each server, in the order of the cluster.
+        worker: number of this task.
+        lock: lock that is held while a table uses the connections.
+        failure: error that has ended the communication; None without an error.
     """
 
     def __init__(self, connections: Sequence[Requests], worker: int = _CHIEF) -> None:
@@ -110,15 +110,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Form:
-    """What all workers say of a table alike.
+    """The description of a table, which is equal on all workers.
 
     Attributes:
         dim: number of columns.
-        initial: the first values of rows.
-        policy: which keys get a row.
-        dtype: of the rows, float32 or float64.
-        workers: how many workers update it together, once in each step, by the sum of their gradients; 0 if each
-            gradient is an update.
+        initial: initial values of rows.
+        policy: policy that says which keys get a row.
+        dtype: dtype of the rows, float32 or float64.
+        workers: number of workers that update the table together, once in each step, by the sum of their gradients;
+            0 if each gradient is an update.
     """
 
     dim: int
@@ -129,20 +129,20 @@ class Form:
 
 
 class TableClient:
-    """A table, whose rows are on all servers.
+    """A worker's access to a table whose rows are distributed over all servers.
 
-    A server that was started again is told of the table again, and the message is repeated; the server counts an update
-    that it has had before once.
+    If a server was started again, the client describes the table again and repeats its message. The server counts a
+    repeated update once.
 
     Args:
-        line: to the servers.
-        name: of the table, the same on all workers.
-        form: of the table.
-        cache: which rows this worker keeps; None for none. Not where workers update together.
+        line: connections to the servers.
+        name: name of the table, the same on all workers.
+        form: description of the table.
+        cache: policy by which this worker caches rows; None caches none. Must be None where workers update together.
 
     Attributes:
-        form: as given.
-        cache: the rows that are kept; None for none.
+        form: description of the table.
+        cache: cache of rows; None without one.
     """
 
     def __init__(self, line: Line, name: str, form: Form, cache: CachePolicy | None = None) -> None:
@@ -162,13 +162,13 @@ class TableClient:
         return self._line.worker == _CHIEF
 
     def set_optimizer(self, optimizer: dict[str, Any]) -> None:
-        """Says by which optimizer rows are updated.
+        """Describes the table with this optimizer to all servers.
 
         Args:
-            optimizer: as `keras.optimizers.serialize` describes it.
+            optimizer: optimizer of the rows, serialized by `keras.optimizers.serialize`.
 
         Raises:
-            RefusedError: it cannot be used, or the chief's table has another form.
+            RefusedError: the optimizer cannot be used, or the table exists with another description.
             PeerLostError: a server cannot be reached.
         """
         with self._line.lock:
@@ -177,10 +177,10 @@ class TableClient:
                 self._attach(server)
 
     def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
-        """The rows of keys; those of a cache only if this is a use of the keys.
+        """Returns the rows of keys. Cached rows are used only if ``create`` is set.
 
         Args:
-            keys: int64 [n], distinct.
+            keys: keys, int64 [n], distinct.
             create: whether this is a use of the keys, which makes rows; True in training.
 
         Returns:
@@ -199,7 +199,7 @@ class TableClient:
         return found.values
 
     def _read(self, keys: np.ndarray, create: bool) -> np.ndarray:
-        """The rows of keys on the servers; see `lookup`."""
+        """Reads the rows of keys from the servers; see `lookup`."""
         parts = self._parts(keys)
         rows = np.empty((len(keys), self.form.dim), self.form.dtype)
         with self._line.lock:
@@ -217,13 +217,13 @@ class TableClient:
         """Makes one step of the optimizer, on all servers; where workers update together, when all have called this.
 
         Args:
-            keys: int64 [n]; the gradients of keys that repeat are summed.
-            gradients: [n, dim], of the rows' dtype.
-            rate: the chief's learning rate, or None.
-            create: whether this is a use of the keys, as their lookup was none.
+            keys: keys, int64 [n]; the gradients of repeated keys are summed.
+            gradients: gradients [n, dim], of the rows' dtype.
+            rate: the chief's learning rate; None leaves it as it is.
+            create: whether this is a use of the keys, as their lookup was not.
 
         Raises:
-            RefusedError: a server does not take them.
+            RefusedError: a server refuses the update.
             PeerLostError: a server cannot be reached.
         """
         parts = self._parts(keys)
@@ -243,14 +243,14 @@ class TableClient:
             self._has_updated = True
 
     def assign(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Replaces all rows; on the chief only. Before its first update, rows that servers have updated stay.
+        """Replaces all rows; on the chief only. Before the chief's first update, tables that were updated stay.
 
         Args:
-            keys: int64 [n], distinct.
-            values: [n, dim].
+            keys: keys, int64 [n], distinct.
+            values: values of their rows, [n, dim].
 
         Raises:
-            RefusedError: a server does not take them.
+            RefusedError: a server refuses the rows.
             PeerLostError: a server cannot be reached.
         """
         if not self.is_chief:
@@ -266,7 +266,7 @@ class TableClient:
             )
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of all servers.
+        """Returns all rows of all servers.
 
         Returns:
             The keys in ascending order, int64 [rows], and their values [rows, dim].
@@ -282,7 +282,7 @@ class TableClient:
         return keys[order], values[order]
 
     def _parts(self, keys: np.ndarray) -> list[np.ndarray]:
-        """For each server, the places of its keys."""
+        """Returns the places of each server's keys."""
         servers = server_of(keys, len(self._line.connections))
         return [np.flatnonzero(servers == server) for server in range(len(self._line.connections))]
 
@@ -308,8 +308,8 @@ class TableClient:
         """Sends a message to each server that arrays are given for, and waits for all answers.
 
         Args:
-            arrays: by server.
-            make: the message, from its ``id``, the worker, the incarnation and the table.
+            arrays: arrays of the message to each server; None sends it no message.
+            make: function that makes the message from its ``id``, the worker, the incarnation and the table's name.
         """
 
         def made(id: int) -> TableMessage:

@@ -7,21 +7,21 @@ import numpy as np
 from tfdist.parameter_server.options.key_hash import mix
 
 _EMPTY, _REMOVED = -1, -2
-"""What a bucket holds instead of a slot. A search ends at a bucket that was never used, and passes a removed key."""
+"""Marks of a bucket without a slot. A search ends at an empty bucket, and goes on after that of a removed key."""
 
 _LEAST_BUCKETS = 16
 _MOST_SLOTS = (1 << 31) - 1
 
 
 class KeyIndex:
-    """Distinct keys in the slots 0 to ``size`` − 1. Any int64 is a key.
+    """A hash table of distinct keys, which have the slots 0 to ``size`` − 1. Any int64 is a key.
 
     Open addressing with triangular probing. A batch of keys is probed together, in as many rounds as the key that is
-    found last takes; the table is at most half full. It takes 8 bytes a key, and 8 to 24 for the buckets.
+    found last takes; the table is at most half full. A key takes 8 bytes, and 8 to 24 for its buckets.
 
     Attributes:
         size: the number of keys.
-        keys: by slot, int64; those from ``size`` on have no meaning.
+        keys: keys by slot, int64; elements from ``size`` on have no meaning.
     """
 
     def __init__(self) -> None:
@@ -31,24 +31,24 @@ class KeyIndex:
         self._used = 0  # at least the number of buckets that are not empty
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The slots of keys.
+        """Returns the slots of keys.
 
         Args:
-            keys: int64 [n]; they may repeat.
+            keys: keys, int64 [n]; they may repeat.
 
         Returns:
-            int64 [n]; −1 for keys that are not here.
+            The slots, int64 [n]; −1 for keys that are not here.
         """
         return self._search(keys)[0]
 
     def add(self, keys: np.ndarray) -> np.ndarray:
-        """Adds keys.
+        """Adds keys in the next free slots.
 
         Args:
-            keys: int64 [n], distinct, and not here yet.
+            keys: keys, int64 [n], distinct, and not here yet.
 
         Returns:
-            Their slots, which are the next ones in order.
+            The slots of the keys, in ascending order from the old ``size`` on.
 
         Raises:
             OverflowError: there would be more than 2³¹ − 1 keys.
@@ -69,13 +69,13 @@ class KeyIndex:
         return slots
 
     def remove(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Removes keys, and moves the last ones to their slots.
+        """Removes keys, and moves the keys of the last slots to the free slots.
 
         Args:
-            slots: distinct.
+            slots: distinct slots of the keys.
 
         Returns:
-            The slots that are filled, and the slots that their keys come from, which are no slots any more.
+            The slots that are filled again, and the slots beyond the new ``size`` that their keys come from.
         """
         stays = np.ones(self.size, np.bool_)
         stays[slots] = False
@@ -89,7 +89,7 @@ class KeyIndex:
         return holes, movers
 
     def _search(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The slots of keys, −1 for those that are not here; and the buckets at which the searches ended."""
+        """Returns the slots of keys, −1 for keys that are not here; and the buckets at which the searches ended."""
         at = self._first(keys)
         slots = self._buckets.take(at)
         left = np.flatnonzero(self._goes_on(slots, keys))
@@ -103,23 +103,23 @@ class KeyIndex:
         return slots.astype(np.int64), at
 
     def _goes_on(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Whether a search goes on after a bucket with this slot: with another key's, or a removed one's."""
+        """Returns whether a search goes on after a bucket with this slot: that of another key, or of a removed key."""
         is_other = self.keys.take(slots, mode="clip") != keys
         return (slots != _EMPTY) & (is_other | (slots == _REMOVED))
 
     def _enter(self, slots: np.ndarray) -> None:
-        """Enters slots, whose keys have no bucket, into free buckets."""
+        """Enters slots whose keys have no bucket into free buckets."""
         at = self._first(self.keys.take(slots))
         step = 1
         while len(slots):
             is_free = self._buckets.take(at) < 0
-            self._buckets[at[is_free]] = slots[is_free]  # of several keys for one bucket the last one gets it
+            self._buckets[at[is_free]] = slots[is_free]  # of several keys for one bucket the last gets it
             goes_on = np.flatnonzero(self._buckets.take(at) != slots)
             slots, at = slots.take(goes_on), self._next(at.take(goes_on), step)
             step += 1
 
     def _rebuild(self) -> None:
-        """Makes buckets for three times as many keys at least: a rebuild pays for size / 2 additions or more."""
+        """Makes new buckets, at least three per key, so that the next rebuild is at least size / 2 additions away."""
         number = max(_LEAST_BUCKETS, 1 << (3 * self.size - 1).bit_length())
         self._buckets = np.full(number, _EMPTY, np.int32)
         self._used = self.size
@@ -129,16 +129,16 @@ class KeyIndex:
         return (mix(keys) & np.uint64(len(self._buckets) - 1)).astype(np.int64)
 
     def _next(self, at: np.ndarray, step: int) -> np.ndarray:
-        """Steps that grow by one reach every bucket, as the number of buckets is a power of two."""
+        """Returns the buckets to probe next. Steps that grow by one reach every bucket of a power-of-two number."""
         return (at + step) & (len(self._buckets) - 1)
 
 
 def grown(array: np.ndarray, rows: int) -> np.ndarray:
-    """A copy with room for more rows: at least twice as many as before, so that growing is amortized.
+    """Returns a copy with room for more rows: at least twice as many as before, so that growing is amortized.
 
     Args:
-        array: to copy.
-        rows: that are needed at least.
+        array: array to copy.
+        rows: least number of rows of the copy.
     """
     larger = np.empty((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array

@@ -13,13 +13,13 @@ _LEAST_ROWS = 16
 
 
 class KeyedRows:
-    """Rows of several columns, in the slots of a `KeyIndex`.
+    """Rows of several columns, stored in the slots of a `KeyIndex`.
 
     Memory is reserved by doubling; the operating system provides it when it is first written. While the columns grow,
-    one of them after the other is held twice.
+    one column after the other is held twice.
 
     Args:
-        columns: of each, the shape of one element and the dtype.
+        columns: shape of one element and dtype of each column, by name.
     """
 
     def __init__(self, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
@@ -32,12 +32,12 @@ class KeyedRows:
         return self._index.size
 
     def __getitem__(self, column: str) -> np.ndarray:
-        """A column, to read and write in place. Adding and removing rows makes it invalid."""
+        """Returns a column, to read and write in place. Adding and removing rows makes it invalid."""
         return self._columns[column][: len(self)]
 
     @property
     def keys(self) -> np.ndarray:
-        """By slot, int64 [rows]; not to be written."""
+        """The keys by slot, int64 [rows]; not to be written."""
         return self._index.keys[: len(self)]
 
     @property
@@ -46,18 +46,18 @@ class KeyedRows:
         return list(self._columns)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The slots of keys, −1 for those without a row: int64 in, int64 out."""
+        """Returns the slots of int64 keys, as int64; −1 for keys without a row."""
         return self._index.find(keys)
 
     def add(self, keys: np.ndarray, values: Mapping[str, Any]) -> np.ndarray:
-        """Adds rows.
+        """Adds rows for new keys.
 
         Args:
-            keys: int64 [n], distinct, and without a row yet.
-            values: of every column: an array [n, …], or one value for all rows.
+            keys: keys, int64 [n], distinct, and without a row yet.
+            values: values of every column, by name: an array [n, …], or one value for all rows.
 
         Returns:
-            Their slots, int64 [n].
+            The slots of the rows, int64 [n].
         """
         slots = self._index.add(keys)
         for name, column in self._columns.items():
@@ -67,10 +67,10 @@ class KeyedRows:
         return slots
 
     def remove(self, slots: np.ndarray) -> None:
-        """Removes rows. Rows with high slots move to theirs.
+        """Removes rows. Rows with the highest slots move to the free slots.
 
         Args:
-            slots: distinct.
+            slots: distinct slots of the rows.
         """
         holes, movers = self._index.remove(slots)
         for column in self._columns.values():

@@ -13,13 +13,13 @@ from tfdist.parameter_server.shard.shard import Answer
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker gives to an update.
+    """One worker's part of an update.
 
     Attributes:
-        message: of the worker.
-        keys: int64 [n].
-        gradients: [n, dim].
-        answer: to the worker.
+        message: the worker's message.
+        keys: keys of the updated rows, int64 [n].
+        gradients: gradients of these rows, [n, dim].
+        answer: function that sends the answer.
     """
 
     message: UpdateRows
@@ -29,10 +29,10 @@ class Part:
 
 
 class Round:
-    """The parts of the next update. A worker waits for the answer, so there is one update at a time.
+    """The parts of the next update. Workers wait for the answer, so there is one update at a time.
 
     Args:
-        workers: numbers of those that take part.
+        workers: numbers of the workers that take part.
     """
 
     def __init__(self, workers: Collection[int]) -> None:
@@ -45,10 +45,10 @@ class Round:
         return tuple(sorted(self._workers - self._parts.keys()))
 
     def add(self, part: Part) -> bool:
-        """Adds a worker's part; one that comes again replaces the first.
+        """Adds a worker's part. A repeated part replaces its earlier copy.
 
         Returns:
-            Whether it came again.
+            Whether the worker's part was there already.
         """
         is_again = part.message.worker in self._parts
         self._parts[part.message.worker] = part
@@ -58,12 +58,12 @@ class Round:
         """Drops the part of a worker, if there is one.
 
         Args:
-            worker: its number.
+            worker: number of the worker.
         """
         self._parts.pop(worker, None)
 
     def take(self) -> list[Part]:
-        """All parts, in the order of the workers, so that sums are the same in each run. The next update begins."""
+        """Removes and returns all parts, in the order of the workers, so that sums are the same in each run."""
         parts = [self._parts[worker] for worker in sorted(self._parts)]
         self._parts = {}
         return parts

@@ -1,4 +1,4 @@
-"""Frequent rows that a worker keeps, so that it need not read them from the servers in each step."""
+"""A worker's cache of frequent rows, which it need not read from the servers in each step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tfdist.parameter_server.tables.keyed_rows import KeyedRows
 
 _NEVER = -(1 << 62)
 _LEAST_SHARE = 8
-"""An eviction makes room for this part of the cache at least, as it takes a pass over all of it."""
+"""An eviction frees at least one in so many rows of the cache, as it takes a pass over all of them."""
 
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """Which rows of an embedding a worker keeps, and for how long.
+    """The policy of a worker's cache: which rows of an embedding it keeps, and for how long.
 
-    A row is kept when its key comes again while it is among the ``rows`` keys that were used last. It is used for
-    ``staleness`` steps after the one in which it was read; a step ends with the worker's update. So what other workers
-    do to a row is seen up to ``staleness`` steps late.
+    A row is cached when its key is used again while it is among the ``rows`` most recently used keys. A cached row is
+    used for ``staleness`` steps after the step in which it was read; a step ends with the worker's update. So updates
+    of other workers are seen up to ``staleness`` steps late.
 
     Attributes:
-        rows: the largest number of keys; at least 1. Each takes about 50 bytes beside its row.
-        staleness: in steps of this worker; 0 keeps no rows.
-        reads_own_writes: whether the worker's own updates are seen at once: the answer to an update then brings the new
-            values of rows that are kept, so that lookups are short, but no bytes are saved. Otherwise own updates are
-            seen as late as those of others, and frequent rows are read once in ``staleness`` + 1 steps.
+        rows: the largest number of keys; at least 1. Each key takes about 50 bytes beside its row.
+        staleness: age up to which cached rows are used, in steps of this worker; 0 caches no rows.
+        reads_own_writes: whether the worker's own updates are seen at once. The answer to an update then brings the new
+            values of cached rows: lookups are short, but no bytes are saved. Otherwise own updates are seen as late as
+            those of others, and frequent rows are read once in ``staleness`` + 1 steps.
     """
 
     rows: int
@@ -42,13 +42,13 @@ class CachePolicy:
 
 @dataclass(frozen=True)
 class Found:
-    """What a cache knows of keys. It is valid until the cache changes.
+    """The result of a lookup in a cache. It is valid until the cache changes.
 
     Attributes:
-        keys: int64 [n].
-        slots: of them; -1 for keys that are not here.
-        values: their rows [n, dim], a new array; those at ``missing`` have no meaning.
-        missing: the places, int64, of rows that have to be read.
+        keys: keys of the lookup, int64 [n].
+        slots: slots of the keys in the cache; -1 for keys that it lacks.
+        values: rows of the keys [n, dim], a new array; rows at ``missing`` have no meaning.
+        missing: places, int64, of rows that have to be read from the servers.
     """
 
     keys: np.ndarray
@@ -58,16 +58,16 @@ class Found:
 
 
 class RowCache:
-    """The keys that a worker has used last, and the values of those that came again. For one thread.
+    """A cache of the most recently used keys, and of the rows of keys that were used again. For one thread.
 
     Args:
-        policy: its size, and the age up to which values are used.
+        policy: size of the cache, and the age up to which rows are used.
         dim: number of columns of the rows.
-        dtype: of the rows.
+        dtype: name of the rows' dtype.
 
     Attributes:
-        asked: the number of keys that were looked for.
-        found: the number of them whose values were here.
+        asked: the number of keys that were looked up.
+        found: the number of those keys whose rows were in the cache.
     """
 
     def __init__(self, policy: CachePolicy, dim: int, dtype: str) -> None:
@@ -88,10 +88,10 @@ class RowCache:
         self._rows = KeyedRows(columns)
 
     def find(self, keys: np.ndarray) -> Found:
-        """The rows of keys. It is a use of the keys.
+        """Looks up the rows of keys, and counts this as a use of the keys.
 
         Args:
-            keys: int64 [n], distinct.
+            keys: keys, int64 [n], distinct.
         """
         slots = self._rows.find(keys)
         is_here = slots >= 0
@@ -99,7 +99,7 @@ class RowCache:
         self._rows["used"][known] = self._clock
         is_here[is_here] = self._rows["read"][known] >= self._clock - self._policy.staleness
         values = np.empty((len(keys), self._dim), self._dtype)
-        if len(known):  # NumPy takes nothing from a column without rows
+        if len(known):  # NumPy refuses to take from a column without rows
             np.take(self._rows["values"], slots, axis=0, out=values, mode="clip")
         missing = np.flatnonzero(~is_here)
         self.asked += len(keys)
@@ -107,11 +107,11 @@ class RowCache:
         return Found(keys, slots, values, missing)
 
     def put(self, found: Found, values: np.ndarray) -> None:
-        """Keeps rows that were read in this step, if their keys have been used before; else notes the keys.
+        """Caches rows that were read in this step, if their keys were used before; else records the keys only.
 
         Args:
-            found: of a lookup.
-            values: [missing, dim].
+            found: result of the lookup.
+            values: rows that it lacked, [missing, dim].
         """
         slots = found.slots[found.missing]
         is_known = slots >= 0
@@ -122,13 +122,13 @@ class RowCache:
         self._rows.add(new, {"values": 0, "read": _NEVER, "used": self._clock})
 
     def written(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows that are kept an update changes; none if the worker does not read its own writes.
+        """Returns which cached rows an update changes; none if the worker does not read its own writes.
 
         Args:
-            keys: int64 [n], of the update; they may repeat.
+            keys: keys of the update, int64 [n]; they may repeat.
 
         Returns:
-            The places of these keys, and their slots, for `end_step`: int64.
+            The places of cached keys among them, and the keys' slots for `end_step`; both int64.
         """
         if not self._policy.reads_own_writes:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -138,18 +138,18 @@ class RowCache:
         return np.flatnonzero(is_here), slots[is_here]
 
     def end_step(self, slots: np.ndarray, values: np.ndarray) -> None:
-        """Takes over what an update has made of the rows that are kept.
+        """Writes new values of cached rows after an update, and begins the next step.
 
         Args:
-            slots: of `written`; those of keys that repeat have the same values.
-            values: [n, dim], after the update.
+            slots: slots from `written`; a repeated slot has the same values each time.
+            values: values after the update, [n, dim].
         """
         self._rows["values"][slots] = values
         self._rows["read"][slots] = self._clock
         self._clock += 1
 
     def _make_room(self, new: int) -> None:
-        """Evicts the keys that were not used for longest, if there are too many."""
+        """Evicts the least recently used keys, if there are too many."""
         surplus = len(self._rows) + new - self._policy.rows
         if surplus > 0:
             number = min(len(self._rows), max(surplus, self._policy.rows // _LEAST_SHARE))

@@ -1,4 +1,4 @@
-"""A table's snapshots: each server writes its rows, and any number of servers read them again.
+"""A table's snapshots: each server writes its rows, and any number of servers can read them.
 
 The files are those of `tfdist.parameter_server.snapshots.sharded`, with one part for each server, ``0-of-2``
 for example. Its value is the number of updates, and the arrays of `Table.state` are its slots.
@@ -22,16 +22,16 @@ from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, Sna
 from tfdist.parameter_server.tables.table import State
 
 PREFIX = "table-"
-"""With which the names of tables' folders begin."""
+"""Prefix of the names of tables' folders."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableState:
-    """What a snapshot has of a table.
+    """The state of a table in a snapshot.
 
     Attributes:
-        optimizer: of the rows, as `keras.optimizers.serialize` describes it; empty if no worker had said it.
-        states: `Table.state` of each server that has written it, or of this one alone.
+        optimizer: optimizer of the rows, serialized by `keras.optimizers.serialize`; empty if no worker had set it.
+        states: `Table.state` of each server that wrote the snapshot, or of this server alone.
         sequences: by worker and incarnation, the sequence of the last update that counted.
     """
 
@@ -41,18 +41,18 @@ class TableState:
 
 
 class TableSnapshots:
-    """Snapshots of one table by one server.
+    """One server's snapshots of one table.
 
     Args:
-        folder: of all servers and models of the job.
-        table: its name.
+        folder: folder of the job's snapshots, which all servers use.
+        table: name of the table.
         server: index of the server.
-        servers: how many there are.
-        seconds: between two snapshots.
+        servers: number of servers.
+        seconds: seconds between two snapshots.
 
     Attributes:
-        server: as given.
-        servers: as given.
+        server: index of the server.
+        servers: number of servers.
     """
 
     def __init__(self, folder: Path, table: str, server: int, servers: int, seconds: float) -> None:
@@ -64,14 +64,14 @@ class TableSnapshots:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the next one is due."""
+        """Seconds until the next snapshot is due."""
         return self._kept.seconds_left
 
     def find(self) -> TableState | None:
-        """The newest state that is whole: all servers of a job have written it.
+        """Returns the newest complete state, which all servers of a job have written; None without snapshots.
 
         Raises:
-            SnapshotError: there are snapshots, but none is whole.
+            SnapshotError: there are snapshots, but none is complete.
         """
         failure: SnapshotError | None = None
         files = snapshots_of(self._folder)
@@ -94,8 +94,8 @@ class TableSnapshots:
         """Writes a snapshot in the background, unless nothing is new.
 
         Args:
-            state: of this server; its arrays stay as they are.
-            iterations: updates of the table.
+            state: state of this server's rows; its arrays must not change later.
+            iterations: number of updates of the table.
         """
         (arrays,) = state.states
         part = PartState(_part(self.server, self.servers), 0, 1, 1, np.array(iterations, np.int64), dict(arrays))
@@ -107,9 +107,9 @@ class TableSnapshots:
 
 
 def _is_interrupted(files: Sequence[SnapshotName], servers: int) -> bool:
-    """Whether a job with another number of servers has written between the newest files of this number of servers.
+    """Returns whether a job with another number of servers has written between the newest files of this number.
 
-    Then these are of two jobs: the later one was killed before all of its servers had written.
+    Then the newest files are of two jobs: the later job was killed before all of its servers had written.
     """
     newest: dict[int, int] = {}
     for file in files:
@@ -124,6 +124,6 @@ def _part(server: int, servers: int) -> str:
 
 
 def _folder_name(table: str) -> str:
-    """Of a table, whose name may be anything."""
+    """Returns the name of a table's folder. The name of the table may contain any characters."""
     digest = hashlib.blake2b(table.encode(), digest_size=4).hexdigest()
     return f"{PREFIX}{re.sub(r'[^A-Za-z0-9_-]', '_', table)[:60]}-{digest}"

@@ -16,30 +16,31 @@ from tfdist.parameter_server.tables.keyed_rows import KeyedRows
 from tfdist.tensors import to_array
 
 State = dict[str, np.ndarray]
-"""Of a table, or of one server's part of it: see `Table.state`."""
+"""State of a table, or of one server's part of it, as arrays by name; see `Table.state`."""
 
 _USES = {"uses": ((), np.int64), "last_used": ((), np.int64)}
 
 
 class Table:
-    """The rows that one server holds of an embedding, in one thread.
+    """The rows of an embedding that one server holds, used by one thread.
 
-    A row is made by the first lookup of training that contains its key, or by a later one as the policy says. *The
-    lookup of a key without a row gives the row that it would get*: its initial value, which depends on the seed and the
-    key only. So lookups give the same with and without ``create``, predictions change nothing, and the order in which
-    workers see keys does not matter. Gradients for keys without a row are dropped: keys that are not admitted yet, and
-    rows that were evicted between a worker's lookup and its update.
+    A row is made by the first lookup of training that contains its key, or by a later lookup as the policy says. *The
+    lookup of a key without a row returns the row that the key would get*: its initial value, which depends on the seed
+    and the key only. So lookups return the same with and without ``create``, predictions change nothing, and the order
+    in which workers see keys does not matter. Gradients of keys without a row are dropped: keys that are not admitted
+    yet, and rows that were evicted between a worker's lookup and its update.
 
     Args:
         dim: number of columns.
-        optimizer: as `keras.optimizers.serialize` describes it; see `RowOptimizer` for what is refused.
-        initial: the first values of rows.
-        policy: which keys get a row, and when rows are evicted.
-        dtype: of the rows, float32 or float64.
+        optimizer: optimizer serialized by `keras.optimizers.serialize`; `RowOptimizer` says which are refused.
+        initial: initial values of rows; None takes `InitialRows` with its defaults.
+        policy: policy that says which keys get a row and when rows are evicted; None takes `RowPolicy` with its
+            defaults.
+        dtype: dtype of the rows, float32 or float64.
 
     Attributes:
-        evicted: the number of rows that were evicted, since this object was made.
-        dropped: the number of keys in updates whose gradients were dropped, since then.
+        evicted: the number of rows that were evicted since this object was made.
+        dropped: the number of keys in updates whose gradients were dropped since this object was made.
 
     Raises:
         ValueError: ``dim``, ``dtype`` or the optimizer cannot be used.
@@ -95,10 +96,10 @@ class Table:
         """Sets the optimizer's learning rate.
 
         Args:
-            value: for all updates from now on.
+            value: learning rate of all later updates.
 
         Raises:
-            TypeError: it is set by a schedule.
+            TypeError: a schedule sets the learning rate.
         """
         self._optimizer.set_learning_rate(value)
 
@@ -106,10 +107,10 @@ class Table:
         """Replaces the optimizer. Rows stay; slots and iterations begin anew.
 
         Args:
-            optimizer: as `keras.optimizers.serialize` describes it.
+            optimizer: optimizer serialized by `keras.optimizers.serialize`.
 
         Raises:
-            ValueError: it cannot be used; the table is as before.
+            ValueError: the optimizer cannot be used. The table is as before.
         """
         before = self.iterations
         self._use_optimizer(optimizer)
@@ -121,11 +122,11 @@ class Table:
         self._add(rows.keys, rows["values"], uses)
 
     def assign(self, keys: np.ndarray, values: np.ndarray, is_whole: bool = False) -> None:
-        """Gives keys rows with some values; slots of these begin anew. The policy admits all of them.
+        """Assigns the rows of keys, or makes them. Their slots begin anew. The policy admits all of the keys.
 
         Args:
-            keys: int64 [n], distinct.
-            values: [n, dim].
+            keys: keys, int64 [n], distinct.
+            values: values of the rows, [n, dim].
             is_whole: whether all other rows are removed.
 
         Raises:
@@ -152,7 +153,7 @@ class Table:
         self._add(keys, values.astype(self._dtype, copy=False), {"uses": 1, "last_used": self.iterations})
 
     def _add(self, keys: np.ndarray, values: np.ndarray, uses: Mapping[str, Any]) -> None:
-        """Adds rows, with slots as of rows that were never updated."""
+        """Adds rows, with the slots of rows that were never updated."""
         slots = {
             name: values if initial is None else initial
             for name, initial in zip(self._slots, self._optimizer.initial, strict=True)
@@ -160,10 +161,10 @@ class Table:
         self._rows.add(keys, {"values": values, **uses, **slots})
 
     def lookup(self, keys: np.ndarray, create: bool) -> np.ndarray:
-        """The rows of keys.
+        """Returns the rows of keys.
 
         Args:
-            keys: int64 [n]; they may repeat.
+            keys: keys, int64 [n]; they may repeat.
             create: whether this is a use of the keys, which makes rows; True in training.
 
         Returns:
@@ -171,7 +172,7 @@ class Table:
 
         Raises:
             TypeError: the keys are not int64.
-            ValueError: they have another shape.
+            ValueError: the keys have another shape.
         """
         _check_keys(keys)
         slots = self._rows.find(keys)
@@ -188,13 +189,14 @@ class Table:
     def update(self, keys: np.ndarray, gradients: np.ndarray, create: bool = False) -> int:
         """Makes one step of the optimizer on the rows of keys.
 
-        It counts in the optimizer's iterations, and as time for the policy, also without keys. If each step of training
-        updates every server, their iterations are equal, as is the result for any number of servers.
+        An update counts in the optimizer's iterations, and as time for the policy, even without keys. If each training
+        step updates every server, the iterations of all servers are equal, and the result is the same for any number
+        of servers.
 
         Args:
-            keys: int64 [n]; the gradients of keys that repeat are summed.
-            gradients: [n, dim].
-            create: whether this is a use of the keys, which makes rows, as their lookup was none.
+            keys: keys, int64 [n]; the gradients of repeated keys are summed.
+            gradients: gradients of the rows, [n, dim].
+            create: whether this is a use of the keys, which makes rows, as their lookup was not.
 
         Returns:
             The number of rows that were updated.
@@ -222,11 +224,11 @@ class Table:
         return len(slots)
 
     def check(self, keys: np.ndarray, gradients: np.ndarray) -> None:
-        """Raises what `update` raises for arguments that cannot be used.
+        """Raises the same errors as `update` for arguments that cannot be used.
 
         Args:
-            keys: as of `update`.
-            gradients: as of `update`.
+            keys: keys, int64 [n].
+            gradients: gradients of the rows, [n, dim].
 
         Raises:
             TypeError: the keys are not int64.
@@ -237,20 +239,20 @@ class Table:
             raise ValueError(f"gradients of shape {gradients.shape} for {len(keys)} keys of {self._dim} columns")
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All rows.
+        """Returns copies of all rows.
 
         Returns:
-            The keys in ascending order, int64 [rows], and their values [rows, dim]; copies.
+            The keys in ascending order, int64 [rows], and their values [rows, dim].
         """
         order = np.argsort(self._rows.keys)
         return self._rows.keys[order], self._rows["values"][order]
 
     def state(self) -> State:
-        """Everything that changes, as arrays that later updates do not change.
+        """Returns the whole state, as arrays that later updates do not change.
 
         Returns:
-            By name: ``keys`` int64 [rows], in no order; for each of them ``values`` [rows, dim], the optimizer's
-            ``slot0``, …, ``uses`` and ``ages``, the updates since the last use; ``waiting_keys``, ``waiting_uses`` and
+            Arrays by name: ``keys`` int64 [rows], in no order; for each key its ``values`` [rows, dim], the optimizer's
+            ``slot0``, …, ``uses``, and ``ages`` (updates since the last use); ``waiting_keys``, ``waiting_uses`` and
             ``waiting_ages`` of keys without a row; and the optimizer's variables that belong to no row, ``scalar0``, …
         """
         found: State = {f"scalar{place}": np.array(one) for place, one in enumerate(self._optimizer.scalars)}
@@ -264,16 +266,16 @@ class Table:
         return found
 
     def restore(self, states: Sequence[Mapping[str, np.ndarray]], server: int = 0, servers: int = 1) -> None:
-        """Replaces everything by this server's share of a snapshot, which any number of servers may have made.
+        """Replaces the whole state by this server's share of a snapshot, which any number of servers may have made.
 
         Args:
-            states: `state` of every server of the snapshot.
-            server: this server's number.
-            servers: how many there are now; `server_of` says which keys are here.
+            states: result of `state` of every server of the snapshot.
+            server: index of this server.
+            servers: number of servers now; `server_of` tells which keys belong to this server.
 
         Raises:
             ValueError: the snapshot is of another embedding or another optimizer, or has a key twice. The table is as
-                before, or empty if a key was there twice.
+                before, or empty if a key occurs twice.
         """
         if not states:
             raise ValueError("a snapshot of an embedding needs the state of one server at least; got none")
@@ -305,10 +307,10 @@ class Table:
         rows.add(keys, values | {"last_used": self.iterations - state[f"{prefix}ages"][is_here]})
 
     def _use(self, keys: np.ndarray, slots: np.ndarray) -> bool:
-        """Counts a use of keys, and makes the rows that are due. Returns whether slots have changed."""
+        """Counts a use of keys, and makes rows for admitted keys. Returns whether slots may have changed."""
         is_here = slots >= 0
         used = slots[is_here]
-        self._rows["uses"][used] += 1  # once, also of a key that repeats
+        self._rows["uses"][used] += 1  # a repeated key counts once
         self._rows["last_used"][used] = self.iterations
         if len(used) == len(slots):
             return False
@@ -327,7 +329,7 @@ class Table:
         return True
 
     def _wait(self, keys: np.ndarray) -> np.ndarray:
-        """Counts a use of distinct keys that have no row. Returns the uses of each so far."""
+        """Counts a use of distinct keys that have no row. Returns each key's number of uses so far."""
         places = self._waiting.find(keys)
         is_known = places >= 0
         known, new = places[is_known], keys[~is_known]
@@ -340,7 +342,7 @@ class Table:
         return uses
 
     def _make_room(self, rows: KeyedRows, new: int, kept: np.ndarray) -> int:
-        """Evicts rows for new ones, but not those of some slots. Returns how many of the new ones there is room for."""
+        """Evicts rows for new ones, except those in the ``kept`` slots. Returns how many new rows there is room for."""
         self._evict(rows, self._policy.surplus(rows.keys, rows["uses"], rows["last_used"], new, kept))
         most = self._policy.max_rows
         return new if most is None else min(new, most - len(rows))
@@ -352,7 +354,7 @@ class Table:
 
 
 def _summed(slots: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct slots, and the sums of their gradients in the order in which they came."""
+    """Returns distinct slots, and for each the sum of its gradients, added in their given order."""
     ascending = np.sort(slots)
     if not (ascending[1:] == ascending[:-1]).any():
         return slots, gradients

@@ -1,4 +1,4 @@
-"""The tables of a server: what each message does to them, and what is answered. It knows no sockets."""
+"""The tables of a server: handles each message about a table and answers it. It uses no sockets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ log = logging.getLogger("tfdist")
 
 _CHIEF = 0
 _MOST_COLUMNS, _MOST_WORKERS = 1 << 20, 1 << 20
-"""Of a table; what asks for more is no worker's."""
+"""Limits of a table. A message that asks for more is malformed, and must not allocate memory."""
 
 
 @dataclass
 class Sender:
-    """A worker's client of a table.
+    """A worker's client of a table, as the server knows it.
 
     Attributes:
-        incarnation: of it.
+        incarnation: random number of the client.
         looked_up: sequence of its last lookup that used keys.
         updated: sequence of its last update.
         assigned: id of its last message that assigned rows.
@@ -53,17 +53,17 @@ class Sender:
 
 @dataclass
 class Served:
-    """A table that is served.
+    """A table of the server, with its bookkeeping.
 
     Attributes:
-        described: the message that has made it.
-        table: its rows.
-        optimizer: of them; None while no worker has said it.
-        snapshots: of it; None if the server keeps none.
-        senders: by worker.
-        sequences: by worker and incarnation, that of the last update.
-        is_restored: whether it was made from a snapshot.
-        round: the next update, if workers make it together.
+        described: the message by which a worker made the table.
+        table: the rows.
+        optimizer: optimizer of the rows, serialized; None while no worker has set it.
+        snapshots: snapshots of the table; None keeps none.
+        senders: the workers' clients, by worker.
+        sequences: by worker and incarnation, the sequence of the last update.
+        is_restored: whether the table was made from a snapshot.
+        round: the next update that workers make together; None if each gradient is an update.
     """
 
     described: AttachTable
@@ -76,15 +76,15 @@ class Served:
     round: Round | None = None
 
     def take_snapshot(self) -> None:
-        """Has a snapshot written, in the background."""
+        """Writes a snapshot in the background."""
         if self.snapshots is not None:
             state = TableState(self.optimizer or {}, [self.table.state()], dict(self.sequences))
             self.snapshots.write(state, self.table.iterations)
 
     def close(self) -> None:
-        """Writes a last snapshot, and waits for it."""
+        """Writes a last snapshot, and waits until it is written."""
         if self.snapshots is not None:
-            self.snapshots.wait()  # for an earlier one
+            self.snapshots.wait()  # an earlier snapshot may still be being written
             self.take_snapshot()
             self.snapshots.wait()
 
@@ -92,15 +92,15 @@ class Served:
 class Tables:
     """All tables of a server, for one thread.
 
-    Every gradient is an update of its own, made when it comes, unless the table was described as one that workers
-    update together: then each waits for the others. An update repeated, by the worker, incarnation and sequence in the
-    message, counts once.
+    Each gradient is an update of its own, made on arrival, unless workers update the table together: then their
+    gradients wait for each other. A repeated update, known by worker, incarnation and sequence, counts once.
 
     Args:
-        snapshots: makes the snapshots of the table with a name, or None for none.
+        snapshots: function that makes the snapshots of a table from its name, or returns None to keep none. None
+            keeps none for any table.
 
     Attributes:
-        ended: workers that are lost or have ended.
+        ended: numbers of workers that are lost or have ended.
     """
 
     def __init__(self, snapshots: Callable[[str], TableSnapshots | None] | None = None) -> None:
@@ -112,37 +112,37 @@ class Tables:
         return iter(list(self._tables.values()))
 
     def names(self) -> list[str]:
-        """The names of all tables."""
+        """Returns the names of all tables."""
         return list(self._tables)
 
     def served(self, name: str) -> Served:
-        """A table and its bookkeeping.
+        """Returns a table and its bookkeeping.
 
         Args:
-            name: of the table.
+            name: name of the table.
         """
         return self._tables[name]
 
     def put(self, served: Served) -> None:
-        """Puts a table in the place of another.
+        """Adds a table, in place of another table of this name.
 
         Args:
-            served: nobody else changes it.
+            served: the table; nobody else changes it.
         """
         self._tables[served.described.table] = served
 
     def keep_snapshots(self) -> None:
-        """Tables that were put here have snapshots from now on."""
+        """Keeps snapshots of the existing tables from now on."""
         for name, served in self._tables.items():
             served.snapshots = None if self._snapshots is None else self._snapshots(name)
 
     def heard(self, message: TableMessage, arrays: list[np.ndarray], answer: Answer) -> None:
-        """Does what a message says.
+        """Handles a worker's message.
 
         Args:
-            message: from a worker.
-            arrays: that came with it; read-only views, which stay as they are.
-            answer: to its sender.
+            message: the message.
+            arrays: the message's arrays; read-only views that do not change before the answer.
+            answer: function that sends the answer; may be called later.
         """
         try:
             if isinstance(message, AttachTable):
@@ -159,14 +159,14 @@ class Tables:
                 self._update_together(served_or_none, served_or_none.round, sender, message, arrays, answer)
             else:
                 answer(*_answered(served_or_none, sender, message, arrays))
-        except Exception as error:  # of Keras or NumPy, for what the worker has sent
+        except Exception as error:  # Keras or NumPy refuse what the worker has sent
             answer(Refused(message.id, f"the table {message.table[:200]}: {error}"), ())
 
     def lost(self, worker: int) -> None:
-        """Refuses the updates that wait for a worker that is lost or has ended, and later ones that would.
+        """Refuses updates that wait for a worker that is lost or has ended, now and later.
 
         Args:
-            worker: its task's number.
+            worker: task number of the worker.
         """
         self.ended.add(worker)
         for served in self:
@@ -182,11 +182,11 @@ class Tables:
         arrays: list[np.ndarray],
         answer: Answer,
     ) -> None:
-        """Makes an update when the parts of all workers are there.
+        """Takes a worker's part of an update, and makes the update when all parts are there.
 
         Raises:
             TypeError: arrays have wrong dtypes.
-            ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
+            ValueError: the number or the shapes of the arrays are wrong, or there is no optimizer yet.
         """
         if message.sequence <= sender.updated:
             answer(Done(message.id, served.table.iterations), ())
@@ -206,10 +206,10 @@ class Tables:
             part.answer(Refused(part.message.id, why, ended=ended), ())
 
     def _attach(self, message: AttachTable) -> Served:
-        """Finds or makes a table.
+        """Finds or makes the table that a worker describes, and registers the worker's client.
 
         Raises:
-            ValueError: it differs from the one that is there, or cannot be made.
+            ValueError: the description differs from that of the existing table, or is invalid.
         """
         served = self._tables.get(message.table)
         if served is None:
@@ -236,13 +236,13 @@ class Tables:
         return served
 
     def _made(self, message: AttachTable) -> Served:
-        """A table, from a snapshot if there is one."""
+        """Makes a table, from a snapshot if there is one."""
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
         found = None if snapshots is None else snapshots.find()
         if not (1 <= message.dim <= _MOST_COLUMNS and 0 <= message.workers <= _MOST_WORKERS):
             raise ValueError(f"a table of {message.dim} columns, which {message.workers} workers update together")
         known = message.optimizer if found is None else found.optimizer or None
-        optimizer = deepcopy(known or placeholder())  # Keras writes into it
+        optimizer = deepcopy(known or placeholder())  # Keras changes the dictionary that it deserializes
         table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
         together = Round(range(message.workers)) if message.workers else None
         served = Served(message, table, known, snapshots, is_restored=found is not None, round=together)
@@ -259,14 +259,14 @@ class Tables:
 def _answered(
     served: Served, sender: Sender, message: TableMessage, arrays: list[np.ndarray]
 ) -> tuple[Any, list[np.ndarray]]:
-    """Does what a message about a table says.
+    """Handles a message about an existing table.
 
     Returns:
         The answer and its arrays.
 
     Raises:
         TypeError: arrays have wrong dtypes.
-        ValueError: arrays have wrong shapes, or another number; or there is no optimizer yet.
+        ValueError: the number or the shapes of the arrays are wrong, or there is no optimizer yet.
     """
     table = served.table
     pulls = isinstance(message, UpdateRows) and message.pulls
@@ -292,7 +292,8 @@ def _answered(
         case AssignRows():
             _check_values(served, arrays[1])
             is_copy = message.id <= sender.assigned  # others may have made updates since
-            if not is_copy and not (message.only_if_new and served.sequences):  # an optimizer begins iterations anew
+            # Not by iterations, which begin anew with an optimizer.
+            if not is_copy and not (message.only_if_new and served.sequences):
                 table.assign(arrays[0], arrays[1], is_whole=True)
             sender.assigned = max(sender.assigned, message.id)
         case ExportTable():
@@ -301,7 +302,7 @@ def _answered(
 
 
 def _update(served: Served, parts: list[Part]) -> None:
-    """Makes one update of the parts of all workers, and answers them."""
+    """Makes one update from the parts of all workers, and answers them."""
     try:
         for part in parts:
             if part.message.learning_rate is not None:
@@ -309,7 +310,7 @@ def _update(served: Served, parts: list[Part]) -> None:
         keys = np.concatenate([part.keys for part in parts])
         gradients = np.concatenate([part.gradients for part in parts])
         served.table.update(keys, gradients, any(part.message.create for part in parts))
-    except Exception as error:  # of Keras or NumPy
+    except Exception as error:  # Keras or NumPy refuse what a worker has sent
         for part in parts:
             part.answer(Refused(part.message.id, f"the table {part.message.table[:200]}: {error}"), ())
         return
@@ -320,11 +321,11 @@ def _update(served: Served, parts: list[Part]) -> None:
 
 
 def _checked_update(served: Served, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The keys and gradients of an update.
+    """Returns the keys and gradients of an update.
 
     Raises:
-        TypeError: they have wrong dtypes.
-        ValueError: they have wrong shapes, or their number is wrong; or there is no optimizer yet.
+        TypeError: arrays have wrong dtypes.
+        ValueError: the number or the shapes of the arrays are wrong, or there is no optimizer yet.
     """
     if len(arrays) != 2:
         raise ValueError(f"{len(arrays)} arrays; expected 2")
@@ -342,13 +343,13 @@ def _check_values(served: Served, values: np.ndarray) -> None:
 
 
 def placeholder() -> dict[str, Any]:
-    """The optimizer of a table that nobody has updated yet."""
+    """Returns the optimizer of a table for which no worker has set one yet."""
     config: dict[str, Any] = keras.optimizers.serialize(keras.optimizers.SGD(0.0))
     return config
 
 
 def _is_other(known: dict[str, Any] | None, optimizer: dict[str, Any]) -> bool:
-    """Whether an optimizer is another one than that known. The number that is the learning rate now does not count."""
+    """Returns whether an optimizer differs from the known one in more than its name and a constant learning rate."""
     return known is None or _essence(known) != _essence(optimizer)
 
 
