@@ -29,6 +29,8 @@ def test_the_quadratic_rule_follows_the_learning_rate():
         (lambda: Every("8"), "got sync_every='8'"),
         (lambda: Growing(0, 10), "got first=0"),
         (lambda: Growing(2, 10, factor=0.5), "factor above 1"),
+        (lambda: Growing(2, 10, factor=float("nan")), "factor above 1"),
+        (lambda: QuadraticRule(float("nan")), "alpha above 0"),
         (lambda: Growing(20, 10, at_most=10), "at_most of at least first"),
         (lambda: QuadraticRule(-1.0), "alpha above 0"),
         (lambda: QuadraticRule(1.0, at_least=9, at_most=8), "at_most of at least at_least"),

@@ -173,6 +173,24 @@ def test_after_fit_values_are_averages_unless_something_is_assigned():
     assert not np.any(final() == 3.0), "averages again"
 
 
+def test_values_that_are_assigned_are_assigned_once():
+    """A worker sends a message again that a busy server has not answered: others' updates since must stay."""
+    talk, answers = Talk(), []
+
+    def put(number):
+        value = np.full(15, 3.0, np.float32)
+        talk.shard.heard(Put(number, 0, 1), [value], lambda message, arrays: answers.append(message.id))
+
+    put(98)
+    talk.push(clock=0)
+    assert talk.bias == 2.0
+    put(98)
+    assert talk.bias == 2.0
+    put(99)
+    assert talk.bias == 3.0
+    assert answers == [98, 98, 99]
+
+
 def test_late_gradients_are_corrected():
     """Worker 1 reads before worker 0 pushes; the correction is g + g² (w − w′)."""
     talk = Talk(workers=2, policy=DelayCompensated(1.0))

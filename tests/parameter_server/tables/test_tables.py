@@ -51,6 +51,13 @@ def update(tables, sequence, rate=None, arrays=(KEYS, ONES), **sender):
     return ask(tables, UpdateRows, sequence, rate, arrays=arrays, **sender)[0]
 
 
+def assign(tables, number, only_if_new, value, incarnation=1):
+    message = AssignRows(number, 0, incarnation, "users", only_if_new)
+    found = []
+    tables.heard(message, [KEYS, np.float32(value) * ONES], lambda answer, rows: found.append(answer))
+    return found[0]
+
+
 def lookup(tables, sequence=0, create=True, keys=KEYS, **sender):
     return ask(tables, Lookup, sequence, create, arrays=[keys], **sender)
 
@@ -182,16 +189,28 @@ def test_the_chiefs_optimizer_replaces_another_one():
 def test_rows_are_assigned():
     tables = attached()
     lookup(tables, keys=np.array([8], np.int64))
-    assert ask(tables, AssignRows, True, arrays=[KEYS, 4 * ONES])[0] == Done(7, 0)
+    assert assign(tables, 1, True, 4) == Done(1, 0)
     assert ask(tables, ExportTable)[1][0].tolist() == [-5, 3]
     update(tables, 0)
-    ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
+    assign(tables, 2, True, 9)
     assert values(tables) == [3, 3], "only if it is new"
     attach(tables, keras.optimizers.serialize(keras.optimizers.Adagrad(1.0)))
-    ask(tables, AssignRows, True, arrays=[KEYS, 9 * ONES])
+    assign(tables, 3, True, 9)
     assert values(tables) == [3, 3], "which it is not for another optimizer"
-    ask(tables, AssignRows, False, arrays=[KEYS, 9 * ONES])
+    assign(tables, 4, False, 9)
     assert values(tables) == [9, 9]
+
+
+def test_rows_that_are_assigned_are_assigned_once():
+    """A worker sends a message again that a busy server has not answered: others' updates since must stay."""
+    tables = attached()
+    assign(tables, 5, False, 4)
+    update(tables, 0)
+    assert assign(tables, 5, False, 4) == Done(5, 1)
+    assert values(tables) == [3, 3]
+    attach(tables, incarnation=2)
+    assign(tables, 0, False, 4, incarnation=2)
+    assert values(tables, incarnation=2) == [4, 4], "another process counts its messages anew"
 
 
 class Together:

@@ -1,5 +1,6 @@
 import contextlib
 import json
+from types import SimpleNamespace
 
 import h5py
 import keras
@@ -170,6 +171,18 @@ def test_a_callback_is_changed_once(strategy, tmp_path):
     load = callback._load_model
     keras_backup.share(callback, strategy.extended)
     assert callback._load_model == load
+
+
+def test_a_callback_follows_to_another_strategy(ranks, tmp_path):
+    first, second = (Ranked(ranks(1).groups[0]) for _ in range(2))
+    callback, model = callback_for(first, tmp_path)
+    keras_backup.share(callback, second.extended)
+    assert callback._tfdist_shared.extended is second.extended
+    on_server = keras.callbacks.BackupAndRestore(tmp_path / "other")
+    on_server.set_model(model)
+    assert keras_backup.on_servers([on_server], SimpleNamespace(worker=0)) == [on_server]
+    with pytest.raises(ValueError, match="make another one for this strategy"):
+        keras_backup.share(on_server, first.extended)
 
 
 class OwnStep(keras.Model):

@@ -67,3 +67,8 @@ def test_what_the_writers_callback_reads_is_its_own(ranks, tmp_path):
     callback.on_epoch_end(3)
     assert seen == [(3, 1)]
     assert not extended.is_local_only
+    other = Ranked(ranks(1).groups[0])
+    keras_callbacks.adapt([callback], model_of(other))
+    extended = other.extended
+    callback.on_epoch_end(4)
+    assert seen[1:] == [(4, 1)], "under another strategy, too"
