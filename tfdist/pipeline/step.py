@@ -193,7 +193,7 @@ class PipelinedStep:
         made = [one for one in do(action, taken) if one is not None]
         return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
 
-    # What is exchanged.
+    # Exchanges.
 
     def _exchange(self, exchange: Exchange) -> list[Any]:
         """Sends and receives; returns what the next step has to wait for."""
@@ -258,7 +258,7 @@ class PipelinedStep:
                 backend.set_keras_mask(found[key], next(tensors))
         return found
 
-    # What is computed.
+    # Computation.
 
     def _forward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
         stage, _, number = action
