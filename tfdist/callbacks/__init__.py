@@ -1,4 +1,4 @@
-"""Keras callbacks: reports on communication, and what a script that shares its data out itself needs in ``fit``.
+"""Keras callbacks: reports on communication, and what ``fit`` needs in a script that divides its data itself.
 
 Pass them to ``fit`` on every process.
 """
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that sees it takes every name for a public one
+if not TYPE_CHECKING:  # with it, type checkers would accept every name as public
 
     def __getattr__(name: str) -> Any:
         raise other_names.missing(__name__, name)

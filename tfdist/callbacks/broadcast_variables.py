@@ -1,4 +1,4 @@
-"""A callback that lets training begin with equal weights."""
+"""A callback that makes training begin with equal weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfdist.strategies.keras.keras_optimizers import accumulators, innermost
 
 
 class BroadcastVariables(keras.callbacks.Callback):
-    """Gives all processes one process's weights, and its optimizer's variables, before the first batch.
+    """Sends one process's weights, and its optimizer's variables, to all processes before the first batch.
 
     For `tfdist.DistributedOptimizer` and other training without a strategy; strategies keep weights equal themselves.
-    Variables that are made later are sent after the first batch, or before the next epoch. The root alone may have
-    loaded a model with its optimizer, which is built on the other processes, too. What is each process's own is not
+    Variables that are made later are sent after the first batch, or before the next epoch. If only the root has loaded
+    a model with its optimizer, the other processes build theirs. Variables that each process has for itself are not
     sent: gradients that the optimizer accumulates, and variables that ``register_local_var`` names.
 
     Args:
-        root_rank: the process whose values are sent: its rank among those that train the model.
+        root_rank: rank of the process whose values are sent, among the processes that train the model.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: ``root_rank`` is out of range.
         MismatchError: a process has other variables than the root.
     """
 
@@ -39,18 +39,18 @@ class BroadcastVariables(keras.callbacks.Callback):
         self._has_begun = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins anew."""
+        """Resets the callback, and checks the root's rank."""
         self._sent, self._has_begun = set(), False
         size = processes_of(self.model).size
         if not 0 <= self._root < size:
             raise ValueError(f"BroadcastVariables takes a root_rank from 0 to {size - 1}; got {self._root}")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sends what there is."""
+        """Sends the variables that have not been sent yet."""
         self._send()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sends what the first batch has made."""
+        """Sends variables that the first batch has made."""
         if not self._has_begun:
             self._has_begun = True
             self._send()
@@ -85,17 +85,18 @@ class BroadcastVariables(keras.callbacks.Callback):
 
 
 def _kind(variable: Any) -> str:
-    """What a variable is, such as kernel or velocity: the names of slots also hold those of layers, which may differ.
+    """Returns the kind of a variable, such as kernel or velocity.
 
-    They do if layers are numbered otherwise, or if one process has loaded the model.
+    Names of slots also contain names of layers, which may differ between processes: layers may be numbered otherwise,
+    or one process may have loaded the model.
     """
     return str(variable.path.rpartition("/")[2].rpartition("_")[2])
 
 
 def _of_each(optimizer: Any, variables: list[Any]) -> list[Any]:
-    """Those of the variables that differ between processes on purpose."""
+    """Returns the variables that differ between processes on purpose."""
     gradients = keras_optimizers.gradients_of(innermost(optimizer))
     local = [] if gradients is None else [one for one in variables if gradients.is_local(one)]
-    slots = tuple(one.path.replace("/", "_") + "_" for one in local)  # as Keras begins their names
+    slots = tuple(one.path.replace("/", "_") + "_" for one in local)  # Keras begins slots' names so
     of_local = [one for one in optimizer.variables if slots and one.path.rpartition("/")[2].startswith(slots)]
     return [*accumulators(optimizer), *local, *of_local]

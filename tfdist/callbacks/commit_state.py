@@ -1,4 +1,4 @@
-"""A callback that lets training go on after a restart of all processes."""
+"""A callback that continues training after a restart of all processes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tfdist.strategies.keras import keras_backup, keras_saving
 class CommitState(keras.callbacks.BackupAndRestore):
     """`keras.callbacks.BackupAndRestore` for `tfdist.DistributedOptimizer`: the first process writes and reads for all.
 
-    A job that is started again goes on with the epoch after the last one that was committed, with its weights and the
-    optimizer's variables on every process, whichever number of them there are now. What compression has kept back is
-    written by each process, and used if all find theirs. Files are replaced as a whole, and the one before is kept.
-    Under a strategy, which does the same for Keras's own callback, it is that.
+    A restarted job continues with the epoch after the last one that was committed, with its weights and the optimizer's
+    variables on every process; the number of processes may change. Each process writes its residuals of gradient
+    compression, which are used if all processes find theirs. Files are replaced as a whole, and the previous one is
+    kept. Under a strategy this is Keras's own callback, for which the strategy does the same.
 
     Args:
-        backup_dir: a directory on the machine of the first process; with compression, on those of all.
-        save_freq: ``"epoch"``, or a number of batches. Training goes on with the first batch of an epoch.
+        backup_dir: directory on the machine of the first process; with compression, on the machines of all processes.
+        save_freq: ``"epoch"``, or a number of batches. Training continues with the first batch of an epoch.
         delete_checkpoint: whether the files are removed when training has ended.
     """
 
@@ -45,16 +45,17 @@ class CommitState(keras.callbacks.BackupAndRestore):
         return Path(self.backup_dir) / "residuals"
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores what was committed, on all processes.
+        """Restores the committed state on all processes.
 
         Raises:
-            RuntimeError: there are files, and the first process cannot read them.
+            RuntimeError: the first process cannot read the committed files.
         """
         if self._is_of_a_strategy:
             super().on_train_begin(logs)
             return
         group = processes_of(self.model)
-        if self.model.built and not self.model.optimizer.built:  # where reading does so, all processes need to
+        # The first process would build its optimizer when it reads files; all processes need to.
+        if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         failure = None
         if group.is_writer:

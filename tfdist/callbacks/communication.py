@@ -33,17 +33,17 @@ class Communication(keras.callbacks.Callback):
     With `tfdist.GossipStrategy` it also contains how far apart the processes' weights were before the end of the epoch:
     the root of the mean squared distance from their mean, relative to the mean.
 
-    With `tfdist.QuorumStrategy` the report is of the process: the rounds that it has taken part in, the MiB that it
+    With `tfdist.QuorumStrategy` the report covers this process alone: the rounds that it took part in, the MiB that it
     sent, and the seconds that it spent in rounds.
 
-    On parameter servers the report is of the servers: their updates, the staleness of gradients (in TensorBoard as a
+    On parameter servers the report covers the servers: their updates, the staleness of gradients (in TensorBoard as a
     histogram), what they received and sent, and the worker whose answers waited longest for others.
 
     Args:
         log_dir: TensorBoard's log directory; by default nothing is written. TensorBoard itself need not be installed.
 
     Attributes:
-        history: by name, the figures of every epoch, on every rank or worker.
+        history: figures of every epoch by name, on every rank or worker.
     """
 
     def __init__(self, log_dir: str | None = None) -> None:
@@ -56,11 +56,11 @@ class Communication(keras.callbacks.Callback):
         self.history: dict[str, list[float]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins anew."""
+        """Resets the readings of parameter servers."""
         self._on_servers = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes a first reading."""
+        """Takes the reading from which the epoch's figures are counted."""
         if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
             if self._on_servers is None:  # others may have begun the next epoch before this worker
                 self._on_servers = server_figures.read(extended, self.model)
@@ -72,7 +72,7 @@ class Communication(keras.callbacks.Callback):
         self._traffic = self._compressed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Computes the figures over all ranks, and reports them."""
+        """Computes the figures of the epoch over all ranks, and reports them."""
         if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
             self._report_servers(extended, epoch)
             return
@@ -151,7 +151,7 @@ class Communication(keras.callbacks.Callback):
         return strategy.compression() if hasattr(strategy, "compression") else {}
 
     def _ratios(self) -> dict[str, float]:
-        """This epoch's compression ratios, by variable, and in total under an empty name; empty without compression."""
+        """Returns this epoch's compression ratios by variable, in total under an empty name; empty if uncompressed."""
         spent: dict[str, tuple[int, int]] = {}
         for name, now in self._compressed().items():
             before = self._traffic.get(name, {})
@@ -186,7 +186,7 @@ class Communication(keras.callbacks.Callback):
 
 
 def _reading(group: Group) -> np.ndarray:
-    """The clock, bytes sent, seconds communicating and seconds waiting, of this process."""
+    """Returns the clock, bytes sent, seconds communicating and seconds waiting, of this process."""
     statistics = group.engine.statistics
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""Callbacks that measure how noisy gradients are, and say how large a batch pays."""
+"""Callbacks that measure how noisy gradients are, and tell how large a batch is worthwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.strategies.keras.keras_optimizers import innermost
 
 
 class _OfGradients(keras.callbacks.Callback):
-    """Measures the noise of each epoch's gradients; subclasses say what follows."""
+    """Base of callbacks that measure the noise of each epoch's gradients; subclasses compute a figure from it."""
 
     _name: str
 
@@ -36,10 +36,10 @@ class _OfGradients(keras.callbacks.Callback):
         self.history: dict[str, list[float]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to measure.
+        """Begins to measure gradients.
 
         Raises:
-            ValueError: gradients are not summed as they are in each step.
+            ValueError: gradients are not summed in each step, or are changed before the sum.
         """
         self._at = self._measured()
         if self._at is None:
@@ -50,7 +50,7 @@ class _OfGradients(keras.callbacks.Callback):
         self._norms = self._at.norms
 
     def _measured(self) -> DataParallel | Gradients | None:
-        """What sums the gradients; None where one replica trains alone."""
+        """Returns the object that sums gradients; None if one replica trains alone."""
         name = type(self).__name__
         optimizer = innermost(self.model.optimizer)
         if getattr(optimizer, "gradient_accumulation_steps", None):
@@ -75,12 +75,12 @@ class _OfGradients(keras.callbacks.Callback):
         return extended
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes a first reading."""
+        """Takes the reading from which the epoch's figures are counted."""
         if self._norms is not None:
             self._before = self._norms.read()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reports."""
+        """Computes the figures of the epoch, and reports them."""
         if self._norms is None:
             return
         noise = self._norms.read().since(self._before)
@@ -109,15 +109,15 @@ class _OfGradients(keras.callbacks.Callback):
     _advice: str
 
     def _figure(self, ratio: float) -> float:
-        """What is reported.
+        """Returns the figure that is reported.
 
         Args:
-            ratio: S / ‖g‖², of single samples' gradients, at least 0.
+            ratio: S / ‖g‖² of single samples' gradients, at least 0.
         """
         raise NotImplementedError
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends measuring."""
+        """Stops measuring, and closes TensorBoard's file."""
         self._summaries.close()
         if self._at is not None and self._at.norms is not None:
             self._at.norms = None
@@ -126,26 +126,28 @@ class _OfGradients(keras.callbacks.Callback):
 
 
 class GradientNoiseScale(_OfGradients):
-    """Measures the noise scale of gradients: the batch size from which on larger batches pay less and less.
+    """Measures the noise scale of gradients: the batch size beyond which larger batches gain less and less.
 
-    It is B = S / ‖g‖², with the mean g of single samples' gradients and their variance S, summed over all weights. Far
-    below it, twice the batch halves the steps that are needed; far above, it saves next to nothing. It usually grows as
-    training goes on. It is computed from the norms of the replicas' gradients and of their sum, so two replicas or more
-    are needed; it costs no messages. Noisy itself: it is averaged over the steps of each epoch.
+    The scale is B = S / ‖g‖², with the mean g of single samples' gradients and their variance S, summed over all
+    weights. Far below it, twice the batch halves the number of steps; far above, it saves next to nothing. The scale
+    usually grows during training. It is computed from the norms of the replicas' gradients and of their sum, so it
+    needs two or more replicas, and no further messages. As the estimate is noisy, it is averaged over the steps of each
+    epoch.
 
-    The chief reports it, and ``logs`` have ``gradient_noise_scale``, for callbacks that come later; not if one replica
-    trains alone, or no step of the epoch could be measured.
+    The chief reports the scale, and ``logs`` contain ``gradient_noise_scale`` for later callbacks. There is no report
+    if one replica trains alone, or if no step of the epoch could be measured.
 
     Args:
-        batch_size: of each process in a step, for training without a strategy (`tfdist.DistributedOptimizer`).
+        batch_size: number of samples of each process in a step, for training without a strategy, that is with
+            `tfdist.DistributedOptimizer`.
         log_dir: TensorBoard's log directory; by default nothing is written.
 
     Attributes:
-        history: by name, of every epoch, on every process: ``gradient_noise_scale``, in samples; and
+        history: figures of every epoch by name, on every process: ``gradient_noise_scale``, in samples; and
             ``gradient_variance`` and ``gradient_signal``, S and ‖g‖².
 
     Raises:
-        ValueError: when training begins, and gradients are not summed as they are in each step.
+        ValueError: when training begins, gradients are not summed in each step, or are changed before the sum.
 
     References:
         McCandlish, Kaplan, Amodei et al., *An empirical model of large-batch training*, 2018.
@@ -159,22 +161,22 @@ class GradientNoiseScale(_OfGradients):
 
 
 class GradientDiversity(_OfGradients):
-    """Measures the diversity of gradients: a bound on the batch size up to which training is as good per sample.
+    """Measures the diversity of gradients: the batch size up to which each sample is worth as much as alone.
 
-    The gradient diversity of n samples is Σ_i ‖g_i‖² / ‖Σ_i g_i‖²; n times that is a batch size. Mini-batch SGD is as
-    good for each sample as with single samples while the batch is well below it. Estimated as
-    `GradientNoiseScale` is, for all samples that there could be: 1 + S / ‖g‖².
+    The gradient diversity of n samples is Σ_i ‖g_i‖² / ‖Σ_i g_i‖²; n times that is a batch size. While the batch is
+    well below it, each sample in mini-batch SGD is worth as much as in steps with single samples. It is estimated as in
+    `GradientNoiseScale`, for all samples that the data's distribution may yield: 1 + S / ‖g‖².
 
     Args:
-        batch_size: as of `GradientNoiseScale`.
-        log_dir: as of `GradientNoiseScale`.
+        batch_size: number of samples of each process in a step, for training without a strategy.
+        log_dir: TensorBoard's log directory; by default nothing is written.
 
     Attributes:
-        history: by name, of every epoch, on every process: ``gradient_diversity``, in samples; and as of
-            `GradientNoiseScale`.
+        history: figures of every epoch by name, on every process: ``gradient_diversity``, in samples; and
+            ``gradient_variance`` and ``gradient_signal``, S and ‖g‖².
 
     Raises:
-        ValueError: as `GradientNoiseScale`.
+        ValueError: when training begins, gradients are not summed in each step, or are changed before the sum.
 
     References:
         Yin, Pananjady, Lam, Papailiopoulos, Ramchandran and Bartlett, *Gradient diversity: a key ingredient for

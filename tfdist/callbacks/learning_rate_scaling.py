@@ -1,4 +1,4 @@
-"""A callback that raises the learning rate with the number of processes."""
+"""A callback that scales the learning rate with the number of processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class LearningRateScaling(keras.callbacks.Callback):
     """Scales the learning rate to the batch of all processes, and warms up to it gradually.
 
     In warm-up the rate grows by the same amount in each step, from that of one process to the scaled one. Afterwards it
-    is left to others, such as `keras.callbacks.ReduceLROnPlateau`; so it is in training that goes on after the warm-up
-    (``initial_epoch``, `keras.callbacks.BackupAndRestore`).
+    is left to others, such as `keras.callbacks.ReduceLROnPlateau`. The same holds for training that continues after the
+    warm-up (``initial_epoch``, `keras.callbacks.BackupAndRestore`).
 
     Args:
-        learning_rate: that suits the batch of one process.
-        rule: ``"linear"``, for SGD: the rate grows as the batch does. ``"sqrt"``: as its square root, as is usual for
-            adaptive optimizers.
-        warmup_epochs: duration of the warm-up; may be a fraction, or 0.
-        factor: how many times larger the whole batch is; by default the number of replicas.
-        steps_per_epoch: of a process; needed only where ``fit`` does not know it.
+        learning_rate: learning rate for the batch of one process.
+        rule: ``"linear"``, for SGD: the rate grows in proportion to the batch. ``"sqrt"``, usual for adaptive
+            optimizers: it grows with the square root of the batch.
+        warmup_epochs: duration of the warm-up in epochs; may be a fraction, or 0.
+        factor: size of the whole batch, relative to that of one process; by default the number of replicas.
+        steps_per_epoch: number of steps in an epoch; needed only where ``fit`` does not know it.
 
     Raises:
         ValueError: an argument is out of its range, or the optimizer has a schedule of its own.
@@ -59,14 +59,14 @@ class LearningRateScaling(keras.callbacks.Callback):
 
     @property
     def target(self) -> float:
-        """The scaled rate; known in training."""
+        """The scaled learning rate; known during training."""
         replicas = self._factor
-        if replicas is None:  # without a strategy, Keras has one of a single replica
+        if replicas is None:  # without a strategy, Keras uses one of a single replica
             replicas = max(processes_of(self.model).size, self.model.distribute_strategy.num_replicas_in_sync)
         return self._base * _RULES[self._rule](replicas)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks that the rate can be set."""
+        """Checks that the learning rate can be set."""
         if self._factor is None:
             has_others(self)
         if isinstance(scheduled(self.model.optimizer), keras.optimizers.schedules.LearningRateSchedule):
@@ -77,11 +77,11 @@ class LearningRateScaling(keras.callbacks.Callback):
         self._is_over = self._was_warming = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes the number of the epoch; training may begin after the warm-up."""
+        """Stores the number of the epoch; training may begin after the warm-up."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the rate of a step of the warm-up, and once that of what follows."""
+        """Sets the learning rate in each step of the warm-up, and once after it."""
         if self._is_over:
             return
         done = self._share_of_warmup(batch)
@@ -103,5 +103,5 @@ class LearningRateScaling(keras.callbacks.Callback):
 
 
 def scheduled(optimizer: Any) -> Any:
-    """What an optimizer takes its learning rate from."""
+    """Returns what an optimizer takes its learning rate from: a variable, a schedule or a callable."""
     return optimizers.learning_rate(innermost(optimizer))

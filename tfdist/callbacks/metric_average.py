@@ -16,19 +16,19 @@ from tfdist.strategies.abilities import DataParallel
 
 
 class MetricAverage(keras.callbacks.Callback):
-    """Averages the logs of an epoch over processes, so that all decide and report alike.
+    """Averages the logs of an epoch over processes, so that all processes decide and report alike.
 
     For `tfdist.DistributedOptimizer` and other training without a strategy, where each process has the losses and
-    metrics of its own data; under a strategy they are those of all data. Put it before callbacks that read logs, such
-    as `keras.callbacks.EarlyStopping`; what ``fit`` returns and prints has the averages, too. Each process counts the
-    same, whatever data it has.
+    metrics of its own data; under a strategy they cover all data. Put it before callbacks that read logs, such as
+    `keras.callbacks.EarlyStopping`; what ``fit`` returns and prints contains the averages, too. All processes count
+    equally, whatever data they have.
 
     Raises:
-        MismatchError: processes have logs of other names.
+        MismatchError: processes have logs with different names.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Averages."""
+        """Averages the logs over processes."""
         if not logs or not has_others(self) or at_work.of_model(self.model, DataParallel) is not None:
             return
         exchange = Exchange(processes_of(self.model))

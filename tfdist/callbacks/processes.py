@@ -17,10 +17,10 @@ _said: set[str] = set()
 
 
 def has_others(callback: keras.callbacks.Callback) -> bool:
-    """Whether other processes train a callback's model, too; says once, for each kind of callback, if none does.
+    """Returns whether other processes train a callback's model, too; if not, says so once for each kind of callback.
 
     Args:
-        callback: with a model.
+        callback: a callback with a model.
     """
     name = type(callback).__name__
     alone = processes_of(callback.model).size == 1
@@ -31,10 +31,10 @@ def has_others(callback: keras.callbacks.Callback) -> bool:
 
 
 def processes_of(model: Any) -> Group:
-    """The processes that train a model together; without a strategy all of the job, or this process alone.
+    """Returns the processes that train a model together; without a strategy all of the job, or this process alone.
 
     Args:
-        model: of Keras.
+        model: a Keras model.
     """
     extended = at_work.of_model(model, DataParallel)
     if extended is not None:

@@ -1,4 +1,4 @@
-"""A callback that reports how old the weights and gradients were that training has used."""
+"""A callback that reports how stale the weights and gradients are that training uses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _said = False
 
 
 class StalenessReport(keras.callbacks.Callback):
-    """Reports for every epoch how stale what was used of other processes was.
+    """Reports for every epoch how stale the gradients or weights from other processes were when they were used.
 
     On parameter servers, and with ``AllReduceStrategy(delay=1)``, the staleness of a gradient is the number of updates
     between the parameters that it was computed with and those that it is applied to. With `tfdist.GossipStrategy` it is
     the number of rounds between the weights that a process mixes with and its own. With other strategies nothing is
-    stale: then the callback does nothing, and says so once.
+    stale: the callback then does nothing, and says so once.
 
     The chief reports the mean and the largest staleness.
 
@@ -35,8 +35,8 @@ class StalenessReport(keras.callbacks.Callback):
             itself need not be installed.
 
     Attributes:
-        history: by name, ``staleness``, the mean, and ``most_staleness`` of every epoch, on every process.
-        counts: for every epoch, how often each staleness was seen on all processes.
+        history: figures of every epoch by name, on every process: ``staleness``, the mean, and ``most_staleness``.
+        counts: number of times that each staleness was seen on all processes, for every epoch.
     """
 
     def __init__(self, log_dir: str | None = None) -> None:
@@ -47,11 +47,11 @@ class StalenessReport(keras.callbacks.Callback):
         self.counts: list[dict[int, int]] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes a first reading."""
+        """Takes the reading from which the epoch's counts begin."""
         self._before = self._read() or Counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reports."""
+        """Reports the staleness of the epoch."""
         now = self._read()
         if now is None:
             _say_once()

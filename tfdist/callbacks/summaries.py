@@ -1,4 +1,4 @@
-"""Figures of epochs in files that TensorBoard shows; TensorBoard itself need not be installed."""
+"""Files with figures of epochs, for TensorBoard, which need not be installed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class Summaries:
-    """A file of figures, which is made when the first one is written.
+    """A file of figures, which is made when the first figure is written.
 
     Args:
-        log_dir: TensorBoard's log directory; None to write nothing.
+        log_dir: TensorBoard's log directory; None writes nothing.
     """
 
     def __init__(self, log_dir: str | None) -> None:
@@ -23,9 +23,9 @@ class Summaries:
         """Writes the figures of an epoch.
 
         Args:
-            epoch: its number.
-            figures: by name.
-            histograms: by name, how often each whole number was seen.
+            epoch: number of the epoch.
+            figures: figures by name.
+            histograms: counts of whole numbers, by name.
         """
         if not self._log_dir:
             return
@@ -48,7 +48,7 @@ class Summaries:
 
 
 def _metadata(plugin: str) -> Any:
-    """The metadata of `tf.summary.scalar` or `histogram`, which are not called because they need TensorBoard."""
+    """Returns metadata as in `tf.summary.scalar` or `histogram`, which are not called because they need TensorBoard."""
     data_class = "DATA_CLASS_SCALAR" if plugin == "scalars" else "DATA_CLASS_TENSOR"
     metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
     metadata.plugin_data.plugin_name = plugin

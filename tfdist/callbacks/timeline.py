@@ -31,7 +31,7 @@ class Timeline(keras.callbacks.Callback):
         self._before: timeline.Timeline | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts recording."""
+        """Starts to record the timeline."""
         if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
             raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
         group = processes_of(self.model)

@@ -1,1 +1,1 @@
-"""Models over several devices."""
+"""Models whose layers are on several devices."""

@@ -1,4 +1,4 @@
-"""`tfdist.analyze`: what a model computes and keeps, layer by layer, and what of it could run side by side."""
+"""`tfdist.analyze`: what each call of a model computes and keeps, and which calls could run side by side."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 class Analysis(CallGraph):
-    """The calls of a model for one batch; printed as a table.
+    """The costs of a model's calls for one batch; printed as a table.
 
     Attributes:
-        batch_size: that the figures are for.
-        calls: `Call`, in the order in which the model makes them.
+        batch_size: number of samples that the figures are for.
+        calls: `Call` objects, in the order in which the model makes the calls.
     """
 
     def __init__(self, calls: list[Call], batch_size: int) -> None:
@@ -71,10 +71,10 @@ class Analysis(CallGraph):
         return text.getvalue()
 
     def draw(self, path: Any) -> None:
-        """Draws the graph: calls by depth, the larger the more they compute, the critical path in red.
+        """Draws the graph: calls by depth, with larger circles for more computation and the critical path in red.
 
         Args:
-            path: of the picture, such as ``"model.svg"``.
+            path: path of the picture, such as ``"model.svg"``.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -87,34 +87,34 @@ class Analysis(CallGraph):
 def analyze(model: Any, batch_size: int = 1) -> Analysis:
     """Counts what each call of a model computes and keeps.
 
-    Floating-point operations are those of the forward pass, counted by `tfdist.model_parallel.flops` in the graph that
-    TensorFlow makes of each call, loops by the number of their steps; a backward pass takes about twice as many. They
-    are not times: a layer may be bound by memory, or by the start of its operations.
+    Floating-point operations are those of the forward pass, counted by `tfdist.model_parallel.flops` in TensorFlow's
+    graph of each call; a loop's body counts once for each iteration. A backward pass takes about twice as many. The
+    counts are not times: a layer may be bound by memory, or by the start of its operations.
 
     Args:
         model: a Functional or Sequential model. Models inside it are opened, unless they are called more than once.
-        batch_size: samples of a batch, for the figures.
+        batch_size: number of samples of a batch.
 
     Returns:
         The calls, with the work W, the depth D, the critical path, and the branches that could run side by side.
 
     Raises:
-        ValueError: the model has no graph, as it is a subclass or is not built; or a shape of it is known at run time
+        ValueError: the model has no graph, since it is a subclass or is not built; or a shape is known at run time
             only.
     """
     return analysis_of(ModelCalls(model), batch_size)
 
 
 def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> Analysis:
-    """As `analyze`.
+    """Counts what each call of a model computes and keeps; see `analyze`.
 
     Args:
-        model_calls: of the model.
-        batch_size: as of `analyze`.
-        open_size: assumed for dimensions that the model's inputs leave open, other than the first.
+        model_calls: the model's calls.
+        batch_size: number of samples of a batch.
+        open_size: size assumed for dimensions, other than the first, that the model's inputs leave open; None for none.
 
     Raises:
-        ValueError: as `analyze`.
+        ValueError: ``batch_size`` is not a positive number, or a shape is known at run time only.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is a number of samples from 1 on; got {batch_size!r}")
@@ -147,7 +147,7 @@ def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None 
 
 
 def _traced(model_calls: ModelCalls, call: ModelCall, shapes: Mapping[int, tf.TensorShape]) -> Any:
-    """The graph of one call, without an optimizer's changes."""
+    """Returns the graph of one call, before TensorFlow optimizes it."""
     keys = list(dict.fromkeys(call.inputs))
 
     @tf.function
@@ -174,10 +174,10 @@ def _bytes(tensor: Any, shape: tf.TensorShape) -> int:
 
 
 def short(number: float) -> str:
-    """A number in three digits, with a unit's letter and the space before it.
+    """Formats a number in three digits, followed by a space and its unit's letter, if any.
 
     Args:
-        number: not negative.
+        number: number to format, not negative.
     """
     for unit, letter in _UNITS:
         if number >= unit:

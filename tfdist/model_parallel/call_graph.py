@@ -1,4 +1,4 @@
-"""The graph of a model's calls with their costs: work, depth, and what could run side by side. It knows no Keras."""
+"""The graph of a model's calls with their costs: work, depth and branches. The module does not depend on Keras."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Call:
     """One call of a layer or an operation, for one batch.
 
     Attributes:
-        name: of the layer; a later call of the same one has its number behind it.
-        kind: of layer.
-        inputs: places of the calls whose outputs it takes, in the graph; none for what takes the model's inputs only.
+        name: name of the layer; later calls of the same layer have their number after it.
+        kind: class name of the layer.
+        inputs: indices of the calls whose outputs this call takes; empty if it takes only the model's inputs.
         flops: floating-point operations of the forward pass.
-        parameters: of the layer, at its first call.
-        activations: bytes of its outputs.
-        device: that a `tfdist.device_scope` asked for; None without one.
+        parameters: number of the layer's parameters at its first call; 0 at later calls.
+        activations: bytes of the call's outputs.
+        device: device that a `tfdist.device_scope` asked for; None without one.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Branches:
-    """Parts of a graph that do not depend on each other, between where they begin and where they meet.
+    """Parts of a graph that do not depend on each other, from their common begin to the call where they meet.
 
     Attributes:
-        begin: name of the call behind which they begin; None for the model's inputs.
-        end: name of the call in which they meet.
+        begin: name of the call after which the branches begin; None for the model's inputs.
+        end: name of the call where the branches meet.
         parts: names of the calls of each branch.
-        flops: of each branch.
+        flops: floating-point operations of each branch.
     """
 
     begin: str | None
@@ -47,15 +47,15 @@ class Branches:
 
     @property
     def gain(self) -> int:
-        """Floating-point operations that nobody waits for if each branch has a device of its own."""
+        """Floating-point operations that take no time of their own if each branch has its own device."""
         return sum(self.flops) - max(self.flops)
 
 
 class CallGraph:
-    """The calls of a model.
+    """The calls of a model as a directed graph.
 
     Args:
-        calls: in an order in which they can run.
+        calls: calls in an order in which they can run.
 
     Attributes:
         calls: as given.
@@ -66,27 +66,27 @@ class CallGraph:
 
     @property
     def work(self) -> int:
-        """W: all floating-point operations."""
+        """Work W: all floating-point operations."""
         return sum(call.flops for call in self.calls)
 
     @property
     def depth(self) -> int:
-        """D: the floating-point operations on the critical path, which no number of devices avoids."""
+        """Depth D: the floating-point operations on the critical path, which more devices do not speed up."""
         return sum(self.calls[place].flops for place in self._longest_path())
 
     @property
     def parallelism(self) -> float:
-        """W / D: how many times as fast any number of devices could run the calls side by side, at best."""
+        """W / D: the largest speedup that running calls side by side can give, on any number of devices."""
         return self.work / self.depth if self.depth else 1.0
 
     @property
     def critical_path(self) -> tuple[str, ...]:
-        """Names of the calls of the most costly path."""
+        """Names of the calls on the most costly path."""
         return tuple(self.calls[place].name for place in self._longest_path())
 
     @property
     def branches(self) -> tuple[Branches, ...]:
-        """Branches that could run side by side, the most worthwhile first."""
+        """Branches that could run side by side, by falling gain."""
         dominators = self._dominators()
         found = []
         for place, call in enumerate(self.calls):
@@ -109,7 +109,7 @@ class CallGraph:
         return path[::-1]
 
     def _dominators(self) -> list[int | None]:
-        """For each call, the last one that all paths to it from the inputs pass; None if there is none."""
+        """Returns for each call the last call that all paths to it from the inputs pass; None if there is none."""
         found: list[int | None] = []
         levels: list[int] = []
         for call in self.calls:
@@ -129,7 +129,7 @@ class CallGraph:
         return found
 
     def _branches_into(self, place: int, begin: int | None) -> Branches | None:
-        """The branches that meet in a call; None if all of what meets there depends on each other."""
+        """Returns the branches that meet in a call; None if fewer than two are independent."""
         parts: list[set[int]] = []
         for source in dict.fromkeys(self.calls[place].inputs):
             if source == begin:
@@ -146,7 +146,7 @@ class CallGraph:
         return Branches(None if begin is None else self.calls[begin].name, self.calls[place].name, names, costs)
 
     def _between(self, begin: int | None, end: int) -> set[int]:
-        """Calls on the paths from one to another, with the other."""
+        """Returns the calls on the paths from one call to another, including the last one."""
         found, left = set(), [end]
         while left:
             place = left.pop()

@@ -10,18 +10,18 @@ from tfdist.model_parallel.model_calls import ModelCalls, clear_losses
 
 
 def shapes_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> dict[int, tf.TensorShape]:
-    """The shape of each tensor of a model.
+    """Returns the shape of each tensor of a model.
 
-    Keras's own description of a tensor may lack a dimension that follows from the number of samples, as behind
-    ``ops.reshape(x, (ops.shape(x)[0], -1, 8))``. Where it does, the model is traced with inputs of known shape.
+    Keras's description of a tensor may lack a dimension that follows from the number of samples, as after
+    ``ops.reshape(x, (ops.shape(x)[0], -1, 8))``. In that case the model is traced with inputs of known shape.
 
     Args:
-        model_calls: of the model.
+        model_calls: the model's calls.
         batch_size: number of samples.
-        open_size: assumed for dimensions that the model's inputs leave open, other than the first.
+        open_size: size assumed for dimensions, other than the first, that the model's inputs leave open; None for none.
 
     Returns:
-        Shapes by the tensors' keys; a dimension that only a run would tell is None.
+        Shapes by the tensors' keys; a dimension that is known at run time only is None.
     """
     tensors = model_calls.tensors
     described = {key: _of_batch(tensor.shape, batch_size, None) for key, tensor in tensors.items()}
@@ -41,7 +41,7 @@ def _of_batch(shape: Any, batch_size: int, open_size: int | None) -> tf.TensorSh
 
 
 def _traced(model_calls: ModelCalls, inputs: dict[int, tf.TensorShape]) -> dict[int, tf.TensorShape]:
-    """The shapes of what the calls make."""
+    """Traces the calls, and returns the shapes of their tensors."""
     found: dict[int, tf.TensorShape] = {}
 
     @tf.function(autograph=False)

@@ -1,4 +1,4 @@
-"""`tfdist.device_scope`: layers that are called in it compute there, and variables that are made in it live there."""
+"""`tfdist.device_scope`: a context that puts layers' computations and variables on a device."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from tfdist.strategies.devices import device_names
 def device_scope(device: str) -> Iterator[None]:
     """Context whose layers compute on a device, forward and backward.
 
-    A layer that is *called* in it computes there, each time that its model runs; called in two scopes, it computes on
-    both. A variable that is *created* in it lives there, with what an optimizer keeps for it. In functional,
-    sequential and subclassed models; in subclassed ones, `call` enters the scope. The innermost scope counts.
+    A layer that is *called* in the scope computes on the device, each time that its model runs; a layer that is called
+    in two scopes computes on both devices. A variable that is *created* in the scope lives on the device, with what an
+    optimizer keeps for it. This works in functional, sequential and subclassed models; in subclassed ones, `call`
+    enters the scope. The innermost scope counts.
 
-    The first scope changes what Keras and TensorFlow do in this process: see `tfdist.model_parallel.keras_placement`.
+    The first scope patches Keras and TensorFlow in this process: see `tfdist.model_parallel.keras_placement`.
 
     Args:
-        device: such as ``"GPU:1"``, ``"/gpu:1"`` or ``"CPU"``, of this process.
+        device: a device of this process, such as ``"GPU:1"``, ``"/gpu:1"`` or ``"CPU"``.
 
     Raises:
-        ValueError: there is no such device, or XLA compiles what is made in the scope.
+        ValueError: the device does not exist, or XLA compiles what is made in the scope.
     """
     name = device_names.resolved(device)
     if private.is_compiled_by_xla():

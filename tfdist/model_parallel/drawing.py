@@ -1,4 +1,4 @@
-"""A picture of a model's calls."""
+"""Pictures of a model's calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def draw(graph: CallGraph, path: Any) -> None:
     """Draws calls from top to bottom by depth; see `tfdist.model_parallel.analysis.Analysis.draw`.
 
     Args:
-        graph: of the calls.
-        path: of the picture.
+        graph: graph of the model's calls.
+        path: path of the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -53,10 +53,10 @@ def draw(graph: CallGraph, path: Any) -> None:
 
 
 def positions(graph: CallGraph) -> list[tuple[int, int]]:
-    """Column and row of each call: one row below the lowest of its inputs, in the first free column.
+    """Returns column and row of each call: the row below the lowest of its inputs, the first free column.
 
     Args:
-        graph: of the calls.
+        graph: graph of the model's calls.
     """
     rows: list[int] = []
     taken: dict[int, int] = {}

@@ -1,9 +1,8 @@
-"""Floating-point operations of a TensorFlow graph, counted by its operations and their shapes; loops by their trips.
+"""Floating-point operations of a TensorFlow graph, counted by its operations, their shapes, and loops' trip counts.
 
 Multiplications and additions count one each, so that a product of matrices of m × k and k × n counts 2·m·k·n.
-Operations on elements count one for each element of their output, exponentials and the like too; reductions one for
-each element of their input. Moving, casting and looking up values count nothing, and neither does arithmetic on
-integers.
+Elementwise operations, including exponentials, count one for each element of their output; reductions one for each
+element of their input. Moving, casting and looking up values count nothing, nor does arithmetic on integers.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ _MOVES = frozenset(
 )
 _OF_INPUTS = frozenset("ArgMax ArgMin Cumprod Cumsum EuclideanNorm L2Loss Max Mean Min Prod Sum TopKV2".split())
 _TIMES = {"FusedBatchNormV3": 4, "Softmax": 5, "LogSoftmax": 5}
-"""Operations for each element of the output."""
+"""Operations for each element of the output, by type of operation; 1 for other types."""
 
 
 class UnknownShapeError(ValueError):
-    """An operation's shape, or the trips of a loop, are known at run time only."""
+    """Error for an operation's shape or a loop's trip count that is known at run time only."""
 
 
 def flops(graph: Any) -> int:
     """Counts the floating-point operations of one run of a graph.
 
     Args:
-        graph: of a concrete function, whose shapes are known.
+        graph: graph of a concrete function with known shapes.
 
     Raises:
-        UnknownShapeError: a shape or the trips of a loop are unknown.
+        UnknownShapeError: a shape or a trip count is unknown.
     """
     return sum(_of(operation) for operation in _needed(graph))
 
 
 def _needed(graph: Any) -> list[Any]:
-    """The operations that are run: those that outputs need. Keras makes others, to learn shapes."""
+    """Returns the operations that outputs need; Keras makes others to learn shapes."""
     left = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
     found: dict[str, Any] = {}
     while left:
@@ -84,7 +83,7 @@ def _elements(tensor: Any) -> int:
 
 
 def _trips(loop: Any) -> int:
-    """How often a loop runs at most: TensorFlow passes a bound, if there is one, behind the counter."""
+    """Returns the largest trip count of a loop: if there is a bound, TensorFlow passes it after the counter."""
     bound = _static(loop.inputs[1])
     if bound is None or bound < 0:
         raise UnknownShapeError(f"how often the loop {loop.name} runs is known at run time only")
@@ -92,7 +91,7 @@ def _trips(loop: Any) -> int:
 
 
 def _static(tensor: Any) -> Any:
-    """The value of a tensor that does not depend on what the graph is fed with; None if it does."""
+    """Returns the value of a tensor that does not depend on the graph's inputs; None if it does."""
     value = tf.get_static_value(tensor)
     operation = tensor.op
     if value is not None or operation.type not in ("StridedSlice", "Max", "Minimum", "Cast", "Identity"):
@@ -163,7 +162,7 @@ def _pool(operation: Any) -> int:
 
 
 def _einsum(operation: Any) -> int:
-    """Each combination of labels is multiplied, and added up where a label is not in the output."""
+    """Counts two operations for each combination of labels, or one if there is only one operand."""
     equation = operation.get_attr("equation").decode()
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.partition("->")[0].split(","), operation.inputs, strict=True):

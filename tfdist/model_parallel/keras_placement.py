@@ -1,15 +1,15 @@
-"""Patches of Keras ("seams") that place what a model computes, its variables, and their optimizers' variables.
+"""Patches of Keras ("seams") that place a model's computations, its variables, and its optimizer's variables.
 
-Checked on Keras 3.10 and 3.15. They are installed by the first device scope or `tfdist.load_model`: importing tfdist
-changes nothing. Models without devices are as they were.
+Checked on Keras 3.10 and 3.15. The first device scope or `tfdist.load_model` installs them: importing tfdist changes
+nothing. Models without devices behave as in Keras.
 
 | seam | why |
 |---|---|
-| `Node` | a functional model runs its calls later, where nobody remembers the scope that they were made in |
+| `Node` | a functional model runs its calls later, outside the scope that they were made in |
 | `_run_through_graph` of functional models | each call runs on its device |
 | `clone_graph_nodes` of functional models | calls of a model made from another one's tensors keep their devices |
-| `add`, ``build`` of `Sequential` | it makes all calls again with each layer, in the scope of the last one |
-| clones of `Sequential` | have the devices of their layers |
+| `add`, ``build`` of `Sequential` | with each new layer it makes all calls again, in the scope of the last one |
+| clones of `Sequential` | keep the devices of their layers |
 | variables and optimizers | `tfdist.model_parallel.placed_variables` |
 | ``jit_compile`` | XLA compiles for one device |
 | serialization | `tfdist.model_parallel.keras_placement_saving` |
@@ -52,12 +52,12 @@ _NOT_BY_XLA = (
 
 
 class _Calls(threading.local):
-    """What this thread is doing.
+    """State of a thread: what Keras is doing with calls.
 
     Attributes:
-        cloned: the node of which Keras makes a copy.
-        added_on: while a Sequential calls its layers: by `id` of a layer, its device.
-        loaded: the device of the call that is made next, of a model that is loaded.
+        cloned: the node that Keras is copying.
+        added_on: devices by `id` of a layer, while a Sequential calls its layers; None otherwise.
+        loaded: device of the next call of a model that is being loaded; None without one.
     """
 
     cloned: Any = None
@@ -88,19 +88,19 @@ def install() -> None:
 
 
 def device_of(call: Any) -> str | None:
-    """The device of a call.
+    """Returns the device of a call.
 
     Args:
         call: a node of a functional model.
 
     Returns:
-        Such as ``"/device:GPU:1"``; None where nobody asked for one.
+        A device such as ``"/device:GPU:1"``; None if no scope asked for one.
     """
     return getattr(call, DEVICE, None)
 
 
 def is_placed(model: Any) -> bool:
-    """Whether a model has calls on devices that were asked for. Those in the ``call`` of a subclass are not known.
+    """Returns whether a model has calls on requested devices. Calls in the ``call`` of a subclass are not known.
 
     Args:
         model: a Keras model.
@@ -113,7 +113,7 @@ def is_placed(model: Any) -> bool:
 
 
 def nodes_of(model: Any) -> list[Any]:
-    """The calls of a functional model, in the order in which it runs them.
+    """Returns the calls of a functional model, in the order in which the model runs them.
 
     Args:
         model: a Keras `Function`.
@@ -123,12 +123,12 @@ def nodes_of(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def temporarily(model: Any, calls: list[Any], devices: Sequence[str | None]) -> Iterator[None]:
-    """Context in which the calls of a model are on devices, for copies of it.
+    """Context in which the calls of a model are on given devices, to make copies of the model.
 
     Args:
         model: a functional or sequential model.
-        calls: of the model, as of `nodes_of`.
-        devices: one for each call; None for none.
+        calls: the model's calls, as `nodes_of` returns them.
+        devices: device of each call; None for no device.
     """
     before = [device_of(one) for one in calls]
     added_on = model.__dict__.get(DEVICES)
@@ -165,11 +165,12 @@ def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, inputs: Any, operation_fn: Callable[[Any], Any] = lambda operation: operation, **kwargs: Any
     ) -> Any:
         nodes = nodes_of(self)
-        if kwargs.get("call_fn") is not None or not any(map(device_of, nodes)):  # it checks the graph, or as Keras does
+        # With `call_fn`, Keras only checks the graph. Without devices, Keras places all calls.
+        if kwargs.get("call_fn") is not None or not any(map(device_of, nodes)):
             return original(self, inputs, operation_fn=operation_fn, **kwargs)
         if private.is_compiled_by_xla():
             raise ValueError(_NOT_BY_XLA.format(getattr(self, "name", "that is compiled")))
-        # Keras tells which operation runs, not which call of it: the calls of one run in their order.
+        # Keras tells which operation runs, but not which call of it. The calls of one operation run in their order.
         calls: collections.defaultdict[int, collections.deque[str | None]] = collections.defaultdict(collections.deque)
         for one in nodes:
             calls[id(one.operation)].append(device_of(one))
@@ -221,7 +222,7 @@ def _noting_the_scope(original: Callable[..., Any]) -> Callable[..., Any]:
         if device is not None:
             self.__dict__.setdefault(DEVICES, {})[id(layer)] = device
         elif DEVICES in self.__dict__:
-            self.__dict__[DEVICES].pop(id(layer), None)  # of a layer that was removed and is no more
+            self.__dict__[DEVICES].pop(id(layer), None)  # of a removed layer that had the same `id`
         return original(self, layer, *args, **kwargs)
 
     return add
@@ -235,7 +236,7 @@ def _in_the_scopes_of_layers(original: Callable[..., Any]) -> Callable[..., Any]
         finally:
             _calls.added_on = before
         graph = models.graph_of(self)
-        if graph is not self:  # calls without a scope of their own are where the model is called
+        if graph is not self:  # calls without a scope of their own run where the model is called
             devices = self.__dict__.get(DEVICES, {})
             for one in nodes_of(graph):
                 setattr(one, DEVICE, devices.get(id(one.operation)))
@@ -259,10 +260,10 @@ def _with_its_scopes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_next_on(device: str | None) -> None:
-    """The call that this thread makes next is on a device, as the model was saved.
+    """Sets the device of the next call that this thread makes, as the model was saved.
 
     Args:
-        device: of this process; None for none.
+        device: a device of this process; None for no device.
     """
     _calls.loaded = device
 
@@ -295,13 +296,13 @@ def _unless_placed(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 class NotByXla(trainer.TrainerHooks):
-    """Models with layers in device scopes are not compiled by XLA."""
+    """Hooks that refuse compilation by XLA for models with layers in device scopes."""
 
     def compile(self, call: trainer.ModelCall) -> None:
-        """Refuses what was asked for.
+        """Refuses ``jit_compile=True``.
 
         Raises:
-            ValueError: XLA was asked for.
+            ValueError: ``jit_compile`` is True, and the model has layers in device scopes.
         """
         if call.arguments["jit_compile"] is True and is_placed(call.model):
             raise ValueError(_NOT_BY_XLA.format(call.model.name))

@@ -1,7 +1,7 @@
-"""Saved models know their devices; plain Keras loads them all the same, and computes on its default device.
+"""Devices in saved models; plain Keras loads such models all the same, and computes on its default device.
 
-A call's device is beside its arguments in the model's configuration, a variable's beside its layer's. Devices that the
-loading process lacks are left out, with a warning.
+In the model's configuration, a call's device is next to its arguments, a variable's device next to its layer. Devices
+that the loading process lacks are left out, with a warning.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tfdist.strategies.devices import device_names
 log = logging.getLogger("tfdist")
 
 DEVICE = "_tfdist_device"
-"""Attribute of a node, and of a variable: the device that was asked for."""
+"""Attribute of a node or a variable: the device that was asked for."""
 DEVICES = "_tfdist_devices"
-"""Attribute of a Sequential: by `id` of a layer, the device that it was added on."""
+"""Attribute of a Sequential: the devices that layers were added on, by the layer's `id`."""
 CALL = "tfdist_device"
-"""Key of a node, and of a layer of a Sequential: the device of the call."""
+"""Key in the configuration of a node or of a Sequential's layer: the device of the call."""
 VARIABLES = "tfdist_variables"
-"""Key of a layer: by the path of a variable from the layer's name on, its device."""
+"""Key in the configuration of a layer: the devices of its variables, by their paths from the layer's name on."""
 ALL = ""
-"""Among those paths: for all variables of the layer."""
+"""Path that stands for all variables of the layer."""
 ADDED_ON = "_tfdist_added_on"
-"""Attribute of a layer that was loaded: the device that it is to be added to a Sequential on."""
+"""Attribute of a loaded layer: the device on which it is to be added to a Sequential."""
 
 
 class _Loading(threading.local):
-    """The devices of the variables of the layer that this thread loads, by path."""
+    """State of a thread: the devices of the variables of the layer that it loads, by path."""
 
     def __init__(self) -> None:
         self.devices: dict[str, str] = {}
@@ -46,8 +46,8 @@ def install(of_call: Callable[[Any], str | None], call_next_on: Callable[[str | 
     """Installs the seams.
 
     Args:
-        of_call: the device of a node.
-        call_next_on: has the next call of a layer be on a device.
+        of_call: returns the device of a node.
+        call_next_on: sets the device of the next call of a layer.
     """
 
     def with_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,13 +75,13 @@ def install(of_call: Callable[[Any], str | None], call_next_on: Callable[[str | 
 
 
 def device_of(variable: Any) -> str | None:
-    """Where a variable was, if it is of a layer that is loaded.
+    """Returns the saved device of a variable, if its layer is being loaded; None otherwise.
 
     Args:
-        variable: a Keras variable that is made.
+        variable: a Keras variable that is being made.
     """
     own = f"/{variable.path}"
-    for path, device in _loading.devices.items():  # wrappers build their layers alone, so that paths begin later
+    for path, device in _loading.devices.items():  # wrappers build their layers alone, which shortens paths
         if path != ALL and (own.endswith(f"/{path}") or f"/{path}".endswith(own)):
             return device
     return _loading.devices.get(ALL)
@@ -113,7 +113,7 @@ def _with_layers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _describe(layer: Any, described: dict[str, Any]) -> None:
     if isinstance(layer, (function.Function, sequential.Sequential)):
-        return  # its own configuration tells
+        return  # its own configuration has the devices
     devices = {}
     for variable in getattr(layer, "variables", ()):
         if (device := getattr(variable, DEVICE, None)) is not None:
@@ -143,7 +143,7 @@ def _where_it_was(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _here(device: str | None) -> str | None:
-    """A device of a saved model; None if this process lacks it."""
+    """Returns a device of a saved model; None if this process lacks it."""
     if device is None:
         return None
     try:

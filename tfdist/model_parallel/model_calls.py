@@ -1,4 +1,4 @@
-"""The calls of a model and of the models inside it, as one sequence; and running parts of that."""
+"""The calls of a model and of the models inside it, as one sequence, parts of which can be run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ModelCall:
     """A call of a layer or an operation.
 
     Attributes:
-        node: Keras's record of it.
-        name: of the layer, behind those of the models that it is in, such as ``"base/conv1"``.
-        inputs: keys of the tensors that it takes, one for each of the node's.
-        outputs: keys of the tensors that it makes.
-        device: that a `tfdist.device_scope` asked for; None without one.
-        training: the argument of that name that a model around it was called with; None if there was none.
+        node: Keras's record of the call.
+        name: name of the layer, after the names of the models that contain it, such as ``"base/conv1"``.
+        inputs: keys of the tensors that the call takes, one for each of the node's.
+        outputs: keys of the tensors that the call makes.
+        device: device that a `tfdist.device_scope` asked for; None without one.
+        training: ``training`` argument that a model around the call was called with; None if there was none.
     """
 
     node: Any
@@ -37,25 +37,25 @@ class ModelCall:
 
     @property
     def operation(self) -> Any:
-        """The layer or the operation."""
+        """The layer or operation that is called."""
         return self.node.operation
 
 
 class ModelCalls:
     """The calls of a model, in an order in which they can run.
 
-    A model inside it is opened: its calls stand in the place of its own. One that is called more than once, is called
-    with more than tensors, or has a ``call`` of its own, is one call.
+    The calls of a model inside it replace the call of that model. The inner model remains one call if it is called more
+    than once, is called with more than tensors, or has a ``call`` of its own.
 
     Args:
         model: a Functional or Sequential model.
 
     Attributes:
-        calls: `ModelCall`.
-        graphs: by the `id` of each model that was opened, this one among them: the model, and its nodes.
+        calls: `ModelCall` objects in an order in which they can run.
+        graphs: the model, and the models inside it whose calls are listed, each with its nodes, by the model's `id`.
         inputs: keys of the model's inputs, in their order.
-        outputs: keys of its outputs, in their order.
-        tensors: by key, Keras's description of the tensor.
+        outputs: keys of the model's outputs, in their order.
+        tensors: Keras's description of each tensor, by key.
 
     Raises:
         ValueError: the model has no graph.
@@ -76,9 +76,9 @@ class ModelCalls:
         """Runs some of the calls.
 
         Args:
-            calls: in an order in which they can run.
-            values: tensors by their keys, of all that the calls take and do not make; gets what they make.
-            training: as of a model.
+            calls: calls in an order in which they can run.
+            values: tensors by their keys, of all that the calls take and do not make; `run` adds those that they make.
+            training: ``training`` argument of the model; None uses that of each call.
         """
         _Frame(lambda: self._run(calls, values, training))(training=training)
 
@@ -94,20 +94,20 @@ class ModelCalls:
             values.update(zip(call.outputs, tree.flatten(node.operation(*args, **kwargs)), strict=True))
 
     def sources(self, calls: Sequence[ModelCall]) -> list[int]:
-        """Keys of what some calls take and do not make.
+        """Returns the keys of the tensors that calls take and do not make.
 
         Args:
-            calls: some of the model's.
+            calls: some of the model's calls.
         """
         made = {key for call in calls for key in call.outputs}
         return list(dict.fromkeys(key for call in calls for key in call.inputs if key not in made))
 
     def needed_of(self, begin: int, end: int) -> list[int]:
-        """Keys of what a range of the calls makes for later ones, or for the model's outputs.
+        """Returns the keys of the tensors that a range of calls makes for later calls, or for the model's outputs.
 
         Args:
-            begin: of the range.
-            end: of the range.
+            begin: index of the first call of the range.
+            end: index after the last call of the range.
         """
         later = {key for call in self.calls[end:] for key in call.inputs}.union(self.outputs)
         return [key for call in self.calls[begin:end] for key in call.outputs if key in later]
@@ -142,7 +142,7 @@ class ModelCalls:
         return key
 
     def _equate(self, tensor: Any, key: int) -> None:
-        self._described.append(tensor)  # lives as long as its `id` is used here
+        self._described.append(tensor)  # keeps the tensor alive, whose `id` is a key
         self._same[id(tensor)] = key
 
     def _key(self, tensor: Any) -> int:
@@ -150,10 +150,10 @@ class ModelCalls:
 
 
 def clear_losses(calls: Iterable[ModelCall]) -> None:
-    """Has layers forget what calls outside of their model have added to the loss.
+    """Clears what calls outside of their model have added to layers' losses.
 
     Args:
-        calls: that were made.
+        calls: calls that were made.
     """
     for call in calls:
         if isinstance(call.operation, keras.Layer):
@@ -161,16 +161,16 @@ def clear_losses(calls: Iterable[ModelCall]) -> None:
 
 
 def trainable_variables(layers: Iterable[Any]) -> list[Any]:
-    """The trainable variables of layers, each once, although several layers may have it.
+    """Returns the trainable variables of layers, each once, even if several layers have it.
 
     Args:
-        layers: or operations, which have none.
+        layers: layers, or operations, which have no variables.
     """
     return list({id(one): one for layer in layers for one in getattr(layer, "trainable_variables", ())}.values())
 
 
 class _Frame(keras.Layer):
-    """Stands around calls as their model would: layers without an argument ``training`` pass on that of the model.
+    """A layer that makes calls inside it, so that layers get its ``training`` argument as they get their model's.
 
     Args:
         run: makes the calls.
@@ -187,16 +187,16 @@ class _Frame(keras.Layer):
 
 
 def graph_of(model: Any) -> Any:
-    """The graph of a model's calls.
+    """Returns the graph of a model's calls.
 
     Args:
         model: a Keras model.
 
     Returns:
-        A Keras `Function`: the model, or what a Sequential is made of.
+        A Keras `Function`: the model itself, or the model that a Sequential contains.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no graph.
     """
     graph = models.graph_of(model)
     if isinstance(graph, function.Function):
@@ -211,7 +211,7 @@ def graph_of(model: Any) -> Any:
 
 
 def _inside(node: Any) -> Any:
-    """The graph of a model that a node calls, if running its calls does the same; else None."""
+    """Returns the graph of the model that a node calls, if running the graph's calls is the same; None otherwise."""
     operation = node.operation
     if type(operation).call not in (functional.Functional.call, keras.Sequential.call):
         return None
@@ -223,7 +223,7 @@ def _inside(node: Any) -> Any:
     if "mask" in passed and len(args) == 1:
         pairs = zip(tree.flatten(args[0]), tree.flatten(kwargs["mask"]), strict=False)
         if all(mask is backend.get_keras_mask(one) for one, mask in pairs):
-            passed.remove("mask")  # the tensors themselves bring it
+            passed.remove("mask")  # the tensors themselves carry it
     if len(args) != 1 or passed - {"training"} or isinstance(kwargs.get("training"), backend.KerasTensor):
         return None
     if not isinstance(args[0], backend.KerasTensor) or len(models.inputs_of(graph)) != 1:
@@ -240,7 +240,7 @@ def _inside(node: Any) -> Any:
 
 
 def _as(value: Any, dtype: str) -> Any:
-    """A tensor in the dtype that a model inside another one takes, with its mask."""
+    """Returns a tensor in the dtype that a model inside another one takes, with its mask."""
     if not isinstance(value, tf.Tensor) or value.dtype == dtype:
         return value
     cast = tf.cast(value, dtype)

@@ -1,4 +1,4 @@
-"""`tfdist.partition`: a model in contiguous stages, each on a device of its own."""
+"""`tfdist.partition`: divides a model into contiguous stages, each on a device of its own."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tfdist.strategies.devices import device_names
 Balance = Literal["time", "memory", "flops"]
 
 _COPIES = 4
-"""Bytes that training keeps for each byte of a weight: itself, its gradient, and two slots, as of Adam."""
+"""Bytes that training keeps for each byte of a weight: itself, its gradient, and two slots, as with Adam."""
 _TRIES = 5
-"""Divisions that are measured at most."""
+"""Largest number of divisions that are measured."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some of a model's calls, one behind the other.
+    """Contiguous calls of a model.
 
     Attributes:
-        calls: their names.
-        device: that they are on; None without devices.
-        flops: of the forward pass, for a batch.
-        parameters: of the layers that are called here first.
+        calls: names of the calls.
+        device: device of the calls; None without devices.
+        flops: floating-point operations of the forward pass, for a batch.
+        parameters: number of parameters of the layers whose first call is in this stage.
         activations: bytes of the calls' outputs, for a batch.
-        cost: what was balanced: seconds of a step, bytes, or FLOPs.
-        sent: bytes that this stage and earlier ones have made and later ones need, for a batch.
+        cost: cost that was balanced: seconds of a step, bytes, or FLOPs.
+        sent: bytes of the tensors that this stage and earlier ones make and later ones need, for a batch.
     """
 
     calls: tuple[str, ...]
@@ -59,9 +59,9 @@ class Partition:
     Attributes:
         model: a copy of the model with the same weights, whose stages are on their devices; the model itself if there
             are no devices.
-        stages: in their order.
-        balance: what was balanced.
-        batch_size: that costs and bytes are for.
+        stages: stages in their order.
+        balance: kind of cost that was balanced.
+        batch_size: number of samples of a batch, for costs and bytes.
     """
 
     model: Any
@@ -106,23 +106,23 @@ def partition(
     batch_size: int = 32,
     verbose: bool = True,
 ) -> Partition:
-    """Divides a model into contiguous stages, and puts each on a device.
+    """Divides a model into contiguous stages, and puts each one on a device.
 
-    A stage is a part of the sequence in which the model makes its calls; connections may skip stages, layers may be
-    called in several. The stages are those whose most costly one costs least, by
+    A stage is a contiguous part of the sequence in which the model makes its calls; connections may skip stages, and a
+    layer may be called in several. The division minimizes the cost of the most costly stage, by
 
-    - ``"time"``: seconds of a step, forward and backward, of this machine's default device. They are measured stage by
-      stage: the times of single layers do not add up to that of a step, so that a division by them is measured, their
-      times are corrected by the result, and the model is divided again, until the division is the same.
+    - ``"time"``: seconds of a step, forward and backward, of this machine's default device. Stages are measured as a
+      whole, since the times of single layers do not add up to that of a step. A division is measured, the layers' times
+      are corrected by the result, and the model is divided again, until the division is the same or five were tried.
     - ``"memory"``: bytes of weights, gradients and two slots for each weight, and of activations.
     - ``"flops"``: floating-point operations; see `tfdist.analyze`.
 
     Args:
-        model: a Functional or Sequential model; layers of one's own need a ``get_config``.
-        devices: one for each stage, such as ``["GPU:0", "GPU:1"]``.
-        stages: how many, where there are no devices: then the model is not copied and not placed.
-        balance: what is balanced.
-        batch_size: of the batches that it will be trained on.
+        model: a Functional or Sequential model; custom layers need a ``get_config``.
+        devices: one device for each stage, such as ``["GPU:0", "GPU:1"]``.
+        stages: number of stages, if there are no devices; the model is then neither copied nor placed.
+        balance: kind of cost that is balanced.
+        batch_size: number of samples of the batches in training.
         verbose: whether the stages are printed.
 
     Returns:
@@ -130,7 +130,7 @@ def partition(
 
     Raises:
         ValueError: a device does not exist, the model has no graph or fewer calls than there are stages, or an argument
-            is none.
+            is invalid.
     """
     names = None if devices is None else device_names.all_resolved("tfdist.partition", devices)
     if (names is None) == (stages is None):
@@ -164,7 +164,7 @@ def partition(
 
 
 def _agreed(ends: list[int], costs: list[float]) -> tuple[list[int], list[float]]:
-    """The chief's division in a strategy's scope: each process has measured its own."""
+    """Returns the chief's division in a strategy's scope, since each process has measured its own."""
     extended = at_work.current(DataParallel)
     if extended is None:
         return ends, costs
@@ -177,10 +177,10 @@ def _ranges(ends: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def bytes_kept(call: Any) -> int:
-    """What training keeps of a call: weights, gradients, two slots for each weight, and activations, in bytes.
+    """Returns the bytes that training keeps for a call: weights, gradients, two slots for each weight, and activations.
 
     Args:
-        call: of a `tfdist.model_parallel.analysis.Analysis`.
+        call: a call of a `tfdist.model_parallel.analysis.Analysis`.
     """
     return int(_COPIES * 4 * call.parameters + call.activations)
 
@@ -200,7 +200,7 @@ def _stage(analysis: Analysis, begin: int, end: int, device: str | None, cost: f
 
 
 def _by_time(model_calls: ModelCalls, analysis: Analysis, count: int, batch_size: int) -> tuple[list[int], list[float]]:
-    """Where stages end, and their seconds."""
+    """Returns where stages end, and their seconds."""
 
     def measured(begin: int, end: int) -> float:
         return stage_times.seconds_of(model_calls, begin, end, batch_size)
@@ -221,12 +221,12 @@ def _by_time(model_calls: ModelCalls, analysis: Analysis, count: int, batch_size
             scale = cost / (sum(weighs[begin:end]) or 1.0)
             weighs[begin:end] = [scale * one for one in weighs[begin:end]]
     assert best is not None
-    # Once more: of several divisions, the one that seemed best was also measured at its luckiest.
+    # Measured again: the smallest of several measurements is too small on average.
     return best[1], [measured(begin, end) for begin, end in _ranges(best[1])]
 
 
 def _on_devices(model: Any, model_calls: ModelCalls, ends: list[int], devices: list[str]) -> Any:
-    """A copy of a model whose calls are on the devices of their stages."""
+    """Returns a copy of a model whose calls are on the devices of their stages."""
     keras_placement.install()
     of_nodes: dict[int, str] = {}
     homes: dict[int, str] = {}
@@ -235,7 +235,7 @@ def _on_devices(model: Any, model_calls: ModelCalls, ends: list[int], devices: l
             of_nodes[id(call.node)] = device
             homes.setdefault(id(call.operation), device)  # a layer's variables are where it is called first
 
-    @functools.cache  # models inside may share layers with those around them
+    @functools.cache  # inner models may share layers with those around them
     def copied(layer: Any) -> Any:
         if id(layer) in model_calls.graphs:
             return keras.models.clone_model(layer, clone_function=copied)

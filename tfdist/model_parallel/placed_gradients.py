@@ -1,7 +1,8 @@
-"""Gradients are computed on the device of what they are gradients of.
+"""Puts the operations of gradients on the devices of their forward operations.
 
-TensorFlow makes the operations of a gradient wherever the tape is asked for it: on the default device. The name scope
-of an operation is all that reaches the function that makes its gradient; so the scope's name carries the device.
+By default, TensorFlow makes the operations of a gradient on the device where the tape is asked for it. Of a forward
+operation, only the name scope reaches the function that makes its gradient. Therefore the scope's name contains the
+device.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
 
 @Once
 def install() -> None:
-    """Has TensorFlow make gradients as described, once. Other operations' gradients are made as before."""
+    """Makes TensorFlow place gradients of operations in `placed`, once. Other gradients stay as they are."""
     private.replace_gradient_function(_on_its_device)
     private.replace_recording(_with_placed_backward)
 
 
 @contextlib.contextmanager
 def placed(device: str) -> Iterator[None]:
-    """Context whose operations, variables and gradients are on a device; `install` comes first.
+    """Context whose operations, variables and gradients are on a device; call `install` first.
 
     Args:
-        device: with type and number, as of `tfdist.strategies.devices.requested_device`.
+        device: device with type and number, such as ``"/device:GPU:0"``.
 
     Raises:
         ValueError: the strategy at work has several replicas in this process.
@@ -55,13 +56,13 @@ def _on_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_placed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Operations with a gradient in Python, as `tf.custom_gradient` makes them."""
+    """Places the gradients of operations with a gradient in Python, such as those of `tf.custom_gradient`."""
 
     def record_operation(
         op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Callable[..., Any], **options: Any
     ) -> Any:
         device = requested_device.current()
-        if device is None or op_type == "captured_value":  # which is passed on as it is
+        if device is None or op_type == "captured_value":  # a captured value is passed on as it is
             return original(op_type, output_tensors, input_tensors, backward_function, **options)
 
         def on_its_device(*gradients: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Patches of Keras for variables: they live where a device scope asked for them, and an optimizer's beside them.
+"""Patches of Keras ("seams") that place variables as a device scope asks, and an optimizer's variables beside them.
 
 | seam | why |
 |---|---|
-| variables | those that Keras makes later than asked for would be made outside the scope |
-| `add_variable_from_reference` of optimizers | slots are where their variable is |
-| `_distributed_tf_update_step`, weight decay and accumulation of optimizers | so are updates |
+| variables | Keras may make a variable later than it was asked for, outside the scope |
+| `add_variable_from_reference` of optimizers | slots are on the device of their variable |
+| `_distributed_tf_update_step`, weight decay and accumulation of optimizers | updates run there, too |
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def _on_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lives_on(variable: Any, device: str) -> None:
-    """Notes where a variable is, so that optimizers keep what they need of it there.
+    """Notes the device of a variable, so that optimizers keep their variables for it there.
 
     Args:
         variable: a Keras variable.
-        device: that it is on.
+        device: device of the variable.
     """
     setattr(variable, DEVICE, device)
     setattr(value_of(variable), DEVICE, device)
@@ -105,5 +105,5 @@ def _accumulated_where_they_are(original: Callable[..., Any]) -> Callable[..., A
 
 
 def _place_of(variable: Any) -> str | None:
-    """The device of a variable of Keras or TensorFlow, if a scope asked for it."""
+    """Returns the device of a Keras or TensorFlow variable, if a scope asked for it; None otherwise."""
     return getattr(variable, DEVICE, None)

@@ -1,4 +1,4 @@
-"""Dividing a sequence into parts of equal cost."""
+"""Divides a sequence into parts of equal cost."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 
 def split(costs: Sequence[float], parts: int) -> list[int]:
-    """Divides a sequence into contiguous parts, so that the most costly one costs as little as it can.
+    """Divides a sequence into contiguous parts, so that the most costly part costs as little as possible.
 
-    By dynamic programming over where the last part begins; among equal solutions, earlier parts are the shorter ones.
+    Dynamic programming over where the last part begins; among equal solutions, earlier parts are the shorter ones.
 
     Args:
-        costs: of the elements, not negative.
-        parts: how many, at most one for each element; none is empty.
+        costs: costs of the elements, not negative.
+        parts: number of parts, none of which is empty; at most the number of elements.
 
     Returns:
-        Where each part ends: ``parts`` rising places, the last one is the number of elements.
+        Where each part ends: ``parts`` rising indices, the last of which is the number of elements.
     """
     count = len(costs)
     sums = [0.0, *itertools.accumulate(costs)]
-    # For the first elements, by their number: the cost of the most costly of the parts so far.
+    # best[n] is the cost of the most costly part, with the first n elements in the parts so far.
     best = [0.0] + [float("inf")] * count
     begins: list[list[int]] = []
     for _ in range(parts):

@@ -1,4 +1,4 @@
-"""How long contiguous calls of a model take together, forward and backward."""
+"""Measures how long contiguous calls of a model take together, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tfdist.model_parallel.model_calls import ModelCalls, clear_losses, trainabl
 
 _ROUNDS = 7
 _LEAST_SECONDS = 0.05
-"""A round repeats a step for at least so long."""
+"""Least duration of a round, which repeats a step."""
 
 
 def seconds_of(model_calls: ModelCalls, begin: int, end: int, batch_size: int) -> float:
     """Measures a step of some calls: forward in training mode, and backward to their inputs and weights.
 
-    It does so outside of any strategy, whose variables have a gradient on its replicas only.
+    Measured outside of any strategy, whose variables have a gradient on its replicas only.
 
-    The calls are in one graph, as in training: calls that are measured one by one take another time, since TensorFlow
-    joins operations, and each run has a cost of its own. The values of variables are as before.
+    The calls are in one graph, as in training. Calls that are measured one by one take another time, since TensorFlow
+    fuses operations, and each run has a cost of its own. Variables get their previous values back.
 
     Args:
-        model_calls: of a model.
-        begin: the first of its calls that is measured.
-        end: the first behind it that is not.
-        batch_size: samples of a batch. Inputs are random numbers, or zeros where they are integers.
+        model_calls: the model's calls.
+        begin: index of the first call that is measured.
+        end: index after the last call that is measured.
+        batch_size: number of samples of a batch. Inputs are random numbers, or zeros if they are integers.
 
     Returns:
-        Seconds of a step, the median of some rounds.
+        Seconds of a step, the median of several rounds.
     """
-    with ThreadPoolExecutor(1) as thread:  # which is in no strategy's scope
+    with ThreadPoolExecutor(1) as thread:  # a new thread is in no strategy's scope
         return thread.submit(_seconds_of, model_calls, begin, end, batch_size).result()
 
 
@@ -81,7 +81,7 @@ def _median(step: Callable[..., Any], values: list[tf.Tensor]) -> float:
         for _ in range(times):
             results = step(*values)
         for one in results[:1]:
-            one.numpy()  # waits for a device that works on its own
+            one.numpy()  # waits for a device that works asynchronously
         return time.perf_counter() - begin
 
     run(2)  # traces, and lets TensorFlow optimize the graph

@@ -1,4 +1,4 @@
-"""Optimizers: the averaging of gradients in scripts that share their data out; LARS and noise, for large batches."""
+"""Optimizers: gradients averaged in scripts that divide their data themselves; LARS and noise, for large batches."""
 
 from tfdist.strategies import require_tensorflow
 

@@ -29,7 +29,7 @@ def DistributedOptimizer(
     local_clip_global_norm: float | None = None,
     local_clip_value: float | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Makes a Keras optimizer average its gradients over processes, each of which has its own share of the data.
+    """Makes a Keras optimizer average its gradients over processes that each have a share of the data.
 
     For scripts in Horovod's style, in ``fit``, in custom loops and eagerly; without a strategy's scope. Call
     `tfdist.init` first, and start with equal weights: `tfdist.callbacks.BroadcastVariables` in ``fit``,
@@ -40,34 +40,34 @@ def DistributedOptimizer(
     one process that has the whole batch. Gradients that Keras accumulates are averaged when they are applied.
 
     The optimizer itself is changed and returned. It keeps its class, configuration and variables, so it is saved and
-    loaded as without tfdist. What is loaded, and a copy, is an optimizer of Keras alone: wrap it again. The optimizer
-    also gets a method ``register_local_var(variable)``, which leaves the gradients of a variable out: every process
+    loaded as without tfdist. A loaded or copied optimizer is a plain Keras optimizer: wrap it again. The optimizer also
+    gets a method ``register_local_var(variable)``, which excludes a variable's gradients from averaging: every process
     then uses its own.
 
     Args:
-        optimizer: of Keras 3, new or in use. If it is a `keras.optimizers.LossScaleOptimizer` or a
-            `tfdist.optimizers.GradientNoise`, the one in it is meant.
-        compression: how gradients are compressed; as of `tfdist.AllReduceStrategy`.
-        algorithm: of the all-reduce; by default that of `tfdist.init`.
+        optimizer: a Keras 3 optimizer, new or in use. In a `keras.optimizers.LossScaleOptimizer` or a
+            `tfdist.optimizers.GradientNoise`, the inner optimizer averages.
+        compression: how gradients are compressed; see `tfdist.AllReduceStrategy`.
+        algorithm: the all-reduce algorithm; by default that of `tfdist.init`.
         average: whether gradients are averaged; otherwise they are summed.
         op: "mean" or "sum", in place of ``average``; or `tfdist.Adasum`.
-        backward_passes_per_step: after so many calls of ``apply`` their mean gradient is averaged and applied. The same
-            as the optimizer's own ``gradient_accumulation_steps``; Horovod sums them, unless told otherwise.
+        backward_passes_per_step: number of calls of ``apply`` whose mean gradient is averaged and applied, like the
+            optimizer's own ``gradient_accumulation_steps``. Horovod sums the gradients, unless told otherwise.
         sparse_as_dense: whether sparse gradients, of embeddings, are made dense before they are averaged.
         group: the processes that take part; all by default.
-        scale_local_gradients: whether gradients of local variables are divided by the number of processes, as if the
-            others had zeros; where gradients are averaged.
-        local_clip_norm: clips each gradient of this process's data to this norm, before they are averaged. The clipping
-            of the optimizer itself (``clipnorm``, …) acts on the average.
-        local_clip_global_norm: clips all gradients of this process's data together to this norm.
-        local_clip_value: clips each element of the gradients of this process's data.
+        scale_local_gradients: whether gradients of local variables are divided by the number of processes where other
+            gradients are averaged, as if the other processes had zeros.
+        local_clip_norm: largest norm of each gradient of this process's data, before averaging. The clipping of the
+            optimizer itself (``clipnorm``, …) acts on the average.
+        local_clip_global_norm: largest norm of all gradients of this process's data together.
+        local_clip_value: largest absolute value of an element of the gradients of this process's data.
 
     Returns:
         ``optimizer``.
 
     Raises:
         RuntimeError: `tfdist.init` has not been called.
-        TypeError: ``optimizer`` is none of Keras 3.
+        TypeError: ``optimizer`` is not a Keras 3 optimizer.
         ValueError: the optimizer averages already, or an argument is out of its range.
 
     References:

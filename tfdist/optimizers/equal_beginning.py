@@ -1,4 +1,4 @@
-"""A warning if processes begin to train with different weights, which averaging gradients does not change."""
+"""A warning if processes begin training with different weights, which averaging gradients does not correct."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("tfdist")
 
 
 class EqualBeginning(keras.callbacks.Callback):
-    """Compares the weights of all processes before the first batch, when other callbacks have had their turn.
+    """A callback that compares the weights of all processes before the first batch, after the other callbacks.
 
     Args:
-        gradients: whose processes are compared.
+        gradients: averages gradients over the processes that are compared.
     """
 
     def __init__(self, gradients: Gradients) -> None:
@@ -29,7 +29,7 @@ class EqualBeginning(keras.callbacks.Callback):
         self._is_compared = gradients.group.size == 1
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares, once."""
+        """Compares weights before the first batch."""
         if self._is_compared:
             return
         self._is_compared = True

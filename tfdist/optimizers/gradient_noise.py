@@ -1,4 +1,4 @@
-"""An optimizer around another one that adds the noise of small batches to the gradients of large ones."""
+"""An optimizer that adds the noise of small batches to the gradients of large ones, around another optimizer."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ STRUCTURES = ("diagonal", "trace", "isotropic")
 
 @keras.saving.register_keras_serializable("tfdist")
 class GradientNoise(keras.optimizers.Optimizer):
-    """Adds noise to the gradients of large batches, with the variance that those of smaller batches have.
+    """Adds noise to the gradients of large batches, with the variance that gradients of smaller batches have.
 
-    The large batch comes in parts, whose gradients the inner optimizer accumulates: k of them, at the same weights.
-    They tell the variance v of a part's gradient, so that of their mean is v/k, and that of a batch which is ``ratio``
-    times smaller is ratio · v/k. Normal noise with the difference, (ratio − 1) · v/k, is added::
+    The large batch comes in k parts at the same weights, whose gradients the inner optimizer accumulates. From them
+    follows the variance v of a part's gradient. The variance of their mean is v/k; for a batch ``ratio`` times smaller
+    it is ratio · v/k. Normal noise with the difference, (ratio − 1) · v/k, is added::
 
         inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=8)
         model.compile(tfdist.optimizers.GradientNoise(inner, ratio=32), loss)
         model.fit(x, y, batch_size=512)  # updates with 4096 samples, and the noise of 128
 
-    Noise comes after the accumulation and before the inner optimizer clips gradients. With several processes, each
-    measures the variance of its own parts, and adds noise of its own before gradients are summed: the sum's variance is
-    the sum of the variances, nothing more is sent, and weights stay equal. "Isotropic" noise is drawn once, by all
-    processes alike, and added to the sum. Sparse gradients become dense.
+    Noise comes after the accumulation and before the inner optimizer clips gradients. With several processes, each one
+    measures the variance of its own parts, and adds its own noise before gradients are summed: the sum's variance is
+    the sum of the variances, nothing more is sent, and weights stay equal. "Isotropic" noise is the same on all
+    processes, and is added to the sum. Sparse gradients become dense.
 
     The optimizer goes inside `keras.optimizers.LossScaleOptimizer`, and around or inside of
     `tfdist.DistributedOptimizer` and `keras.optimizers.MultiOptimizer`. Under strategies in which processes train on
-    their own for some steps, such as `tfdist.LocalSGDStrategy`, the batch is that of a process.
+    their own for some steps, such as `tfdist.LocalSGDStrategy`, the batch is that of one process.
 
     Args:
-        inner_optimizer: of Keras, with ``gradient_accumulation_steps`` unless the noise is "isotropic". Clipping,
-            weight decay and schedules are its own.
-        ratio: how many times larger the batch is than the one to imitate, at least 1. With 1 there is no noise.
+        inner_optimizer: a Keras optimizer, with ``gradient_accumulation_steps`` unless the noise is "isotropic". It has
+            its own clipping, weight decay and schedules.
+        ratio: size of the batch, relative to that of the batch to imitate; at least 1. With 1 there is no noise.
         structure: "diagonal": each weight has its own v. "trace": all weights of an optimizer have the mean of v.
-            "isotropic": the noise has the given ``stddev``; nothing is measured, and there is no ratio.
-        stddev: of "isotropic" noise.
-        seed: of the noise; the same on all processes.
-        name: of the optimizer.
+            "isotropic": the noise has the given ``stddev``; nothing is measured, and there is no ``ratio``.
+        stddev: standard deviation of "isotropic" noise.
+        seed: seed of the noise; the same on all processes.
+        name: name of the optimizer.
 
     Raises:
-        TypeError: ``inner_optimizer`` is none of Keras 3, scales losses, or adds noise already.
-        ValueError: an argument is out of its range; at the first step, gradients are not accumulated, or the strategy
-            is `tfdist.ParameterServerStrategy`.
+        TypeError: ``inner_optimizer`` is not a Keras 3 optimizer, scales losses, or adds noise already.
+        ValueError: an argument is out of its range; or at the first step, gradients are not accumulated, or the
+            strategy is `tfdist.ParameterServerStrategy`.
 
     References:
         Wen, Luk, Gazeau, Zhang, Chan and Ba, An empirical study of large-batch stochastic gradient descent with
@@ -81,7 +81,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         self.seed = seed
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the inner optimizer's variables, and those in which squared deviations are added up."""
+        """Makes the inner optimizer's variables, and those for sums of squared deviations."""
         if self.built:
             return
         if at_work.of_strategy(strategy_of(self), UpdatesOnServers) is not None:
@@ -91,7 +91,8 @@ class GradientNoise(keras.optimizers.Optimizer):
             )
         self.inner_optimizer.build(variables)
         super().build(variables)
-        self._accumulated_gradients: list[Any] = []  # by this name, they may differ between processes
+        # Variables under this name of Keras may differ between processes.
+        self._accumulated_gradients: list[Any] = []
         applying = getattr(self.inner_optimizer, "optimizers", None) or [self.inner_optimizer]
         if self.structure == "isotropic":
             keras_noise.install()
@@ -104,7 +105,7 @@ class GradientNoise(keras.optimizers.Optimizer):
             self._accumulated_gradients = [self._new_sum(variable) for variable in variables]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """See `keras.optimizers.Optimizer`."""
+        """Applies gradients by the inner optimizer, which adds noise."""
         if not self.built:
             with keras.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables or ()))
@@ -113,12 +114,12 @@ class GradientNoise(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """Its own, and those of the inner optimizer."""
+        """This optimizer's variables, and those of the inner optimizer."""
         return self._variables + self.inner_optimizer.variables
 
     @property
     def learning_rate(self) -> Any:
-        """Of the inner optimizer."""
+        """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -127,12 +128,12 @@ class GradientNoise(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """Of the inner optimizer."""
+        """The inner optimizer's count of updates."""
         return self.inner_optimizer.iterations
 
     @property
     def loss_scale_factor(self) -> float | None:
-        """Of the inner optimizer."""
+        """The inner optimizer's factor by which losses are scaled."""
         inner = getattr(self, "inner_optimizer", None)
         return None if inner is None else inner.loss_scale_factor
 
@@ -142,18 +143,18 @@ class GradientNoise(keras.optimizers.Optimizer):
             self.inner_optimizer.loss_scale_factor = factor
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """See `keras.optimizers.Optimizer`."""
+        """Sets the variables' final values, as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """See `keras.optimizers.Optimizer`."""
+        """Returns the configuration, which contains that of the inner optimizer."""
         own = ("name", "ratio", "structure", "stddev", "seed")
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {"inner_optimizer": inner, **{name: getattr(self, name) for name in own}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> GradientNoise:
-        """See `keras.optimizers.Optimizer`."""
+        """Makes the optimizer and its inner optimizer from a configuration."""
         rest = dict(config)
         inner = keras.saving.deserialize_keras_object(rest.pop("inner_optimizer"), custom_objects=custom_objects)
         return cls(inner, **rest)
@@ -167,7 +168,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         return accumulated_by(self)[place_of(self, variable)]
 
     def _with_equal_noise(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Sums of gradients with noise, which all replicas draw alike."""
+        """Adds noise to sums of gradients, the same on all replicas."""
         found = []
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = tf.convert_to_tensor(gradient)
@@ -178,7 +179,7 @@ class GradientNoise(keras.optimizers.Optimizer):
     def _with_own_noise(
         self, optimizer: Any, gradients: list[Any], variables: Sequence[Any], squares: list[tf.Tensor]
     ) -> list[Any]:
-        """A replica's mean gradients with noise of its own; from the squared deviations of their parts."""
+        """Adds a replica's own noise to its mean gradients, by the squared deviations of their parts."""
         steps, further = optimizer.gradient_accumulation_steps, (self.ratio or 1) - 1
         if self.structure == "trace":
             trace = tf.add_n([tf.cast(one, tf.float64) for one in squares])
@@ -192,7 +193,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         return found
 
     def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
-        """Normal random numbers, by variable, update and rank."""
+        """Draws normal random numbers for a variable, an update and a rank."""
         seed = tf.constant([self.seed, place_of(self, variable)], tf.int64)
         for part in (optimizer.iterations, rank):
             seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
@@ -200,7 +201,7 @@ class GradientNoise(keras.optimizers.Optimizer):
 
 
 def _rank(optimizer: Any) -> Any:
-    """Of the replica that calls, or of the process; different for all whose gradients are summed."""
+    """Returns the rank of the calling replica or process; different for all whose gradients are summed."""
     averaging = gradients_of(optimizer)
     if averaging is not None:
         return averaging.group.rank

@@ -1,4 +1,4 @@
-"""The gradients that an optimizer accumulates, and how far they are from their mean."""
+"""The gradients that an optimizer accumulates, and their deviations from the mean."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfdist.private.optimizers import accumulated_by, apply_count, place_of, str
 
 
 class GradientParts:
-    """Adds up the squared deviations of accumulated gradients from their mean, and changes the mean.
+    """Sums the squared deviations of accumulated gradients from their mean, and changes the mean.
 
-    The optimizer's own methods are replaced by others that call those of its class: so gradients are of this process,
-    or replica, and weighted by samples, but not yet summed.
+    Methods of the optimizer are replaced by ones that also call those of its class. There, gradients are those of this
+    process or replica, weighted by samples, but not yet summed.
 
     Args:
-        optimizer: of Keras, which accumulates gradients; new methods are put in place.
-        sums: the variable for the sum of a weight's variable; a scalar to add up all weights.
-        changed: takes mean gradients, their variables and the sums of squared deviations, and returns other gradients.
+        optimizer: a Keras optimizer that accumulates gradients; its methods are replaced.
+        sums: returns the variable for a weight's sum of squared deviations; a scalar variable sums over all elements.
+        changed: takes mean gradients, their variables and the sums of squared deviations, and returns new gradients.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GradientParts:
 
     def _accumulated(self, grads: Any, acc_grads: Any) -> Any:
         parts = [tf.convert_to_tensor(one) for one in grads]
-        # In the cross-replica context each replica assigns its own.
+        # In the cross-replica context each replica's own value is assigned.
         tf.__internal__.distribute.interim.maybe_merge_call(
             _assign_all,
             strategy_of(self._optimizer),
@@ -60,13 +60,13 @@ class GradientParts:
         return type(self._optimizer)._clip_gradients(self._optimizer, changed)
 
     def _before(self) -> list[tf.Tensor]:
-        """The sums of the gradients that came before in this update."""
+        """Returns the sums of the earlier gradients of this update."""
         optimizer = self._optimizer
         kept = [accumulated_by(optimizer)[place_of(optimizer, one)] for one in self._variables]
         return [tf.convert_to_tensor(one.value) for one in kept]
 
     def _counted(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of squared deviations with a further gradient, by Welford's method."""
+        """Returns the sums of squared deviations including one more gradient, by Welford's method."""
         optimizer, found = self._optimizer, []
         number = tf.convert_to_tensor(apply_count(optimizer).value) % optimizer.gradient_accumulation_steps + 1
         for part, before, variable in zip(parts, self._before(), self._variables, strict=True):
@@ -84,10 +84,10 @@ def _assign_all(strategy: Any, variables: list[Any], values: list[Any]) -> None:
 
 
 def dtype_of_sums(variable: Any) -> tf.DType:
-    """For a variable's gradients, whose squares may be too small for 16 bits.
+    """Returns the dtype for sums of a variable's squared gradients, which may be too small for 16 bits.
 
     Args:
-        variable: of Keras or TensorFlow.
+        variable: a Keras or TensorFlow variable.
     """
     dtype = tf.as_dtype(keras.backend.standardize_dtype(variable.dtype))
     return dtype if dtype.size >= 4 else tf.float32

@@ -16,7 +16,7 @@ from tfdist.runtime.groups import Group
 class DistributedGradientTape:
     """A `tf.GradientTape` whose `gradient` returns averages over processes, each of which has its own data.
 
-    Everything else is that of the tape, which may have recorded already::
+    All other methods are those of the tape, which may have recorded already::
 
         with tf.GradientTape() as tape:
             loss = …
@@ -24,24 +24,24 @@ class DistributedGradientTape:
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
     Call `tfdist.init` first, and start with equal weights (`tfdist.broadcast_variables`). All processes of the group
-    ask for the same gradients, in the same order.
+    ask for the same gradients, in the same order. The arguments are described in `tfdist.DistributedOptimizer`.
 
     Args:
-        tape: new, or after recording.
-        compression: as of `tfdist.DistributedOptimizer`.
-        algorithm: as of `tfdist.DistributedOptimizer`.
-        average: as of `tfdist.DistributedOptimizer`.
-        op: as of `tfdist.DistributedOptimizer`.
-        sparse_as_dense: as of `tfdist.DistributedOptimizer`.
-        group: as of `tfdist.DistributedOptimizer`.
-        scale_local_gradients: as of `tfdist.DistributedOptimizer`.
-        local_clip_norm: as of `tfdist.DistributedOptimizer`.
-        local_clip_global_norm: as of `tfdist.DistributedOptimizer`.
-        local_clip_value: as of `tfdist.DistributedOptimizer`.
+        tape: a gradient tape, new or after recording.
+        compression: how gradients are compressed.
+        algorithm: the all-reduce algorithm; by default that of `tfdist.init`.
+        average: whether gradients are averaged; otherwise they are summed.
+        op: "mean" or "sum", in place of ``average``; or `tfdist.Adasum`.
+        sparse_as_dense: whether sparse gradients are made dense before they are averaged.
+        group: the processes that take part; all by default.
+        scale_local_gradients: whether averaging also divides gradients of local variables by the number of processes.
+        local_clip_norm: largest norm of each gradient of this process's data, before averaging.
+        local_clip_global_norm: largest norm of all gradients of this process's data together.
+        local_clip_value: largest absolute value of an element of the gradients of this process's data.
 
     Raises:
         RuntimeError: `tfdist.init` has not been called.
-        TypeError: ``tape`` is no tape.
+        TypeError: ``tape`` is not a `tf.GradientTape`.
     """
 
     def __init__(
@@ -82,27 +82,27 @@ class DistributedGradientTape:
         return getattr(self._tape, name)
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradients of a variable out: every process gets its own.
+        """Excludes a variable from averaging: every process gets its own gradients.
 
         Args:
-            source: of Keras or TensorFlow.
+            source: a Keras or TensorFlow variable.
         """
         self._gradients.keep_local(source)
 
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """Gradients, averaged over processes.
+        """Returns gradients, averaged over processes.
+
+        A tape around this one can differentiate them, unless they are sparse, compressed, or combined by Adasum.
 
         Args:
-            target: as of `tf.GradientTape.gradient`.
-            sources: as of `tf.GradientTape.gradient`.
-            *args: as of `tf.GradientTape.gradient`.
-            **kwargs: as of `tf.GradientTape.gradient`.
-
-        A tape around this one has gradients of them, unless they are sparse, compressed, or combined by Adasum.
+            target: what is differentiated, as in `tf.GradientTape.gradient`.
+            sources: variables or tensors to differentiate by, in any structure.
+            *args: further positional arguments of `tf.GradientTape.gradient`.
+            **kwargs: keyword arguments of `tf.GradientTape.gradient`.
 
         Returns:
-            Gradients in the structure of ``sources``; None where there is none, on all processes alike.
+            Gradients in the structure of ``sources``; None for sources without a gradient, on all processes alike.
         """
         own = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(sources)

@@ -1,4 +1,4 @@
-"""Gradients of one process's own data, averaged over processes."""
+"""Averages gradients of each process's own data over processes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ class Gradients:
     Args:
         group: the processes.
         average: whether sums are divided by the number of processes.
-        adaptive: whether they are combined by `tfdist.Adasum` instead.
-        compression: as of `tfdist.AllReduceStrategy`.
+        adaptive: whether gradients are combined by `tfdist.Adasum` instead.
+        compression: how gradients are compressed; see `tfdist.AllReduceStrategy`.
         sparse_as_dense: whether sparse gradients are made dense before they are summed.
-        scale_local: whether gradients of local variables are divided by the number of processes, if others are.
-        clipping: of this process's gradients, before they are summed.
-        is_differentiable: whether sums and means of dense gradients, without compression, have gradients themselves.
+        scale_local: whether gradients of local variables are divided by the number of processes, unless others are
+            summed.
+        clipping: limits of this process's gradients before they are summed; None for no limits.
+        is_differentiable: whether sums and means of dense gradients, without compression, can be differentiated.
 
     Attributes:
         group: as given.
-        compressor: of this process's gradients; None for none.
-        averages: whether gradients are averaged as they are.
-        norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is there.
-        samples: of a process in a step, for ``norms``.
+        compressor: compresses this process's gradients; None for no compression.
+        averages: whether gradients are averaged without compression and clipping.
+        norms: measures the noise of gradients in steps that are traced or run eagerly while it is set; None measures
+            nothing.
+        samples: number of samples of a process in a step, for ``norms``.
     """
 
     def __init__(
@@ -69,19 +71,19 @@ class Gradients:
         self._kept: list[Any] = []
 
     def keep_local(self, variable: Any) -> None:
-        """Leaves the gradients of a variable out: every process uses its own.
+        """Excludes a variable from averaging: every process uses its own gradients.
 
         Args:
-            variable: of Keras or TensorFlow.
+            variable: a Keras or TensorFlow variable.
         """
         self._local.add(_identity(variable))
         self._kept.append(variable)  # so that no other variable gets its identity
 
     def is_local(self, variable: Any) -> bool:
-        """Whether every process uses its own gradients of a variable.
+        """Returns whether every process uses its own gradients of a variable.
 
         Args:
-            variable: of Keras or TensorFlow.
+            variable: a Keras or TensorFlow variable.
         """
         return _identity(variable) in self._local
 
@@ -89,11 +91,11 @@ class Gradients:
         """Sums or averages gradients over the processes.
 
         Args:
-            gradients: of this process's data, dense or sparse; None for none, on all processes alike.
-            variables: that they belong to.
+            gradients: dense or sparse gradients of this process's data; None for no gradient, on all processes alike.
+            variables: variables that the gradients belong to.
 
         Returns:
-            The sums or means, bitwise equal on all processes; those of local variables, as `keep_local` says.
+            The sums or means, bitwise equal on all processes; for local variables each process's own gradients.
         """
         found = list(gradients)
         common: list[int] = []
@@ -111,10 +113,10 @@ class Gradients:
         return found
 
     def combined(self, values: Sequence[tf.Tensor], combine: np.ufunc) -> list[tf.Tensor]:
-        """Combines other values of all processes.
+        """Combines values other than gradients over all processes.
 
         Args:
-            values: dense.
+            values: dense tensors.
             combine: a commutative and associative NumPy ufunc of two arguments.
         """
         return self._sums.bridge.all_reduce(values, combine=combine)
@@ -157,7 +159,7 @@ class Gradients:
         return self._sums.all_reduce(values, names, compressed, weight=weight)
 
     def _differentiable(self, values: list[Any], names: list[str]) -> list[Any]:
-        """Sums or means whose gradients are those of all processes' gradients; those of sparse values have none."""
+        """Returns sums or means that can be differentiated, by the same reduction of gradients; sparse ones cannot."""
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
         if not dense:
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=False)
@@ -182,14 +184,14 @@ class Gradients:
 
 
 def by_op(op: str | None, average: bool) -> tuple[bool, bool]:
-    """Whether gradients are averaged, and whether they are combined adaptively.
+    """Returns whether gradients are averaged, and whether they are combined adaptively.
 
     Args:
-        op: the name of the reduction; by default it depends on ``average``.
-        average: between a mean and a sum.
+        op: name of the reduction; None leaves it to ``average``.
+        average: whether gradients are averaged; otherwise they are summed.
 
     Raises:
-        ValueError: there is no such reduction of gradients.
+        ValueError: gradients have no such reduction.
     """
     if op not in (None, "mean", "sum", Adasum):
         raise ValueError(f"op must be 'mean', 'sum' or tfdist.Adasum; got {op!r}")
@@ -197,12 +199,12 @@ def by_op(op: str | None, average: bool) -> tuple[bool, bool]:
 
 
 def _identity(variable: Any) -> int:
-    """The same for a variable of Keras and the one of TensorFlow within it."""
+    """Returns the same number for a Keras variable and the TensorFlow variable inside it."""
     return id(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def _path(variable: Any) -> str:
-    """The name of a variable in messages; tensors, whose gradients a tape may be asked for, have none."""
+    """Returns the name of a variable for messages; tensors, which a tape may also differentiate by, have none."""
     if isinstance(variable, keras.Variable):
         return str(variable.path)
     return str(variable.name) if isinstance(variable, tf.Variable) else "a tensor"

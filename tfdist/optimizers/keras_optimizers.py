@@ -1,6 +1,6 @@
-"""The seams of Keras by which an optimizer averages its gradients; installed with the first such optimizer.
+"""Patches of Keras ("seams") by which optimizers average gradients; the first such optimizer installs them.
 
-Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own do what they do in Keras.
+Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own behave as in Keras.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _ATTRIBUTE = "_tfdist_gradients"
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """What averages the gradients of an optimizer, or of the one within it.
+    """Returns what averages the gradients of an optimizer, or of the one inside it; None if nothing does.
 
     Args:
-        optimizer: of Keras; anything else averages nothing.
+        optimizer: a Keras optimizer; for other objects the result is None.
     """
     return getattr(innermost(optimizer), _ATTRIBUTE, None)
 
 
 def attach(optimizer: Any, gradients: Gradients) -> None:
-    """Lets an optimizer average its gradients.
+    """Makes an optimizer average its gradients.
 
     Args:
-        optimizer: of Keras, with no other one within it.
-        gradients: how. A `keras.optimizers.MultiOptimizer` hands it on to its optimizers, also those that it is yet to
-            be given.
+        optimizer: a Keras optimizer with no other one inside it.
+        gradients: averages the gradients. A `keras.optimizers.MultiOptimizer` passes it on to its optimizers, including
+            those that it gets later.
     """
     install()
     for one in (optimizer, *getattr(optimizer, "optimizers", ())):
@@ -64,17 +64,17 @@ class Averaged(optimizer.OptimizerHooks):
     """The hooks of an optimizer that averages its gradients.
 
     Args:
-        gradients: of the optimizer, or of the one within it.
+        gradients: averages the gradients of the optimizer.
     """
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
 
     def begin(self, update: optimizer.Update, gradients: list[Any]) -> list[Any]:
-        """Checks that nothing else averages them.
+        """Checks that no strategy averages gradients as well.
 
         Raises:
-            RuntimeError: a strategy does.
+            RuntimeError: the optimizer is used with a strategy.
         """
         if tf.distribute.has_strategy():
             raise RuntimeError(
@@ -84,15 +84,15 @@ class Averaged(optimizer.OptimizerHooks):
         return gradients
 
     def gradients(self, update: optimizer.Update, gradients: list[Any]) -> list[Any]:
-        """Averages them."""
+        """Averages gradients over processes."""
         return self._gradients.reduced(gradients, update.variables)
 
     def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
-        """The maximum over processes."""
+        """Returns the maximum over processes of new values of variables."""
         return self._gradients.combined(values, np.maximum)
 
     def finite(self, is_finite: Any) -> Any:
-        """One process's infinity makes all processes skip the step: they must average in the same steps."""
+        """Returns whether gradients are finite on all processes, so that all skip the same steps."""
         return tf.equal(self._gradients.combined([tf.cast(is_finite, tf.int32)], np.minimum)[0], 1)
 
 
@@ -102,7 +102,7 @@ def _optimizer_hooks_of(one: Any) -> list[Averaged]:
 
 
 def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A `keras.optimizers.MultiOptimizer` may be given its optimizers for one variable after another."""
+    """Passes `Gradients` on to optimizers that a `keras.optimizers.MultiOptimizer` gets when it is built."""
 
     def build(self: Any, var_list: Any) -> Any:
         result = original(self, var_list)
@@ -114,17 +114,17 @@ def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class BeginningAlike(trainer.TrainerHooks):
-    """`fit` of a model whose optimizer averages gradients.
+    """Hooks of a model whose optimizer averages gradients.
 
     Args:
-        gradients: of the optimizer.
+        gradients: averages the gradients of the optimizer.
     """
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
 
     def fit(self, call: trainer.ModelCall) -> None:
-        """Warns of processes that begin with different weights, and of layers whose weights stay so."""
+        """Warns of layers whose statistics stay local, and adds the check that weights begin equal."""
         local_layers.warn(call.model, self._gradients.group.size)
         given = call.arguments["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
@@ -133,9 +133,10 @@ class BeginningAlike(trainer.TrainerHooks):
             call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(self._gradients)]
 
     def make_function(self, call: trainer.ModelCall) -> contextlib.AbstractContextManager[None] | None:
-        """Has XLA compile what Keras's own step computes before the average; those of users are left alone.
+        """Makes XLA compile the part of Keras's own step before the averaging, but not steps of users.
 
-        Keras chooses XLA where there is a GPU, and does not tell whether the user has. XLA compiles no host calls.
+        Keras chooses XLA by itself if there is a GPU, and does not tell whether the user did. XLA compiles no host
+        calls.
         """
         step, model = call.arguments["step_function"], call.model
         if step != model.train_step or not model.jit_compile:

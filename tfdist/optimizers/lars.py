@@ -1,4 +1,4 @@
-"""LARS: stochastic gradient descent whose rate for each variable follows from the norms of its weights and gradient."""
+"""LARS: stochastic gradient descent with a rate for each variable, from the norms of its weights and gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.private.optimizers import place_of
 
 @keras.saving.register_keras_serializable("tfdist")
 class LARS(keras.optimizers.Optimizer):
-    """Layer-wise adaptive rate scaling, for large batches.
+    """Layer-wise adaptive rate scaling (LARS), an optimizer for large batches.
 
     For each variable with weights w and gradient g, with m of momentum::
 
@@ -22,20 +22,20 @@ class LARS(keras.optimizers.Optimizer):
         m = momentum * m + rate * (g + weight_decay * w)
         w = w - m
 
-    Variables of one dimension (biases, and scales of normalization), those that are excluded, and those whose weights
-    or gradient are zero, have the plain ``learning_rate``; the first two kinds no weight decay either. The learning
+    Variables of one dimension (biases, and scales of normalization), excluded variables, and variables whose weights or
+    gradient are zero use the plain ``learning_rate``; the first two kinds have no weight decay either. The learning
     rate is that of the whole batch: see `tfdist.callbacks.LearningRateScaling` for warm-up.
 
     Args:
         learning_rate: a number or a schedule.
-        momentum: at least 0, less than 1.
+        momentum: decay of the momentum, at least 0 and less than 1.
         weight_decay: coefficient of the weights in the gradient.
-        trust_coefficient: how far a step goes, relative to the weights' norm.
-        epsilon: against division by zero.
-        nesterov: whether a step goes on along the momentum, as in `keras.optimizers.SGD`.
-        exclude: regular expressions; variables in whose path one of them is found are excluded.
-        name: of the optimizer.
-        **kwargs: of `keras.optimizers.Optimizer`: clipping, moving averages, accumulation, loss scale.
+        trust_coefficient: length of a step, relative to the weights' norm.
+        epsilon: small number against division by zero.
+        nesterov: whether to use Nesterov momentum, as in `keras.optimizers.SGD`.
+        exclude: regular expressions; variables whose path contains a match are excluded.
+        name: name of the optimizer.
+        **kwargs: arguments of `keras.optimizers.Optimizer`: clipping, moving averages, accumulation, loss scale.
 
     References:
         You, Gitman and Ginsburg, Large batch training of convolutional networks, 2017.
@@ -69,7 +69,7 @@ class LARS(keras.optimizers.Optimizer):
         self._decay = weight_decay  # not `weight_decay`, which Keras applies to the weights themselves
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the variables of momentum."""
+        """Makes the variables for momentum."""
         if self.built:
             return
         super().build(variables)
@@ -95,6 +95,6 @@ class LARS(keras.optimizers.Optimizer):
         return len(variable.shape) > 1 and not any(re.search(pattern, path) for pattern in self.exclude)
 
     def get_config(self) -> dict[str, Any]:
-        """See `keras.optimizers.Optimizer`."""
+        """Returns the configuration with LARS's own arguments."""
         own = ("momentum", "nesterov", "trust_coefficient", "epsilon", "exclude")
         return {**super().get_config(), **{name: getattr(self, name) for name in own}, "weight_decay": self._decay}

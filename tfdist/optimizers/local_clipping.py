@@ -1,4 +1,4 @@
-"""Clipping of one process's gradients, before they are summed."""
+"""Clips one process's gradients before they are summed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class LocalClipping:
-    """How gradients are clipped; in the order of the attributes.
+    """Limits for the clipping of gradients, applied in the order of the attributes.
 
     Attributes:
-        norm: the largest norm of each gradient; None for any.
-        global_norm: the largest norm of all gradients together.
-        value: the largest absolute value of an element.
+        norm: largest norm of each gradient; None for no limit.
+        global_norm: largest norm of all gradients together; None for no limit.
+        value: largest absolute value of an element; None for no limit.
     """
 
     norm: float | None = None
@@ -29,10 +29,10 @@ class LocalClipping:
                 raise ValueError(f"local clipping needs a positive limit; got local_clip_{name}={limit!r}")
 
     def clipped(self, gradients: Sequence[Any]) -> list[Any]:
-        """Clips gradients.
+        """Returns gradients clipped to the limits.
 
         Args:
-            gradients: dense or sparse.
+            gradients: dense or sparse gradients.
         """
         found = list(gradients)
         if self.norm is not None:

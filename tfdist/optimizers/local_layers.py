@@ -1,4 +1,4 @@
-"""A warning of layers that ask for means over all replicas, of which `DistributedOptimizer` has one in each process."""
+"""A warning of layers that ask for means over all replicas, which `DistributedOptimizer` does not compute."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def warn(model: Any, processes: int) -> None:
-    """Warns, once for each model, that statistics of synchronized batch normalization are each process's own.
+    """Warns, once for each model, that synchronized batch normalization uses each process's own statistics.
 
     Args:
         model: a Keras model.
-        processes: that average its gradients.
+        processes: number of processes that average the model's gradients.
     """
     names = [layer.name for layer in layers_of(model) if getattr(layer, "synchronized", False) is True]
     if processes == 1 or not names or model in _told:

@@ -1,4 +1,4 @@
-"""What a worker of a pipeline does: actions, and the notation for them."""
+"""The actions of a pipeline's workers, and the notation for them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ _NOTATION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
 
 
 class Kind(enum.Enum):
-    """Of actions that compute."""
+    """Kinds of computing actions."""
 
     FORWARD = "F"
-    """Of a stage."""
+    """Forward pass of a stage."""
     BACKWARD = "B"
-    """Of a stage: gradients of its inputs and of its weights."""
+    """Backward pass of a stage: gradients of its inputs and of its weights."""
     INPUTS = "I"
-    """The half of `BACKWARD` that others wait for: gradients of the inputs."""
+    """The half of `BACKWARD` that earlier stages wait for: gradients of the inputs."""
     WEIGHTS = "W"
-    """The other half: gradients of the weights."""
+    """The other half of `BACKWARD`: gradients of the weights."""
 
 
 class Action(NamedTuple):
-    """What one stage computes of one micro-batch; written ``"2F0"`` for the forward pass of stage 2, micro-batch 0.
+    """The computation of one stage on one micro-batch; ``"2F0"`` is the forward pass of stage 2 on micro-batch 0.
 
     The notation is that of `torch.distributed.pipelining`.
 
     Attributes:
-        stage: counted from 0.
-        kind: what is computed.
-        micro_batch: counted from 0.
+        stage: number of the stage, from 0.
+        kind: kind of computation.
+        micro_batch: number of the micro-batch, from 0.
     """
 
     stage: int
@@ -44,11 +44,11 @@ class Action(NamedTuple):
 class Transfer(NamedTuple):
     """The results of an action on their way to another stage.
 
-    They are activations, of a forward pass, or the gradients of activations.
+    They are the activations of a forward pass, or gradients of activations.
 
     Attributes:
-        result_of: the action.
-        destination: the stage that takes them.
+        result_of: the action that made the results.
+        destination: number of the stage that takes the results.
     """
 
     result_of: Action
@@ -56,12 +56,12 @@ class Transfer(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What a worker exchanges with workers of other processes between two of its actions.
+    """One exchange of a worker with workers of other processes, between two of its actions.
 
     Attributes:
-        sent: results of the action before it.
-        expected: what may come while this worker computes.
-        received: what the action behind it waits for.
+        sent: results of the action before the exchange.
+        expected: results that may arrive while the worker computes.
+        received: results that the action after the exchange waits for.
     """
 
     sent: tuple[Transfer, ...] = ()
@@ -74,17 +74,17 @@ class Exchange(NamedTuple):
 
 
 Step = Action | Exchange
-"""One of a worker's steps."""
+"""An entry in a worker's sequence: an action or an exchange."""
 
 
 def parse(text: str) -> Action:
     """Reads the notation of an action.
 
     Args:
-        text: such as ``"0F3"``.
+        text: notation of an action, such as ``"0F3"``.
 
     Raises:
-        ValueError: it is not an action.
+        ValueError: ``text`` is not the notation of an action.
     """
     found = _NOTATION.fullmatch(text.strip())
     if found is None:

@@ -1,4 +1,4 @@
-"""Whether batches make micro-batches of equal size."""
+"""Checks that batches can be divided into micro-batches of equal size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _KERAS_DEFAULT = 32
 
 
 def check(x: Any, batch_size: int | None, micro_batches: int, data: int = 1) -> None:
-    """Checks the size of full batches, where it is known; the last one of an epoch may be smaller.
+    """Checks the size of full batches, if it is known; the last batch of an epoch may be smaller.
 
     Args:
-        x: as of ``fit``.
-        batch_size: as of ``fit``.
-        micro_batches: number of parts of each replica's batch.
+        x: data passed to ``fit``.
+        batch_size: batch size passed to ``fit``; None for Keras's default.
+        micro_batches: number of micro-batches of each replica's batch.
         data: number of replicas.
 
     Raises:
-        ValueError: micro-batches do not divide the batch.
+        ValueError: full batches cannot be divided into micro-batches of equal size.
     """
     size = _size(x, batch_size)
     parts = micro_batches * data
@@ -41,7 +41,7 @@ def check(x: Any, batch_size: int | None, micro_batches: int, data: int = 1) -> 
 
 
 def _size(x: Any, batch_size: int | None) -> int | None:
-    """The number of samples of a full batch; None if it is not known, or if there is no full batch."""
+    """Returns the number of samples of a full batch; None if it is unknown, or if no batch is full."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         specs = [one for one in tree.flatten(x.element_spec) if isinstance(one, tf.TensorSpec)]
         return specs[0].shape[0] if specs and specs[0].shape.rank else None

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: as a user says, or so that the most costly stage costs least."""
+"""Cuts of a model into stages: named by the user, or chosen so that the most costly stage costs least."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tfdist.model_parallel.partition import Partition, bytes_kept
 from tfdist.model_parallel.splitting import split
 
 Cuts = Sequence[str] | Partition | Literal["flops", "memory"]
-"""Names of the calls that stages but the first begin with; stages that `tfdist.partition` has found; or what is to be
-balanced."""
+"""How a model is cut: the names of the calls that begin all stages but the first; a result of `tfdist.partition`; or
+the quantity to balance."""
 
 
 _OPEN_SIZE = 128
-"""Assumed where inputs leave a dimension open, as the length of sequences, to compare what calls cost."""
+"""Size assumed for open dimensions of inputs, such as a sequence's length, when the costs of calls are compared."""
 
 
 def check(cuts: Any, stages: int) -> None:
-    """Checks what does not depend on a model.
+    """Checks cuts as far as possible without a model.
 
     Args:
-        cuts: as a user gives them.
+        cuts: ``cuts`` argument of `tfdist.PipelineStrategy`.
         stages: number of stages.
 
     Raises:
-        TypeError: they are none.
-        ValueError: they make another number of stages.
+        TypeError: ``cuts`` has the wrong type.
+        ValueError: ``cuts`` is an unknown string, or makes another number of stages.
     """
     if isinstance(cuts, str):
         if cuts not in ("flops", "memory"):
@@ -52,22 +52,23 @@ def check(cuts: Any, stages: int) -> None:
 
 
 def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
-    """Where each stage ends, as places in a model's calls.
+    """Returns where each stage ends, as indices into a model's calls.
 
     Args:
-        calls: of the model.
-        stages: how many; one call for each at least.
-        cuts: that `check` has taken.
+        calls: the model's calls.
+        stages: number of stages, at most the number of calls.
+        cuts: cuts that `check` has accepted.
 
     Raises:
-        ValueError: the model has fewer calls, or none of a name that is given, or they are in another order.
+        ValueError: the model makes too few calls, lacks a named call, makes the calls in another order, or has other
+            calls than the partition; or the costs of its calls are unknown.
     """
     names = [call.name for call in calls.calls]
     if stages > len(names):
         raise ValueError(f"{stages} stages need as many calls of layers at least; this model makes {len(names)}")
     if isinstance(cuts, str):
         costs = _costs(calls, cuts)
-        # A little for each call, so that calls that cost nothing are dealt out, too.
+        # A small cost for each call, so that calls without a cost are spread over the stages, too.
         weighs = [float(bytes_kept(one) if cuts == "memory" else one.flops) for one in costs]
         return split([one + 1e-6 * sum(weighs) / len(weighs) for one in weighs], stages)
     if isinstance(cuts, Partition):

@@ -1,8 +1,8 @@
-"""Variables that are described and not allocated: a process holds those of its own stages.
+"""Variables that are described but not allocated, since a process allocates only those of its own stages.
 
-Keras has such variables already, for models that are built while a function is traced: they know their shape, dtype and
-initializer, and their value is what the initializer makes, each time that it is read. Here they stay so until a process
-knows which of them are its own. Reading one of another stage is an error.
+Keras has such variables for models that are built while a function is traced: they know their shape, dtype and
+initializer, and each read makes the value anew by the initializer. Here variables stay described until the process
+knows which of them belong to its stages. Reading a variable of another stage is an error.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
 
 _KEY = "_tfdist_key"
-"""Attribute of a variable that was described, of Keras and of TensorFlow: what optimizers know it by."""
+"""Attribute of a Keras or TensorFlow variable that was described: the key by which optimizers know the variable."""
 _TRAINABLE = "_tfdist_trainable"
-"""Attribute of a variable of Keras: whether it was trainable when it was described. Tapes watch only what is trainable
-when it is allocated, and a layer that is frozen before that may be trained later."""
+"""Attribute of a Keras variable: whether it was trainable when it was described. Gradient tapes watch only variables
+that are trainable when they are allocated, and a layer that is frozen before that may be trained later."""
 _numbers = itertools.count()
 
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Gets the value of a variable that another process holds."""
+"""Function that returns the value of a variable that another process holds."""
 Assign: TypeAlias = Callable[[Any, Any], None]
-"""Takes the value that was to be assigned to a variable that another process holds."""
+"""Function that gets a variable that another process holds, and the value to assign to it."""
 
 
 class _Thread(threading.local):
-    """What this thread does with variables.
+    """State of a thread: how it makes, reads and assigns variables.
 
     Attributes:
-        describes: whether those that it makes are only described.
-        read: gets values of variables of other processes; None if they cannot be read.
-        assign: assigns to them; None if that cannot be done.
+        describes: whether new variables are only described.
+        read: returns values of variables of other processes; None if they cannot be read.
+        assign: assigns values to variables of other processes; None if that is not possible.
     """
 
     describes = False
@@ -54,15 +54,15 @@ _thread = _Thread()
 
 
 class ElsewhereError(RuntimeError):
-    """The value of a variable was asked for in a process that does not hold it."""
+    """Error for access to the value of a variable that another process holds."""
 
 
 class _Elsewhere:
-    """Stands where the initializer of a variable was, which another process holds.
+    """Replaces the initializer of a variable that another process holds.
 
     Args:
-        variable: that is held elsewhere.
-        place: who holds it, in words.
+        variable: the variable that another process holds.
+        place: description of the holder, for messages.
     """
 
     def __init__(self, variable: Any, place: str) -> None:
@@ -70,7 +70,7 @@ class _Elsewhere:
         self._place = place
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        if symbolic_scope.in_symbolic_scope():  # for shapes alone
+        if symbolic_scope.in_symbolic_scope():  # only shapes are computed
             return tf.zeros(shape, dtype)
         if _thread.read is None:
             raise self.error()
@@ -97,7 +97,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def describing() -> Iterator[None]:
-    """Context in which Keras variables with an initializer are described only; `install` comes first."""
+    """Context in which new Keras variables with an initializer are only described; call `install` first."""
     before, _thread.describes = _thread.describes, True
     try:
         yield
@@ -110,7 +110,7 @@ def reading(read: Read) -> Iterator[None]:
     """Context in which variables of other processes can be read.
 
     Args:
-        read: gets a value.
+        read: returns the value of a variable.
     """
     before, _thread.read = _thread.read, read
     try:
@@ -124,7 +124,7 @@ def assigning(assign: Assign) -> Iterator[None]:
     """Context in which values can be assigned to variables of other processes.
 
     Args:
-        assign: takes a value; it may do nothing, where the other process assigns it itself.
+        assign: gets a variable and a value; it may do nothing if the other process assigns the value itself.
     """
     before, _thread.assign = _thread.assign, assign
     try:
@@ -134,33 +134,33 @@ def assigning(assign: Assign) -> Iterator[None]:
 
 
 def can_assign() -> bool:
-    """Whether the caller is inside `assigning`."""
+    """Returns whether the caller is inside `assigning`."""
     return _thread.assign is not None
 
 
 def is_elsewhere(variable: Any) -> bool:
-    """Whether another process holds a variable.
+    """Returns whether another process holds a variable.
 
     Args:
-        variable: of Keras.
+        variable: a Keras variable.
     """
     return is_described(variable) and isinstance(variable._initializer, _Elsewhere)
 
 
 def is_described(variable: Any) -> bool:
-    """Whether a variable has no memory in this process.
+    """Returns whether a variable has no memory in this process.
 
     Args:
-        variable: of Keras.
+        variable: a Keras variable.
     """
     return variable._value is None
 
 
 def allocate(variable: Any) -> None:
-    """Gives a variable its memory, and the value that its initializer makes, if it has none.
+    """Allocates a variable that has no memory, with the value that its initializer makes.
 
     Args:
-        variable: of Keras, in the scope of its strategy.
+        variable: a Keras variable; the caller is in the scope of its strategy.
     """
     if is_described(variable):
         before, _thread.describes = _thread.describes, False
@@ -172,11 +172,11 @@ def allocate(variable: Any) -> None:
 
 
 def leave_to(variable: Any, place: str) -> None:
-    """Frees a variable's memory, which another process holds.
+    """Frees a variable's memory, since another process holds the variable.
 
     Args:
-        variable: of Keras.
-        place: who holds it, for messages.
+        variable: a Keras variable.
+        place: description of the holder, for messages.
     """
     variable._value = None
     variable._initializer = _Elsewhere(variable, place)
@@ -200,7 +200,7 @@ def _described(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _described_still(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where Keras has described a variable, as while it traces, it would allocate it afterwards."""
+    """Keeps variables described that Keras has described while tracing, and would now allocate."""
 
     def _deferred_initialize(self: Any) -> None:
         if not _thread.describes:
@@ -222,7 +222,7 @@ def _with_its_key(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_it_is_allocated(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Optimizers know variables by what TensorFlow calls them, which a variable has only once it is allocated."""
+    """Gives optimizers a key for each variable, since TensorFlow's own key exists only after the allocation."""
 
     def _var_key(self: Any, variable: Any) -> Any:
         key = getattr(variable, _KEY, None) or getattr(_container_of(variable), _KEY, None)
@@ -232,7 +232,7 @@ def _before_it_is_allocated(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _container_of(variable: Any) -> Any:
-    """The distributed variable that a variable of TensorFlow is a part of; None if it is none."""
+    """Returns the distributed variable that a TensorFlow variable is a part of; None if there is none."""
     if isinstance(variable, backend.Variable) or private.is_distributed_variable(variable):
         return None
     for part in (variable, getattr(variable, "handle", None)):
@@ -243,7 +243,7 @@ def _container_of(variable: Any) -> Any:
 
 
 def _of_a_description(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras reads a variable to make an optimizer's beside it, which would make its value."""
+    """Adds an optimizer's variable without Keras's read of the described variable, which would make its value."""
 
     def add_variable_from_reference(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(reference_variable, backend.Variable) or not is_described(reference_variable):
@@ -256,7 +256,7 @@ def _of_a_description(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _allocated_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Assigning a value to a variable that is described allocates it, unless it is elsewhere."""
+    """Allocates a described variable before an assignment, unless another process holds it."""
 
     def _direct_assign(self: Any, value: Any) -> None:
         if is_described(self):

@@ -1,9 +1,9 @@
-"""What losses of a whole batch divide by, before any micro-batch has passed through all stages.
+"""Divisors of a whole batch's losses, computed before any micro-batch has passed through all stages.
 
-A loss over the valid steps of a mask, or weighted by samples, divides by a sum over the batch. Of a micro-batch it
-would divide by another one, and the mean over micro-batches would not be the loss of the batch. Masks and weights of
-samples do not depend on the model's weights: so the loss is traced once for a batch that stands in, and of that graph
-only what makes the divisors is run.
+A loss over the valid steps of a mask, or weighted by samples, divides by a sum over the batch. The sum over a
+micro-batch is another one, so the mean over micro-batches would not be the loss of the batch. Masks and sample weights
+do not depend on the model's weights. Therefore the loss is traced once with stand-in outputs, and only the part of its
+graph that computes the divisors is run.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tfdist.strategies.keras import keras_losses
 def divisors_of(
     stages: Stages, data: Any, inputs: Sequence[tf.Tensor], loss: Callable[[Any, list[Any]], tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The divisors of a loss, in the order in which it needs them.
+    """Computes the divisors of a loss, in the order in which the loss uses them.
 
     Args:
-        stages: of the model.
-        data: of the batch, in any structure.
-        inputs: of the model, in their order.
-        loss: of data and the model's outputs.
+        stages: the model's stages.
+        data: data of the batch, in any structure.
+        inputs: the model's inputs, in their order.
+        loss: computes the loss from data and the model's outputs.
 
     Returns:
         Float64 scalars.
 
     Raises:
-        ValueError: a mask depends on weights.
+        ValueError: a mask of the model's outputs depends on weights.
     """
     noted: list[tf.Tensor] = []
     parts = [*inputs, *(one for one in tree.flatten(data) if tf.is_tensor(one))]
@@ -54,11 +54,11 @@ def divisors_of(
 
 
 def over_replicas(divisors: Sequence[tf.Tensor], extended: DataParallel | None) -> list[tf.Tensor]:
-    """Sums over replicas.
+    """Sums divisors over replicas.
 
     Args:
-        divisors: of this replica's batch.
-        extended: of the strategy whose replica calls; None if there is one replica.
+        divisors: divisors of this replica's batch.
+        extended: the `extended` of the calling replica's strategy; None if there is only one replica.
     """
     if extended is None or not divisors:
         return list(divisors)
@@ -67,7 +67,7 @@ def over_replicas(divisors: Sequence[tf.Tensor], extended: DataParallel | None) 
 
 
 def _standing_in(stages: Stages, inputs: Sequence[tf.Tensor], data: Any) -> list[Any]:
-    """Outputs with the masks of the model's and, as far as can be known, its shapes; values do not matter."""
+    """Returns stand-ins for the model's outputs, with their masks and, if known, shapes; values do not matter."""
     calls = stages.calls
     masks: dict[int, Any] = {}
     if any(stages.has_mask(key) for key in calls.outputs):
@@ -90,7 +90,7 @@ def _standing_in(stages: Stages, inputs: Sequence[tf.Tensor], data: Any) -> list
 
 
 def _size(axis: int, size: int | None, like: Sequence[Any]) -> Any:
-    """The size of an axis of an output: one that varies is probably that of targets or inputs."""
+    """Returns the size of an axis of an output; an open size is taken from targets or inputs, and may be wrong."""
     if size is not None:
         return size
     for tensor in like:
@@ -100,10 +100,10 @@ def _size(axis: int, size: int | None, like: Sequence[Any]) -> Any:
 
 
 def _check(masks: Iterable[Any], weights: set[str]) -> None:
-    """Checks that masks are made of inputs alone.
+    """Checks that masks do not depend on weights.
 
     Raises:
-        ValueError: they are not.
+        ValueError: a mask depends on weights.
     """
     pending, seen = [mask.op for mask in masks], set[str]()
     while pending:

@@ -1,4 +1,4 @@
-"""The dry run of a table: deadlocks, idle time and memory, before anything starts."""
+"""The dry run of a table, which finds deadlocks, idle time and memory before anything starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfdist.pipeline.table import Table
 
 @dataclass(frozen=True)
 class Span:
-    """An action and its time.
+    """An action with its begin and end.
 
     Attributes:
-        worker: that did it.
-        action: what it did.
-        begin: when it began, from the beginning of the step.
-        end: when it ended.
+        worker: number of the worker that did the action.
+        action: the action.
+        begin: begin of the action, counted from the beginning of the step.
+        end: end of the action, counted from the beginning of the step.
     """
 
     worker: int
@@ -30,10 +30,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each worker of a pipeline does when, in a dry run or as recorded; printed as a picture.
+    """The times of each worker's actions in a step, from a dry run or a recording; printed as a picture.
 
     Attributes:
-        spans: by worker, in their order.
+        spans: actions with their times, in order, for each worker.
     """
 
     spans: tuple[tuple[Span, ...], ...]
@@ -42,10 +42,10 @@ class Timeline:
         return picture.summary(self)
 
     def draw(self, path: Any) -> None:
-        """Draws the picture.
+        """Draws the timeline with matplotlib.
 
         Args:
-            path: of the file, such as ``"schedule.svg"``.
+            path: path of the picture, such as ``"schedule.svg"``.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -54,21 +54,21 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """The length of the step."""
+        """The length of the step, in seconds or the dry run's unit."""
         return max(span.end for row in self.spans for span in row)
 
     @property
     def idle_share(self) -> float:
-        """The part of all workers' time in which they wait."""
+        """The fraction of all workers' time that is spent waiting."""
         busy = sum(span.end - span.begin for row in self.spans for span in row)
         return 1 - busy / (self.seconds * len(self.spans))
 
     def kept(self, worker: int, weight: Callable[[int], float] = lambda stage: 1.0) -> float:
-        """The most that a worker keeps at once of what forward passes make for backward passes.
+        """Returns the most that a worker keeps at once of results of forward passes, for backward passes.
 
         Args:
-            worker: which one.
-            weight: of a stage, what one micro-batch takes; 1 by default, which counts micro-batches.
+            worker: number of the worker.
+            weight: returns what one micro-batch of a stage takes; 1 by default, which counts micro-batches.
         """
         now = most = 0.0
         for span in self.spans[worker]:
@@ -81,19 +81,19 @@ class Timeline:
 
 
 class DeadlockError(ValueError):
-    """The workers of a table wait for each other."""
+    """Error for a table whose workers would wait for each other."""
 
 
 def dry_run(table: Table, cost: Callable[[Action], float] = lambda action: 1.0, latency: float = 0.0) -> Timeline:
     """Runs a table without computing anything.
 
     Args:
-        table: which one.
-        cost: seconds of an action, or any other unit.
-        latency: of what one worker sends to another, in the same unit.
+        table: the table to run.
+        cost: returns how long an action takes, in seconds or any other unit.
+        latency: time that a result takes from one worker to another, in the same unit.
 
     Raises:
-        DeadlockError: no worker can go on, before all is done.
+        DeadlockError: workers wait for each other before all actions are done.
     """
     ends: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in table.rows]

@@ -1,4 +1,4 @@
-"""The `extended` of `PipelineStrategy`: all-reduce along the data axis, and a model's stages along the other."""
+"""The `extended` of `PipelineStrategy`: all-reduce along the data axis, stages of models along the other axis."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 
 _PIPELINED = "_tfdist_pipelined"
-"""Attribute of a model, with which what is known of it goes."""
+"""Attribute of a model that holds its `PipelinedModel`."""
 
 
 class PipelinedModel:
-    """A model in stages.
+    """A model divided into stages, with its steps and the placement of its variables.
 
     Args:
-        model: of Keras.
-        extended: of its strategy.
-        name: one that all processes have for this model alone.
+        model: a Keras model.
+        extended: the `extended` of the model's strategy.
+        name: name that all processes have for this model alone.
 
     Attributes:
-        stages: of the model.
-        table: what a training step does.
-        placement: where its variables are.
+        stages: the model's stages.
+        table: the actions of a training step.
+        placement: the workers that hold each variable.
     """
 
     def __init__(self, model: Any, extended: PipelineExtended, name: str) -> None:
@@ -77,7 +77,7 @@ class PipelinedModel:
         )
 
     def place(self) -> None:
-        """Allocates what this process holds of the model, its metrics and its optimizer, as far as they are made."""
+        """Allocates this process's part of the model, its metrics and its optimizer, as far as they are made."""
         model = self._model
         if getattr(model, "optimizer", None) is not None:
             self.placement.add_slots(model.optimizer)
@@ -92,26 +92,26 @@ class PipelinedModel:
         self.remote().equalize([one for one in begins if self._extended.mesh.workers > 1])
 
     def remote(self) -> RemoteVariables:
-        """Reads and assigns variables wherever they are."""
+        """Returns an object that reads and assigns variables of all processes."""
         return RemoteVariables(self._extended.mesh, self.placement, places.variables_of(self._model), self._name)
 
 
 class PipelineExtended(AllReduceExtended, HasStages):
-    """Pipelines beside each other, each of one or several processes.
+    """The `extended` of `PipelineStrategy`: pipelines side by side, each on one or several processes.
 
     Args:
-        strategy: that this is the `extended` of.
-        mesh: the processes.
-        device: of this process, that its stages are on if there are several processes.
-        devices_of_workers: of the workers that are all in this process; None otherwise.
+        strategy: the strategy that this is the `extended` of.
+        mesh: the processes by worker and pipeline.
+        device: this process's device, on which its stages are if a pipeline has several processes.
+        devices_of_workers: device of each worker if all workers are in this process; None otherwise.
         stages: number of stages.
-        micro_batches: number of parts of each replica's batch.
-        cuts: where models are cut.
-        schedule: makes the table of a step, of the edges between stages.
-        recomputes: whether activations are computed again for backward passes.
-        compressor: of gradients, along the data axis.
-        checks_weights: as of `AllReduceExtended`.
-        keep_rows: as of `AllReduceExtended`.
+        micro_batches: number of micro-batches of each replica's batch.
+        cuts: how models are cut into stages.
+        schedule: makes the table of a step from the edges between stages.
+        recomputes: whether backward passes compute activations again instead of keeping them.
+        compressor: compresses gradients along the data axis; None for no compression.
+        checks_weights: whether `fit` compares the weights of pipelines after each epoch.
+        keep_rows: whether sparse gradients keep every occurrence of a row.
         records: whether the times of training steps are recorded.
 
     Attributes:
@@ -121,7 +121,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         schedule: as given.
         recomputes: as given.
         devices_of_workers: as given.
-        recording: of training steps, of all models; None if there is none.
+        recording: times of the last training steps of all models; None if they are not recorded.
     """
 
     def __init__(
@@ -153,65 +153,66 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self._everyone = Exchange(mesh.everyone)
         self._leads = False
         if mesh.workers > 1:
-            # Those that have one stage count a step, and then those of a pipeline agree on it: only then all know.
+            # Processes with the same stage count a step first, then those of a pipeline agree on it. Only then does
+            # every process know of a wish to stop.
             self._counts = Counts(mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on)
 
     @property
     def everyone(self) -> Exchange:
-        """Among all processes."""
+        """Broadcasts and gathers tensors among all processes."""
         return self._everyone
 
     @property
     def failure(self) -> BaseException | None:
-        """See `Ability.failure`."""
+        """The error that ended this process's communication, or None."""
         return self.mesh.everyone.failure or super().failure
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes for all."""
+        """Whether this process writes files for all processes."""
         return self.mesh.everyone.is_writer
 
     def of_model(self, model: Any) -> PipelinedModel:
-        """A model in stages, whose variables are where they belong.
+        """Returns a model in stages, after allocating its variables where they belong.
 
         Args:
-            model: built, with a graph of calls.
+            model: a built Keras model with a graph of calls.
 
         Raises:
-            ValueError: it cannot be divided into the stages.
+            ValueError: the model cannot be divided into the stages.
         """
         found = _pipelined(model)
         if found is None:
             name = f"pipeline {self.mesh.everyone.number('pipelined model')}"
-            # Beside Keras, which would take what it is given for a part of the model.
+            # Not as an attribute: Keras would track the object as a part of the model.
             found = model.__dict__[_PIPELINED] = PipelinedModel(model, self, name)
         found.place()
         return found
 
     def check_batches(self, x: Any, batch_size: int | None) -> None:
-        """See `HasStages`."""
+        """Checks that the batches can be divided; see `HasStages`."""
         batch_sizes.check(x, batch_size, self._micro_batches, self.mesh.data)
 
     def steps_of(self, model: Any) -> ModelSteps:
-        """See `HasStages`."""
+        """Returns the steps of a model in stages; see `HasStages`."""
         return self.of_model(model).steps
 
     def place(self, model: Any) -> None:
-        """See `HasStages`."""
+        """Divides a model, and allocates this process's part of it; see `HasStages`."""
         self.of_model(model)
 
     def holds(self, model: Any, variable: Any) -> bool:
-        """See `Ability.holds`."""
+        """Returns whether this process holds a variable; see `Ability.holds`."""
         found = _pipelined(model)
         return not is_described(variable) if found is None else found.placement.holds(variable)
 
     @property
     def saves_with_the_writer(self) -> bool:
-        """See `Ability`."""
+        """Whether each process takes part when the writer saves a model: yes, since it gives weights."""
         return True
 
     def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """See `Ability.by_the_writer`."""
+        """Runs an action on the writer, while other processes give it their variables; see `Ability.by_the_writer`."""
         if self._leads:
             return action()
         remote = self.of_model(model).remote()
@@ -226,15 +227,15 @@ class PipelineExtended(AllReduceExtended, HasStages):
             self._leads = False
 
     def equalize(self, model: Any) -> None:
-        """See `HasStages`."""
+        """Gives all holders of a variable the value of the first one; see `HasStages`."""
         self.of_model(model).remote().equalize(places.variables_of(model))
 
     def values(self, model: Any, variables: Sequence[Any]) -> list[Any]:
-        """See `HasStages`."""
+        """Returns the values of variables as arrays, on all processes; see `HasStages`."""
         remote = self.of_model(model).remote()
         return [remote.broadcast(one) for one in variables]
 
 
 def _pipelined(model: Any) -> PipelinedModel | None:
-    """What is known of a model that is in stages."""
+    """Returns the `PipelinedModel` of a model; None if it has none yet."""
     return model.__dict__.get(_PIPELINED)

@@ -1,4 +1,4 @@
-"""Gradients of the weights of a process's stages, added up over micro-batches."""
+"""Gradients of the weights of a process's stages, summed over micro-batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 class Gradients:
-    """Gradients of variables, added up over micro-batches.
+    """Gradients of variables, summed over micro-batches.
 
-    Sparse gradients are what the whole batch would have: rows of samples one after another; rows that are the same for
-    all samples, as those of positions, once, with their sum (`tfdist.strategies.keras.sparse_gradients`).
+    Sparse gradients are those that the whole batch would have. Rows of samples are concatenated. Rows that are the same
+    for all samples, such as those of a position embedding, occur once, with their sum; see
+    `tfdist.strategies.keras.sparse_gradients`.
     """
 
     def __init__(self) -> None:
@@ -28,12 +29,12 @@ class Gradients:
         """Adds a gradient.
 
         Args:
-            variable: of Keras.
-            gradient: dense or sparse; None for none.
-            part: of the model, whose gradient it is; the same for all micro-batches.
+            variable: a Keras variable.
+            gradient: dense or sparse gradient; None adds nothing.
+            part: part of the model that the gradient comes from; the same for all micro-batches.
 
         Returns:
-            What an action ends with: the sum of the dense gradients so far, or the sparse one.
+            The sum of the dense gradients so far, or the given sparse gradient. The action ends when it is computed.
         """
         key = id(variable)
         if isinstance(gradient, tf.IndexedSlices):
@@ -43,10 +44,10 @@ class Gradients:
         return gradient
 
     def wait_for(self, operations: Sequence[Any]) -> None:
-        """Makes all gradients wait for operations of a graph, too.
+        """Makes all gradients also wait for operations of a graph.
 
         Args:
-            operations: for control dependencies.
+            operations: operations for control dependencies.
         """
         with tf.control_dependencies(operations):
             self._sums = {key: tf.identity(total) for key, total in self._sums.items()}
@@ -54,10 +55,10 @@ class Gradients:
                 rows[:] = [tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape) for one in rows]
 
     def of(self, variable: Any) -> Gradient | None:
-        """The gradient of a variable: sparse if all parts of it were, None if there was none.
+        """Returns the gradient of a variable: sparse if all its parts are, None if there is none.
 
         Args:
-            variable: of Keras.
+            variable: a Keras variable.
         """
         total, parts = self._sums.get(id(variable)), self._rows.get(id(variable), {})
         if not parts:
@@ -67,7 +68,7 @@ class Gradients:
 
 
 def _of_whole_batch(rows: list[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    """The rows of one part of a model, of its micro-batches."""
+    """Returns the sparse gradients of one part of a model for the whole batch."""
     if any(are_of_samples(one) for one in rows):
         return rows
     return [tf.IndexedSlices(tf.add_n([one.values for one in rows]), rows[0].indices, rows[0].dense_shape)]

@@ -1,12 +1,12 @@
-"""Patches of Keras for models in stages: their steps, their weights, and files of them.
+"""Patches of Keras ("seams") for models in stages: their steps, their weights, and their files.
 
 | seam | why |
 |---|---|
-| functions of steps | the steps are those of a pipeline |
+| functions that run steps | steps run in the pipeline |
 | `compile`, ``fit``, `load_model` and others | variables are placed before anything reads them |
-| ``fit`` | micro-batches divide its batches; errors say how data may differ |
+| ``fit`` | micro-batches must divide its batches; errors explain how data may differ |
 | `get_weights`, `set_weights` | weights are on several processes |
-| `EarlyStopping` | keeps the best weights of its own process, not those of all |
+| `EarlyStopping` | each process keeps the best weights of its own stages, not those of all |
 | `global_norm`, `check_finite`, moving averages, `SwapEMAWeights` | `tfdist.pipeline.stage_optimizers` |
 """
 
@@ -38,7 +38,7 @@ _SAME_BATCHES = (
 
 
 class _Weights(threading.local):
-    """Whether this thread reads and assigns only the weights that its process holds."""
+    """State of a thread: whether it reads and assigns only the weights that its process holds."""
 
     own_only = False
 
@@ -47,10 +47,10 @@ _weights = _Weights()
 
 
 class _Elsewhere:
-    """Stands in `get_weights` for a weight that another process holds.
+    """Replaces a weight that another process holds in the result of `get_weights`.
 
     Args:
-        shape: of the weight.
+        shape: shape of the weight.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -72,23 +72,23 @@ def install() -> None:
 
 
 class InStages(keras_hooks.ModelHooks[HasStages]):
-    """Models are placed before they are used, and their steps are those of a pipeline."""
+    """Hooks that place models before they are used, and run their steps in the pipeline."""
 
     ability = HasStages
 
     @contextlib.contextmanager
     def compile(self, call: ModelCall) -> Iterator[None]:
-        """Places a model that is built."""
+        """Places the model after compilation, if it is built."""
         yield
         _place_if_built(call.model, self.extended)
 
     def fit(self, call: ModelCall) -> None:
-        """Checks that stages can divide the batches, and places the model."""
+        """Checks that micro-batches divide the batches, and places the model."""
         self.extended.check_batches(call.arguments["x"], call.arguments["batch_size"])
         _place_if_built(call.model, self.extended)
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Gives the writer all weights, where it reads them."""
+        """Replaces callbacks that read weights, so that the writer gets those of all processes."""
         return stage_callbacks.adapted(given, self.extended)
 
     def evaluate(self, call: ModelCall) -> None:
@@ -98,11 +98,11 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
     predict = train_on_batch = test_on_batch = evaluate
 
     def predict_on_batch(self, call: ModelCall) -> None:
-        """Predicts in stages."""
+        """Runs the prediction in stages."""
         call.replace(lambda: _predicted(call.model, _steps(call.model, self.extended), call.arguments["x"]))
 
     def make_function(self, call: ModelCall) -> None:
-        """Has steps taken in stages."""
+        """Runs training and test steps in stages."""
         steps = _steps(call.model, self.extended)
         trains = call.arguments["step_function"].__name__ == "train_step"
         if trains:
@@ -111,12 +111,12 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         call.replace(lambda: _counted(call.inner(), self.extended) if trains else call.inner())
 
     def make_predict_function(self, call: ModelCall) -> None:
-        """Has predictions made in stages."""
+        """Runs prediction steps in stages."""
         call.arguments["self"] = WithPredictStep(call.model, _steps(call.model, self.extended).predict)
         call.replace(call.inner)
 
     def error(self, error: Exception) -> Exception | None:
-        """Says that data differ, where a step or a collective found it."""
+        """Explains that processes read different data, if a step or a collective found that; returns None otherwise."""
         text = str(error)
         if isinstance(error, tf.errors.InvalidArgumentError) and OTHER_DATA in text:
             return MismatchError(f"rank {self.extended.everyone.rank}: {_said(text)}")
@@ -143,10 +143,10 @@ def _predicted(model: Any, steps: Any, x: Any) -> Any:
 
 
 def _steps(model: Any, extended: HasStages) -> Any:
-    """The steps of a model, which must not have others of its own.
+    """Returns the steps of a model, whose class must not override Keras's own steps.
 
     Raises:
-        ValueError: it has.
+        ValueError: the model's class overrides a step or ``compute_metrics``.
     """
     own = tf_trainer.TensorFlowTrainer
     for name, base in (
@@ -165,13 +165,13 @@ def _steps(model: Any, extended: HasStages) -> Any:
 
 
 def _said(text: str) -> str:
-    """What an assertion in a graph says, without where in the graph it stands."""
+    """Returns the message of an assertion in a graph, without its place in the graph."""
     said = text[text.index(OTHER_DATA) :].split("\n\t [[")[0]
-    return said.replace("] [", " ").strip().removesuffix("]")  # without the brackets around what is asserted
+    return said.replace("] [", " ").strip().removesuffix("]")  # without the brackets around asserted tensors
 
 
 def _place_if_built(model: Any, extended: HasStages) -> None:
-    """Places a model; a Sequential one without an Input is built by the first batch."""
+    """Places a model, except a Sequential one without an Input, which the first batch builds."""
     if isinstance(model, keras.Sequential) and not model.built:
         return
     graph_of(model)
@@ -179,7 +179,7 @@ def _place_if_built(model: Any, extended: HasStages) -> None:
 
 
 def _into_what_is_placed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A file is read into variables that have been placed; by `load_model`, on each process into its own."""
+    """Places variables before a file is read into them; by `load_model`, each process reads the file into its own."""
 
     def _load_state(saveable: Any, *args: Any, **kwargs: Any) -> Any:
         extended = at_work.of_model(saveable, HasStages) if isinstance(saveable, keras.Model) else None

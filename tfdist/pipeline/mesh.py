@@ -1,4 +1,4 @@
-"""The processes of a job as a mesh: the workers of a pipeline one way, pipelines beside each other the other way."""
+"""The processes of a job as a mesh: workers of a pipeline along one axis, pipelines side by side along the other."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from tfdist.engine.group import Group
 
 
 class Mesh:
-    """Processes in rows and columns, seen from one of them.
+    """A mesh of processes by worker and pipeline, seen from one of them.
 
-    The processes of one worker, a copy of its stages each, have ranks in sequence: on machines with several processes
-    gradients, of which more is sent than of activations, then stay inside.
+    The processes of one worker, which have copies of the same stages, have consecutive ranks. So if a machine has
+    several processes, gradients stay on the machine; more bytes are sent of them than of activations.
 
     Args:
         group: all processes.
         data: number of pipelines, each with its own part of the data.
 
     Attributes:
-        everyone: as given.
+        everyone: the group of all processes.
         data: as given.
         workers: number of processes of each pipeline.
-        worker: this process's place in its pipeline.
-        replica: the number of this process's pipeline.
-        pipeline: the processes of this process's pipeline, in the order of workers.
-        replicas: the processes that are the same worker of all pipelines.
+        worker: number of this process in its pipeline.
+        replica: number of this process's pipeline.
+        pipeline: group of the processes of this process's pipeline, in the order of workers.
+        replicas: group of the processes that are the same worker in all pipelines.
 
     Raises:
         ValueError: ``data`` does not divide the number of processes.
@@ -43,10 +43,10 @@ class Mesh:
         self.replicas = group.subgroup(tuple(self.worker * data + replica for replica in range(data)))
 
     def rank(self, worker: int, replica: int) -> int:
-        """The rank of a process among all.
+        """Returns the rank of a process among all processes.
 
         Args:
-            worker: its place in its pipeline.
-            replica: the number of its pipeline.
+            worker: number of the process in its pipeline.
+            replica: number of the process's pipeline.
         """
         return worker * self.data + replica

@@ -1,4 +1,4 @@
-"""A batch in micro-batches."""
+"""Batches that are divided into micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.strategies.data.shares import batch_size
 
 
 def logits_of(tensor: Any) -> Any:
-    """What Keras computes a crossentropy of, instead of the softmax or sigmoid of it; None if a tensor is neither.
+    """Returns the logits that Keras uses for a crossentropy instead of their softmax or sigmoid; None without logits.
 
     Args:
         tensor: an output of a model.
@@ -22,17 +22,17 @@ def logits_of(tensor: Any) -> Any:
 
 
 class MicroBatches:
-    """The parts of a batch, as equal as can be.
+    """A batch divided into micro-batches that are as equal as possible.
 
-    Where a batch has fewer samples than there are parts, some parts are a row that stands in for none.
+    If a batch has fewer samples than micro-batches, some micro-batches have one stand-in row and no samples.
 
     Args:
-        batch: tensors, with the samples along the first axis, one at least; any structure.
-        count: number of parts.
+        batch: tensors with one or more samples along the first axis, in any structure.
+        count: number of micro-batches.
 
     Attributes:
         count: as given.
-        rows: by part, its number of samples; int64 scalars.
+        rows: number of samples of each micro-batch, as int64 scalars.
     """
 
     def __init__(self, batch: Any, count: int) -> None:
@@ -45,19 +45,19 @@ class MicroBatches:
         self._total = total
 
     def weight(self, number: int) -> tf.Tensor:
-        """The part of all samples that a micro-batch has, a float64 scalar.
+        """Returns the fraction of all samples that a micro-batch has, a float64 scalar.
 
         Args:
-            number: which one.
+            number: number of the micro-batch.
         """
         return tf.math.divide_no_nan(tf.cast(self.rows[number], tf.float64), tf.cast(self._total, tf.float64))
 
     def part(self, value: Any, number: int) -> Any:
-        """A micro-batch of some of the batch.
+        """Returns one micro-batch of tensors of the batch.
 
         Args:
             value: tensors of the batch, in any structure; None stays None.
-            number: which micro-batch.
+            number: number of the micro-batch.
         """
         begin, end = self._begins[number], self._ends[number]
         begin = tf.minimum(begin, self._total - 1)
@@ -75,10 +75,10 @@ class MicroBatches:
         return tree.map_structure(rows, value)
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """The whole, of what was computed of each micro-batch, without the rows that stood in.
+        """Concatenates what was computed for each micro-batch, without stand-in rows.
 
         Args:
-            parts: by micro-batch, tensors with their masks, in any structure.
+            parts: tensors with their masks, in any structure, for each micro-batch.
         """
 
         def join(*tensors: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keras's steps, `train_step`, `test_step` and `predict_step`, of a model in stages."""
+"""Keras's steps, `train_step`, `test_step` and `predict_step`, for a model in stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tfdist.strategies.keras.keras_variables import unnoted
 
 
 class _Computing(threading.local):
-    """Whether this thread computes a loss of outputs, to which others add what layers and weights cost."""
+    """State of a thread: whether it computes a loss of outputs, without the losses that layers and weights add."""
 
     of_outputs = False
 
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """``model.losses`` would read the weights of all stages, and count what their layers added once more."""
+    """Leaves out ``model.losses``, which would read the weights of all stages; the step adds those losses itself."""
 
     def losses(self: Any) -> list[Any]:
         return [] if _computing.of_outputs else original(self)
@@ -67,22 +67,22 @@ def _of_outputs() -> Iterator[None]:
 
 
 class ModelSteps:
-    """The steps of a model whose stages are on workers; in graphs and eagerly.
+    """The training, test and prediction steps of a model in stages; in graphs and eagerly.
 
     Args:
-        model: compiled; a Functional or Sequential model with Keras's own ``train_step``.
-        stages: of the model.
-        table: what a training step does.
-        workers: of this process.
-        transport: as of `PipelinedStep`.
-        devices: by worker; None for the default device.
-        recomputes: as of `PipelinedStep`.
-        processes: of the pipeline; None if all its workers are in this one.
-        holds: whether this process has a variable.
-        recording: of training steps; None for none.
+        model: a compiled Functional or Sequential model with Keras's own ``train_step``.
+        stages: the model's stages.
+        table: the actions of a training step.
+        workers: numbers of this process's workers.
+        transport: carries tensors between workers of different processes; None if all workers are in this process.
+        devices: device of each worker; None for the default device.
+        recomputes: whether backward passes compute activations again instead of keeping them.
+        processes: the processes of the pipeline; None if all its workers are in this process.
+        holds: returns whether this process holds a variable.
+        recording: takes the times of training steps; None if they are not recorded.
 
     Attributes:
-        predict_in_graph: `predict`, as a function of TensorFlow.
+        predict_in_graph: `predict` as a TensorFlow function.
 
     Raises:
         DeadlockError: the workers of the table would wait for each other.
@@ -120,10 +120,10 @@ class ModelSteps:
         self._ends_here = self._last in self._workers
 
     def check_training(self) -> None:
-        """Checks that each worker has weights, and something to train.
+        """Checks that each worker of a pipeline on several processes has weights, and something to train.
 
         Raises:
-            ValueError: one has not.
+            ValueError: a worker has no weights, or nothing to train.
         """
         if self._processes is None:
             return
@@ -144,13 +144,13 @@ class ModelSteps:
                 )
 
     def train(self, data: Any) -> Any:
-        """As Keras's ``train_step``.
+        """Makes a training step, like Keras's ``train_step``.
 
         Args:
-            data: of a batch.
+            data: data of a batch.
 
         Returns:
-            The logs.
+            The logs of the step.
         """
         model = self._model
         data = self._agreed(data)
@@ -160,7 +160,7 @@ class ModelSteps:
 
         whole = x, y, sample_weight
         divisors = self._divisors(whole, inputs)
-        assigned: dict[int, Any] = {}  # by losses of micro-batches, as what tracks the loss of each output
+        assigned: dict[int, Any] = {}  # variables that micro-batches' losses assign, as trackers of outputs' losses
 
         def loss(outputs: list[Any], number: int | None) -> tf.Tensor:
             if number is None:
@@ -180,18 +180,18 @@ class ModelSteps:
                 self._loss(whole, self._outputs(batch, step), training=True)
         if optimizer is not None and model.trainable_variables:
             read = [one for one in tree.flatten(data) if isinstance(one, tf.Tensor)]
-            with tf.control_dependencies(read):  # also what does not depend on it, as the count of updates
+            with tf.control_dependencies(read):  # the count of updates, too, waits for the check of the data
                 self._update(optimizer, step)
         return self._logs(data, batch, step, [*objective.losses, *step.added_losses])
 
     def test(self, data: Any) -> Any:
-        """As Keras's ``test_step``.
+        """Makes a test step, like Keras's ``test_step``.
 
         Args:
-            data: of a batch.
+            data: data of a batch.
 
         Returns:
-            The logs.
+            The logs of the step.
         """
         data = self._agreed(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -204,10 +204,10 @@ class ModelSteps:
         return self._logs(data, batch, step, losses)
 
     def predict(self, data: Any) -> Any:
-        """As Keras's ``predict_step``.
+        """Makes a prediction step, like Keras's ``predict_step``.
 
         Args:
-            data: of a batch.
+            data: data of a batch.
 
         Returns:
             The model's outputs.
@@ -245,12 +245,12 @@ class ModelSteps:
             optimizer.apply_gradients(pairs)
 
     def _workers_of(self, variable: Any) -> tuple[int, ...]:
-        """The workers that hold a variable."""
+        """Returns the workers that hold a variable."""
         homes = self._stages.homes.get(id(variable), ())
         return tuple(sorted({self._table.workers[stage] for stage in homes}))
 
     def _logs(self, data: Any, batch: MicroBatches, step: PipelinedStep, losses: Sequence[tf.Tensor]) -> Any:
-        """The logs of a step, on all processes those of the last stage."""
+        """Returns the logs of a step, which are equal on all processes."""
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if self._processes is None:
@@ -268,7 +268,7 @@ class ModelSteps:
         return model.get_metrics_result()
 
     def _trace_metrics(self, x: Any, y: Any, sample_weight: Any) -> None:
-        """Traces, and does not run, the updates of metrics: how to merge what replicas keep is learnt from them."""
+        """Traces updates of metrics without running them, to learn how the replicas' metrics are merged."""
         calls = self._stages.calls
         outputs = [tf.TensorSpec(calls.tensors[key].shape, calls.tensors[key].dtype) for key in calls.outputs]
         data = x, y, sample_weight
@@ -283,7 +283,7 @@ class ModelSteps:
         tf.function(update, autograph=False).get_concrete_function(*outputs, *map(tf.type_spec_from_value, parts))
 
     def _kept_by_metrics(self) -> dict[int, list[Any]]:
-        """What metrics keep, by the worker that updates them: those of a layer are updated where it is called."""
+        """Returns metrics' variables by the worker that updates them: a layer's metrics where the layer is called."""
         found: dict[int, list[Any]] = {}
         of_layers: dict[int, int] = {}
         for stage in reversed(range(self._stages.count)):
@@ -298,7 +298,7 @@ class ModelSteps:
         return data if self._processes is None else self._processes.agreed(data)
 
     def _inputs(self, x: Any) -> list[Any]:
-        """The model's inputs in their order, as its ``call`` would take them."""
+        """Returns the model's inputs in their order, as its ``call`` would take them."""
         return models.standardized(self._graph, x)
 
     def _step(
@@ -342,7 +342,7 @@ class ModelSteps:
             return models.compute_loss(self._model, **given)
 
     def _divisors(self, data: Any, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """What the loss of the whole batch divides by, where losses are computed of micro-batches."""
+        """Returns the divisors of the whole batch's loss, if losses are computed for each micro-batch."""
         if self._table.ends_forward_first or not self._ends_here:
             return []
         found = divisors_of(self._stages, data, inputs, lambda own, outputs: self._loss(own, outputs, training=True))

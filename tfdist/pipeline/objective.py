@@ -1,4 +1,4 @@
-"""What a pipeline minimizes: a loss of the model's outputs, of the whole batch or of each micro-batch."""
+"""The objective of a pipeline: a loss of the model's outputs, for the whole batch or for each micro-batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import tensorflow as tf
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
 
 Loss = Callable[[list[Any], int | None], tf.Tensor]
-"""Of the model's outputs, for a micro-batch with its number, or for the whole batch."""
+"""Function that computes a loss from the model's outputs and a micro-batch's number, or None for the whole batch."""
 
 
 class OutputGradient(NamedTuple):
     """The gradient of a loss for one output of a model.
 
     Attributes:
-        output: of the output itself; None if the loss does not use it.
-        logits: of what the output is the softmax or the sigmoid of, which Keras computes crossentropies of.
+        output: gradient of the output itself; None if the loss does not use it.
+        logits: gradient of the logits, which Keras uses for a crossentropy instead of their softmax or sigmoid; None
+            without logits.
     """
 
     output: Any
@@ -26,21 +27,21 @@ class OutputGradient(NamedTuple):
 
 
 class Objective:
-    """The gradients of a loss, as the last stage needs them.
+    """The gradients of a loss, in the order in which the last stage needs them.
 
-    Where all forward passes are made before the first backward pass, the loss is computed once, of the whole batch: it
-    may then be any function of its samples. Else it is computed of each micro-batch, and has to be a mean over samples.
+    If all forward passes precede the first backward pass, the loss is computed once, for the whole batch: it may be any
+    function of the samples. Otherwise it is computed for each micro-batch, and must be a mean over samples.
 
     Args:
-        loss: a scalar.
-        batch: in micro-batches.
-        of_batch: whether the loss is computed of the whole batch.
-        variables: of the last stage, which a loss may use; trainable.
+        loss: computes the loss, a scalar.
+        batch: the batch in micro-batches.
+        of_batch: whether the loss is computed for the whole batch.
+        variables: trainable variables of the last stage, which the loss may use.
         scale: a factor for the gradients, such as a loss scale.
 
     Attributes:
         scale: as given.
-        losses: what has been computed, weighed by samples.
+        losses: losses that have been computed, weighted by samples.
     """
 
     def __init__(
@@ -61,19 +62,19 @@ class Objective:
         self._gradients: dict[int, list[OutputGradient]] = {}
 
     def take(self, number: int, outputs: list[Any]) -> None:
-        """Takes what the model has made of a micro-batch.
+        """Stores the model's outputs for a micro-batch.
 
         Args:
-            number: of the micro-batch.
-            outputs: in the order of the model's.
+            number: number of the micro-batch.
+            outputs: outputs in the model's order.
         """
         self._outputs[number] = outputs
 
     def gradients(self, number: int) -> tuple[list[OutputGradient], list[tuple[Any, Any]]]:
-        """The gradients of a micro-batch's outputs; and those of variables that the loss itself uses, with these.
+        """Returns the gradients of a micro-batch's outputs, and the variables that the loss uses with their gradients.
 
         Args:
-            number: of the micro-batch.
+            number: number of the micro-batch.
         """
         if not self._of_batch:
             outputs = self._outputs.pop(number)
@@ -91,7 +92,7 @@ class Objective:
         return self._gradients.pop(number), of_variables
 
     def _of_part(self, gradient: Any, number: int) -> Any:
-        """Rows of a gradient; zeros for a row that stands in."""
+        """Returns a micro-batch's rows of a gradient; zeros for a stand-in row."""
         if gradient is None:
             return None
         part = self._batch.part(tf.convert_to_tensor(gradient), number)

@@ -1,4 +1,4 @@
-"""Pictures of what the workers of a pipeline do when: as text, and drawn."""
+"""Pictures of a pipeline's timeline: as text, and drawn."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 _COLORS = {Kind.FORWARD: "blue", Kind.BACKWARD: "green", Kind.INPUTS: "cyan", Kind.WEIGHTS: "olive"}
 _COLUMNS = 200
-"""A text with more columns would not be read."""
+"""Largest number of columns of a text; wider ones would not be read."""
 
 
 def as_text(timeline: Timeline, width: int = _COLUMNS) -> str:
-    """A line for each worker: where an action begins stands its notation, where nothing is done are dots.
+    """Returns a line of text for each worker: actions by their notation, idle time as dots.
 
     Args:
-        timeline: what is drawn.
-        width: columns of a line at most. Actions that are too short for their notation show its beginning.
+        timeline: the timeline to show.
+        width: largest number of columns of a line. Actions that are too short for their notation show its beginning.
     """
     spans = [span for row in timeline.spans for span in row]
     several = len({span.action.stage for span in spans}) > len(timeline.spans)
@@ -37,10 +37,10 @@ def as_text(timeline: Timeline, width: int = _COLUMNS) -> str:
 
 
 def summary(timeline: Timeline) -> str:
-    """The picture, and below it what a table is judged by.
+    """Returns the picture as text, followed by the idle time and the number of micro-batches that are kept.
 
     Args:
-        timeline: what is drawn.
+        timeline: the timeline to show.
     """
     kept = ", ".join(f"{timeline.kept(worker):g}" for worker in range(len(timeline.spans)))
     return (
@@ -50,11 +50,11 @@ def summary(timeline: Timeline) -> str:
 
 
 def draw(timeline: Timeline, path: Any) -> None:
-    """Draws the picture.
+    """Draws the timeline with matplotlib.
 
     Args:
-        timeline: what is drawn.
-        path: of the picture, such as ``"schedule.svg"``.
+        timeline: the timeline to show.
+        path: path of the picture, such as ``"schedule.svg"``.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -84,5 +84,5 @@ def draw(timeline: Timeline, path: Any) -> None:
 
 
 def _label(action: Action, several: bool) -> str:
-    """The notation of an action, without the stage where each worker has one."""
+    """Returns the notation of an action, without the stage if each worker has only one."""
     return str(action) if several else f"{action.kind.value}{action.micro_batch}"

@@ -1,4 +1,4 @@
-"""Which workers of a pipeline hold which variables: those whose stages call a layer, with what optimizers keep."""
+"""Placement of variables on a pipeline's workers: where their layers are called, together with optimizer slots."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfdist.strategies.devices import requested_device
 
 
 class Placement:
-    """Where the variables of a model and of its optimizer are, seen from one process.
+    """The workers that hold the variables of a model and of its optimizer, seen from one process.
 
     Args:
-        stages: of the model.
-        workers: by stage, the worker that it is on.
-        own: the workers of this process.
-        devices: by worker; None for the default device.
+        stages: the model's stages.
+        workers: number of the worker of each stage.
+        own: numbers of this process's workers.
+        devices: device of each worker; None for the default device.
 
     Attributes:
         own: as given.
@@ -42,27 +42,27 @@ class Placement:
                     self._workers[id(variable)] = variable, tuple(dict.fromkeys(workers[home] for home in homes))
 
     def workers(self, variable: Any) -> tuple[int, ...]:
-        """The workers that hold a variable, the first one of which speaks for it; nothing if all do.
+        """Returns the workers that hold a variable, of which the first answers requests for it; empty if all hold it.
 
         Args:
-            variable: of Keras.
+            variable: a Keras variable.
         """
         return self._workers.get(id(variable), (None, ()))[1]
 
     def holds(self, variable: Any) -> bool:
-        """Whether this process holds a variable.
+        """Returns whether this process holds a variable.
 
         Args:
-            variable: of Keras.
+            variable: a Keras variable.
         """
         workers = self.workers(variable)
         return not workers or not self.own.isdisjoint(workers)
 
     def add_slots(self, optimizer: Any) -> None:
-        """Puts what an optimizer keeps for each weight beside the weight.
+        """Places the variables that an optimizer keeps for each weight (slots) with the weight.
 
         Args:
-            optimizer: of Keras, which is built.
+            optimizer: a built Keras optimizer.
         """
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is not None:
@@ -80,7 +80,7 @@ class Placement:
         """Allocates the variables that this process holds, and leaves the others to their workers.
 
         Args:
-            variables: of Keras; in the scope of their strategy.
+            variables: Keras variables; the caller is in the scope of their strategy.
         """
         for variable in variables:
             workers = self.workers(variable)
@@ -101,14 +101,14 @@ class Placement:
 
 
 def lend(stages: Stages, workers: Sequence[int]) -> None:
-    """Lends each worker that would train nothing a weight, the smallest of all, so that it takes part in updates.
+    """Lends the smallest of all weights to each worker that would train nothing, so that it takes part in updates.
 
-    The stages of a frozen base have weights, and none that is trained. An optimizer cannot update nothing, and other
-    processes wait for this one where norms are found or infinities looked for.
+    The stages of a frozen base have weights, but none that are trained. An optimizer cannot update nothing, and the
+    other processes wait for this one when they compute norms and look for infinities.
 
     Args:
-        stages: of the model, on several processes.
-        workers: by stage, the worker that it is on.
+        stages: the model's stages, on several processes.
+        workers: number of the worker of each stage.
     """
     trained = trainable_variables([layer for stage in range(stages.count) for layer in stages.layers(stage)])
     if not trained:
@@ -122,10 +122,10 @@ def lend(stages: Stages, workers: Sequence[int]) -> None:
 
 
 def variables_of(model: Any) -> list[Any]:
-    """The variables of a model, of its metrics and of its optimizer, each once; equal on all processes.
+    """Returns the variables of a model, its metrics and its optimizer, each once; equal on all processes.
 
     Args:
-        model: of Keras.
+        model: a Keras model.
     """
     found = [*model.variables, *model.metrics_variables]
     optimizer = getattr(model, "optimizer", None)
@@ -135,10 +135,10 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def slots_of(optimizer: Any) -> list[Any]:
-    """All variables of an optimizer, those that it does not save among them.
+    """Returns all variables of an optimizer, including those that it does not save.
 
     Args:
-        optimizer: of Keras.
+        optimizer: a Keras optimizer.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     kept = [one for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for one in value]

@@ -1,4 +1,4 @@
-"""What the processes of one pipeline tell each other in a step, beside activations and gradients of these."""
+"""Communication among the processes of one pipeline in a step, besides activations and their gradients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tfdist.private.keras import tree
 from tfdist.strategies.stopping import Stopping
 
 OTHER_DATA = "the processes of a pipeline have read different data"
-"""The beginning of an error."""
+"""Beginning of the message of an error for different data."""
 _SAMPLED = 4096
-"""Elements of a tensor that are compared at most."""
+"""Least number of elements of a large tensor that are compared; fewer than twice as many are."""
 
 
 class Processes:
-    """The processes of one pipeline, in graphs and eagerly. All of them make the same calls.
+    """The processes of one pipeline, which communicate in graphs and eagerly. All of them make the same calls.
 
     Args:
-        group: of the processes; the rank of each is the number of its worker.
-        name: of the model, which tells its tensors from those of others.
-        stopping: whether a process wishes to end the steps of an epoch; by default nobody does.
+        group: the pipeline's processes; the rank of each is its worker's number.
+        name: name of the model, which distinguishes its tensors from those of other models.
+        stopping: the processes' wishes to end the steps of an epoch; by default there are none.
     """
 
     def __init__(self, group: Group, name: str, stopping: Stopping | None = None) -> None:
@@ -42,13 +42,13 @@ class Processes:
         self._bridges: dict[tuple[int, ...], Bridge] = {}
 
     def agreed(self, data: Any) -> Any:
-        """The data of a batch, once all processes are known to have read the same.
+        """Returns the data of a batch after a check that all processes have read the same.
 
         Args:
-            data: of the batch, in any structure.
+            data: data of a batch, in any structure.
 
         Raises:
-            InvalidArgumentError: they have not; also as the error of a graph.
+            InvalidArgumentError: the processes have read different data; in a graph, running the graph raises it.
             OutOfRangeError: a process wishes to end the steps of the epoch.
         """
         rows = self._counts.gather(tf.stack(_digest(data)))
@@ -63,10 +63,10 @@ class Processes:
             return tree.map_structure(lambda one: tf.identity(one) if tf.is_tensor(one) else one, data)
 
     def total(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The sum of losses over all processes.
+        """Returns the sum of losses over all processes.
 
         Args:
-            losses: of this process, scalars; may be none.
+            losses: losses of this process, scalars; may be empty.
 
         Returns:
             A float32 scalar.
@@ -75,11 +75,11 @@ class Processes:
         return tf.reduce_sum(self._exchange.all_gather(tf.reshape(own, [1])))
 
     def give(self, variables: Sequence[Any], worker: int) -> None:
-        """Assigns one worker's values to variables of all processes.
+        """Assigns one worker's values to variables on all processes.
 
         Args:
-            variables: of numbers, of Keras.
-            worker: whose values.
+            variables: numeric Keras variables.
+            worker: number of the worker whose values are assigned.
         """
         if not variables:
             return
@@ -92,12 +92,12 @@ class Processes:
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
     def share(self, tensors: Sequence[tf.Tensor] | None, specs: Sequence[tf.TensorSpec], worker: int) -> list[Any]:
-        """Gives tensors of one worker to all.
+        """Sends one worker's tensors to all processes, and returns them.
 
         Args:
-            tensors: on that worker; None on others.
-            specs: of the tensors.
-            worker: that has them.
+            tensors: the tensors on that worker; None on others.
+            specs: specs of the tensors.
+            worker: number of the worker that has the tensors.
         """
         if tensors is not None:
             for place, tensor in enumerate(tensors):
@@ -108,12 +108,12 @@ class Processes:
         return [self._edges.receive(spec, worker, f"{self._name}: output {place}") for place, spec in enumerate(specs)]
 
     def summed(self, gradients: Sequence[tf.Tensor], workers: Sequence[int], names: Sequence[str]) -> list[tf.Tensor]:
-        """Sums over some of the workers, this one among them.
+        """Sums gradients over some of the workers, including this one.
 
         Args:
-            gradients: dense.
-            workers: in rising order.
-            names: of the gradients.
+            gradients: dense gradients.
+            workers: numbers of the workers, in rising order.
+            names: names of the gradients.
         """
         return list(self._bridge(tuple(workers)).all_reduce(list(gradients), names=list(names)))
 
@@ -128,7 +128,7 @@ def _static(variable: Any) -> tf.TensorSpec:
 
 
 def _digest(data: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """The number of elements of data, and a sum of some of their bits, weighted by their places; int64 scalars."""
+    """Returns the number of elements of data, and a sum of some of their bits weighted by position; int64 scalars."""
     size = digest = tf.zeros([], tf.int64)
     for tensor in tree.flatten(data):
         if isinstance(tensor, tf.SparseTensor):

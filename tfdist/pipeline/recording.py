@@ -1,4 +1,4 @@
-"""When each action of a training step began and ended, to compare with its table."""
+"""Records when each action of a training step began and ended, for comparison with the step's table."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tfdist.pipeline.actions import Action, Kind
 from tfdist.pipeline.dry_run import Span, Timeline
 
 KEPT = 64
-"""Steps whose times are kept."""
+"""Number of steps whose times are kept."""
 _KINDS = tuple(Kind)
 
 
 class Stamps:
-    """Takes the times of the actions of one step; in graphs, by operations between the actions.
+    """The time stamps of the actions of one step; in graphs, operations between the actions take them.
 
     Args:
-        keep: called when the step has ended, with the actions, and their times as a float64 array [actions, 2]: begin
-            and end, in seconds of `tf.timestamp`.
+        keep: called at the end of the step with the actions, and their times as a float64 array [actions, 2]: begin and
+            end, in seconds of `tf.timestamp`.
     """
 
     def __init__(self, keep: Callable[[Sequence[Action], np.ndarray], None]) -> None:
@@ -40,12 +40,12 @@ class Stamps:
         """Computes an action, and takes the time before and after it.
 
         Args:
-            action: which one.
-            taken: what the action waits for.
-            compute: computes it; returns what runs last, or nothing if it ran eagerly.
+            action: the action to compute.
+            taken: tensors that the action waits for.
+            compute: computes the action; returns the operations that run last, or nothing if the action ran eagerly.
 
         Returns:
-            What runs last.
+            The operations that run last; empty if the action ran eagerly.
         """
         begin = self._stamp(taken)
         with tf.control_dependencies([begin]):
@@ -56,7 +56,7 @@ class Stamps:
         return [end] if last else []
 
     def close(self) -> None:
-        """Hands the times over when all of them are there."""
+        """Hands over all times once they are taken."""
 
         def keep(times: np.ndarray) -> None:
             self._keep(self._actions, times.reshape(-1, 2))
@@ -70,10 +70,11 @@ class Stamps:
 
 
 class Recording:
-    """The times of the last training steps.
+    """The times of the actions of the last training steps.
 
     Args:
-        group: the processes of one pipeline, the rank of each being the number of its worker; or one with all workers.
+        group: the processes of one pipeline, where the rank of each is its worker's number; or one process with all
+            workers.
     """
 
     def __init__(self, group: Group) -> None:
@@ -81,10 +82,10 @@ class Recording:
         self._steps: collections.deque[np.ndarray] = collections.deque(maxlen=KEPT)
 
     def of_step(self, workers: Sequence[int]) -> Stamps:
-        """Begins to record a step, or what is traced of one.
+        """Begins to record a step, or traces a recorded step.
 
         Args:
-            workers: by stage.
+            workers: number of the worker of each stage.
         """
 
         def keep(actions: Sequence[Action], times: np.ndarray) -> None:
@@ -98,10 +99,10 @@ class Recording:
         return Stamps(keep)
 
     def timeline(self, step: int = -1) -> Timeline:
-        """What all workers did in a step, in seconds. All processes of the group call it.
+        """Returns the times of all workers' actions in a step, in seconds. All processes of the group call it.
 
         Args:
-            step: which of the steps that are kept, as an index; the last one by default.
+            step: index among the steps that are kept; the last one by default.
 
         Raises:
             ValueError: there is no such step.

@@ -1,4 +1,4 @@
-"""Reading and assigning variables of other processes: one process asks for them one by one, and the others answer."""
+"""Access to variables of other processes: one process requests them one by one, and the others answer."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class _Kind(enum.IntEnum):
 
 
 class RemoteVariables:
-    """The variables of a model and its optimizer, wherever they are.
+    """The variables of a model and its optimizer on all processes.
 
-    Rank 0 leads: it reads and assigns variables of others, of which it then has one at a time. Of the processes that
-    hold a variable, that of the first worker in the first pipeline answers.
+    Rank 0 is the leader: it reads and assigns variables of the other processes, of which it holds one at a time. If
+    several processes hold a variable, that of the first worker in the first pipeline answers.
 
     Args:
-        mesh: the processes.
-        placement: where variables are.
-        variables: the same on all processes, in the same order.
-        name: of the model.
+        mesh: the processes by worker and pipeline.
+        placement: the workers that hold each variable.
+        variables: all variables, in the same order on all processes.
+        name: name of the model.
     """
 
     def __init__(self, mesh: Mesh, placement: Placement, variables: Sequence[Any], name: str) -> None:
@@ -48,7 +48,7 @@ class RemoteVariables:
 
     @contextlib.contextmanager
     def led(self) -> Iterator[None]:
-        """Context in which the leader reads and assigns all variables; the others `answer` until it ends."""
+        """Context in which the leader reads and assigns all variables; the other processes `answer` until it ends."""
         try:
             with described_variables.reading(self._read), described_variables.assigning(self._assign):
                 yield
@@ -57,7 +57,7 @@ class RemoteVariables:
                 self._request(rank, _Kind.END, 0)
 
     def answer(self) -> None:
-        """Answers the leader until it ends."""
+        """Answers the leader's requests until the leader ends them."""
         while True:
             kind, place = self._edges.receive(_REQUEST, 0, f"{self._name}: requests").numpy()
             if kind == _Kind.END:
@@ -72,7 +72,7 @@ class RemoteVariables:
         """Gives all processes that hold a variable the value of the first of them.
 
         Args:
-            variables: some or all, the same on all processes.
+            variables: some or all of the variables, the same on all processes.
         """
         mesh = self._mesh
         for variable in variables:
@@ -86,10 +86,10 @@ class RemoteVariables:
             variable.assign(exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
     def broadcast(self, variable: Any) -> Any:
-        """The value of a variable, as an array, on all processes of this process's pipeline.
+        """Returns the value of a variable, as an array, on all processes of this process's pipeline.
 
         Args:
-            variable: one of them; the same on all processes.
+            variable: one of the variables; the same on all processes.
         """
         workers = self._placement.workers(variable)
         if not workers or self._mesh.workers == 1:
@@ -111,7 +111,7 @@ class RemoteVariables:
         self._edges.send(tf.cast(value, variable.dtype), rank, self._edge(variable))
 
     def _of(self, variable: Any) -> int:
-        """The rank that answers for a variable."""
+        """Returns the rank that answers for a variable."""
         return self._mesh.rank(self._placement.workers(variable)[0], 0)
 
     def _request(self, rank: int, kind: _Kind, place: int) -> None:

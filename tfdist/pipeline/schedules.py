@@ -1,4 +1,4 @@
-"""The schedules of pipelines, as tables.
+"""Schedules of pipelines, as tables.
 
 | schedule | idle share of p workers, m micro-batches, equal parts | activations kept by worker w |
 |---|---|---|
@@ -25,12 +25,12 @@ from tfdist.pipeline.table import Edge, Table
 
 
 def gpipe(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
-    """All forward passes, then all backward passes.
+    """Schedules all forward passes before all backward passes.
 
     Args:
         stages: number of stages, one for each worker.
         micro_batches: number of micro-batches.
-        edges: between stages; from each to the next by default.
+        edges: edges between stages; by default from each stage to the next.
     """
     rows = [
         [Action(stage, kind, number) for kind in (Kind.FORWARD, Kind.BACKWARD) for number in range(micro_batches)]
@@ -40,12 +40,12 @@ def gpipe(stages: int, micro_batches: int, edges: Collection[Edge] | None = None
 
 
 def one_forward_one_backward(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
-    """1F1B: each worker begins backward passes as soon as it can, and then alternates.
+    """Schedules 1F1B: each worker begins backward passes as soon as it can, then alternates them with forward passes.
 
     Args:
         stages: number of stages, one for each worker.
         micro_batches: number of micro-batches.
-        edges: between stages; from each to the next by default.
+        edges: edges between stages; by default from each stage to the next.
     """
     rows = []
     for stage in range(stages):
@@ -56,22 +56,22 @@ def one_forward_one_backward(stages: int, micro_batches: int, edges: Collection[
 
 
 def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection[Edge] | None = None) -> Table:
-    """1F1B with several stages on each worker, dealt out in turn: the first micro-batch reaches every worker sooner.
+    """Schedules 1F1B with several stages on each worker, dealt out in turn, so that all workers begin sooner.
 
     Args:
-        stages: number of stages, a multiple of the workers.
+        stages: number of stages, a multiple of ``workers``.
         micro_batches: number of micro-batches.
         workers: number of workers.
-        edges: between stages; from each to the next by default.
+        edges: edges between stages; by default from each stage to the next.
 
     Raises:
-        ValueError: the workers do not divide the stages.
+        ValueError: ``workers`` does not divide ``stages``.
     """
     if stages % workers:
         raise ValueError(f"interleaved stages need the same number on each worker; got {stages} on {workers} workers")
     chunks = stages // workers
-    # The micro-batches that a worker takes through one of its stages before it goes on with the next one: at least one
-    # for each worker, where there are so many.
+    # The number of groups of micro-batches. A worker takes a group through one of its stages before it goes on with the
+    # next stage. A group has at least one micro-batch for each worker, if there are so many.
     rounds = max(1, micro_batches // workers)
     ends = [(number + 1) * micro_batches // rounds for number in range(rounds)]
     groups = [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -89,15 +89,15 @@ def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection
 
 
 def zero_bubble(stages: int, micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
-    """ZB-H1: 1F1B, whose gradients of weights are computed later, the later the later the stage, where 1F1B waits.
+    """Schedules ZB-H1: 1F1B that computes gradients of weights while it would wait; later stages delay them more.
 
-    With parts that take the same time and at least as many micro-batches as stages, a worker waits only for the first
-    activations, and for the first gradients. No worker keeps more than the first one does in 1F1B.
+    If all actions take the same time and there are at least as many micro-batches as stages, a worker waits only for
+    the first activations and the first gradients. No worker keeps more activations than the first one does in 1F1B.
 
     Args:
         stages: number of stages, one for each worker.
         micro_batches: number of micro-batches.
-        edges: between stages; from each to the next by default.
+        edges: edges between stages; by default from each stage to the next.
     """
     rows = []
     for stage in range(stages):
@@ -117,12 +117,12 @@ def zero_bubble(stages: int, micro_batches: int, edges: Collection[Edge] | None 
 
 
 def forward_only(workers: Sequence[int], micro_batches: int, edges: Collection[Edge] | None = None) -> Table:
-    """Forward passes alone, for `evaluate` and `predict`.
+    """Schedules forward passes alone, for `evaluate` and `predict`.
 
     Args:
-        workers: by stage, as of the table that trains them.
+        workers: number of the worker of each stage, as in the table for training.
         micro_batches: number of micro-batches.
-        edges: between stages; from each to the next by default.
+        edges: edges between stages; by default from each stage to the next.
     """
     rows: list[list[Action]] = [[] for _ in range(max(workers) + 1)]
     for number, (stage, worker) in itertools.product(range(micro_batches), enumerate(workers)):
@@ -131,7 +131,7 @@ def forward_only(workers: Sequence[int], micro_batches: int, edges: Collection[E
 
 
 def _alternating(forward: Sequence[Action], backward: Sequence[Action], ahead: int) -> list[Action]:
-    """Some forward passes, then a backward and a forward pass in turn, then the remaining backward passes."""
+    """Orders some forward passes, then backward and forward passes in turn, then the remaining backward passes."""
     ahead = min(ahead, len(forward))
     row = list(forward[:ahead])
     for one, other in itertools.zip_longest(backward, forward[ahead:]):

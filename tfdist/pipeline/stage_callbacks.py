@@ -1,4 +1,4 @@
-"""Callbacks that read weights, of which each process holds those of its stages."""
+"""Callbacks that read weights, adapted to weights on several processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tfdist.strategies.abilities import HasStages
 
 
 def adapted(given: list[Any], extended: HasStages) -> list[Any]:
-    """Callbacks in which other processes give the writer their weights.
+    """Replaces callbacks that read weights by ones in which other processes send the writer their weights.
 
     Args:
-        given: the user's.
+        given: the user's callbacks.
         extended: the strategy's `extended`.
     """
     return [_showing_all_weights(callback, extended) if _reads_weights(callback) else callback for callback in given]
 
 
 class _GivesWeights(keras.callbacks.Callback):
-    """Gives the writer the weights of this process's stages, when it reads them.
+    """A callback that sends the writer the weights of this process's stages when the writer reads them.
 
     Args:
         extended: the strategy's `extended`.
@@ -32,7 +32,7 @@ class _GivesWeights(keras.callbacks.Callback):
         self._extended = extended
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+        """Sends the writer this process's weights."""
         self._extended.by_the_writer(self.model, lambda: None)
 
 
@@ -41,7 +41,7 @@ def _reads_weights(callback: Any) -> bool:
 
 
 def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
-    """A callback that reads weights at the end of epochs; on processes but the writer, one that gives it theirs."""
+    """Returns the callback with access to all weights on the writer, and one that sends weights on other processes."""
     if not extended.is_writer:
         return _GivesWeights(extended)
     if not getattr(callback, "_tfdist_local", False):

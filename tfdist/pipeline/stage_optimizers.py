@@ -1,6 +1,6 @@
-"""Keras optimizers whose variables are on several processes, each of which updates its own.
+"""Seams for Keras optimizers whose variables are on several processes, each of which updates its own.
 
-Norms over all weights, and whether all gradients are finite, are found over all stages.
+Norms over all weights, and the check whether all gradients are finite, cover all stages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdist.strategies.abilities import HasStages
 
 
 class _Counted(threading.local):
-    """By gradient, how much of it counts here: a weight that several processes hold counts once in all."""
+    """State of a thread: how much each gradient counts here; a weight on several processes counts once in all."""
 
     parts: Sequence[float] | None = None
 
@@ -44,10 +44,10 @@ def install() -> None:
 
 @contextlib.contextmanager
 def counted(parts: Sequence[float]) -> Iterator[None]:
-    """Context in which an optimizer gets gradients of this process's stages.
+    """Context in which an optimizer gets the gradients of this process's stages.
 
     Args:
-        parts: by gradient, how much of it counts here.
+        parts: fraction that each gradient counts here; 1/n for a weight that n workers hold.
     """
     before, _counted.parts = _counted.parts, parts
     try:
@@ -70,18 +70,18 @@ def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _square(gradient: Any) -> tf.Tensor:
-    """As Keras squares a gradient for a norm: rows of an embedding that occur several times are squared one by one."""
+    """Squares a gradient as Keras does for norms: rows of an embedding that occur several times are squared singly."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
 class OnAllStages(keras_hooks.OptimizerHooks[HasStages]):
-    """Gradients are finite if they are on all stages."""
+    """Hooks that treat gradients as finite only if they are finite on all stages."""
 
     ability = HasStages
 
     def finite(self, is_finite: Any) -> Any:
-        """Whether they are on all stages."""
+        """Returns whether gradients are finite on all stages."""
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
         stages = self.extended.over_stages
         found = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
@@ -89,7 +89,7 @@ class OnAllStages(keras_hooks.OptimizerHooks[HasStages]):
 
 
 def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Averages are beside the weights: here are those of the weights that are here."""
+    """Restricts a method to this process's weights and their moving averages."""
 
     def method(self: Any, variables: Sequence[Any]) -> Any:
         averages = averages_of(self)
@@ -128,7 +128,7 @@ def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _instead(optimizer: Any, name: str, value: Any) -> Iterator[None]:
-    """Context in which an attribute has another value; Keras, which tracks what is assigned, does not notice."""
+    """Context in which an attribute has another value, without Keras's tracking of assigned attributes."""
     before, optimizer.__dict__[name] = optimizer.__dict__[name], value
     try:
         yield

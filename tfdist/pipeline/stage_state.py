@@ -1,12 +1,12 @@
-"""What layers keep beside weights, as moving statistics and seeds, under micro-batches.
+"""State of layers besides weights, such as moving statistics and seeds, under micro-batches.
 
-Micro-batches are to it what replicas are: each begins with the state from before the step, and afterwards the state is
-the mean of theirs, weighed by samples; `keras.Variable`'s ``aggregation`` "sum" adds up the changes, and integers and
-"only_first_replica" are those of the first micro-batch. Seeds go on from one micro-batch to the next, so that Dropout
-differs between them, and so does what metrics of layers keep.
+Micro-batches are treated like replicas: each begins with the state from before the step, and afterwards the state is
+the mean of theirs, weighted by samples. With `keras.Variable`'s ``aggregation`` "sum" the changes are added up.
+Integers and variables with "only_first_replica" get the state of the first micro-batch. Seeds and the variables of
+layers' metrics pass from one micro-batch to the next, so that Dropout differs between micro-batches.
 
-A stage runs in Keras's `StatelessScope`, which notes what is assigned instead of assigning it. So a forward pass can be
-made once more, with the same seeds, to the same end.
+A stage runs in Keras's `StatelessScope`, which notes assignments instead of making them. So a forward pass can be
+repeated with the same seeds and the same result.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tfdist.private.keras import backend
 from tfdist.strategies.data.shares import weighed
 
 _SEED = "seed_generator_state"
-"""Keras's name of the variable of a `SeedGenerator`."""
+"""Keras's name for the variable of a `SeedGenerator`."""
 _APART = 1_000_003
-"""Between the seeds of stages that call one layer."""
+"""Distance between the seeds of stages that call the same layer."""
 
 
 class StageState:
     """The state of the layers of one stage, during a step.
 
     Args:
-        stages: of the model.
-        stage: which one.
-        batch: in micro-batches.
+        stages: the model's stages.
+        stage: number of the stage.
+        batch: the batch in micro-batches.
     """
 
     def __init__(self, stages: Stages, stage: int, batch: MicroBatches) -> None:
@@ -47,7 +47,7 @@ class StageState:
         for layer in stages.layers(stage):
             for variable in layer.non_trainable_variables:
                 if _goes_on(variable) and self._home(variable) != stage:
-                    # Stages that call one layer begin with different seeds.
+                    # Stages that call the same layer begin with different seeds.
                     self._now[id(variable)] = variable, variable.value + stage * _APART
 
     @contextlib.contextmanager
@@ -55,10 +55,10 @@ class StageState:
         """Context of the forward pass of a micro-batch.
 
         Args:
-            number: which one.
+            number: number of the micro-batch.
 
         Raises:
-            ValueError: a layer assigns to a weight that is trained.
+            ValueError: a layer assigns to a trainable weight.
         """
         self._begun[number] = list(self._now.values())
         with Noting(state_mapping=self._begun[number], collect_losses=True) as scope:
@@ -77,19 +77,19 @@ class StageState:
 
     @contextlib.contextmanager
     def again(self, number: int) -> Iterator[None]:
-        """Context in which a forward pass is made once more.
+        """Context in which a forward pass is repeated.
 
         Args:
-            number: of the micro-batch.
+            number: number of the micro-batch.
         """
         with backend.StatelessScope(state_mapping=self._begun[number], collect_losses=True):
             yield
 
     def assign(self) -> None:
-        """Assigns what has been found, after the last micro-batch.
+        """Assigns the state after the last micro-batch.
 
         Raises:
-            ValueError: a layer with moving statistics or the like is called in several stages.
+            ValueError: calls in several stages change a variable, such as moving statistics, of the same layer.
         """
         for variable, value in self._now.values():
             if self._home(variable) == self._stage:
@@ -103,7 +103,7 @@ class StageState:
             variable.assign(self._merged(variable, found))
 
     def _home(self, variable: Any) -> int:
-        """The stage that assigns a variable. What is of no layer, as Keras's global seed, each stage does."""
+        """Returns the stage that assigns a variable; each stage assigns those of no layer, as Keras's global seed."""
         return self._stages.homes.get(id(variable), (self._stage,))[0]
 
     def _merged(self, variable: Any, found: dict[int, tf.Tensor]) -> tf.Tensor:
@@ -121,10 +121,10 @@ class StageState:
 
 
 class Noting(backend.StatelessScope):
-    """A scope that knows which variables were assigned, of layers or not.
+    """A stateless scope that notes which variables were assigned, whether of layers or not.
 
     Attributes:
-        assigned: the variables, by their `id`.
+        assigned: the assigned variables, by their `id`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -132,11 +132,11 @@ class Noting(backend.StatelessScope):
         self.assigned: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """See `keras.StatelessScope`."""
+        """Notes the variable of an assignment; see `keras.StatelessScope`."""
         super().add_update(update)
         self.assigned[id(update[0])] = update[0]
 
 
 def _goes_on(variable: Any) -> bool:
-    """Whether each micro-batch begins with what the one before it has left: seeds, and what metrics keep."""
+    """Returns whether a variable passes from one micro-batch to the next, as seeds and metrics' variables do."""
     return variable.name == _SEED or variable.synchronization == "on_read"

@@ -1,4 +1,4 @@
-"""The stages of a model: which calls each one makes, and which tensors go from one to another."""
+"""The stages of a model: which calls each stage makes, and which tensors it sends to others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tfdist.private.keras import backend
 class Stages:
     """A model's calls in contiguous stages.
 
-    Model outputs of earlier stages are sent to the last one, where losses and metrics are computed.
+    The last stage computes losses and metrics, so earlier stages send it the model outputs that they make.
 
     Args:
-        calls: of the model.
-        ends: where each stage ends, as places in the calls.
+        calls: the model's calls.
+        ends: where each stage ends, as indices into the calls.
 
     Attributes:
         calls: as given.
@@ -53,34 +53,34 @@ class Stages:
         self.edges = tuple(sorted(self._sent))
 
     def calls_of(self, stage: int) -> tuple[ModelCall, ...]:
-        """The calls of a stage.
+        """Returns the calls of a stage.
 
         Args:
-            stage: counted from 0.
+            stage: number of the stage, from 0.
         """
         return self._of_stages[stage]
 
     def sent(self, edge: Edge) -> tuple[int, ...]:
-        """Keys of the tensors that one stage sends to another.
+        """Returns the keys of the tensors that one stage sends to another.
 
         Args:
-            edge: the two stages.
+            edge: numbers of the sending and the receiving stage.
         """
         return tuple(self._sent.get(edge, ()))
 
     def differentiable(self, edge: Edge) -> tuple[int, ...]:
-        """Those of the tensors that gradients come back for.
+        """Returns the keys of the sent tensors for which gradients come back.
 
         Args:
-            edge: the two stages.
+            edge: numbers of the sending and the receiving stage.
         """
         return tuple(key for key in self.sent(edge) if _is_differentiable(self.calls.tensors[key]))
 
     def inputs(self, stage: int) -> tuple[int, ...]:
-        """Keys of the model's inputs that a stage takes.
+        """Returns the keys of the model's inputs that a stage takes.
 
         Args:
-            stage: counted from 0.
+            stage: number of the stage, from 0.
         """
         taken = set(self.calls.sources(self._of_stages[stage]))
         if stage == self.count - 1:
@@ -88,10 +88,10 @@ class Stages:
         return tuple(key for key in self.calls.inputs if key in taken)
 
     def specs(self, keys: Sequence[int]) -> list[tf.TensorSpec]:
-        """What tensors are, and behind each that has a mask, its mask, as they are sent.
+        """Returns the specs of tensors as they are sent, each followed by that of its mask if it has one.
 
         Args:
-            keys: of the tensors.
+            keys: keys of the tensors.
         """
         found = []
         for key in keys:
@@ -102,16 +102,16 @@ class Stages:
         return found
 
     def has_mask(self, key: int) -> bool:
-        """Whether a tensor has a mask, which is sent with it.
+        """Returns whether a tensor has a mask, which is sent with it.
 
         Args:
-            key: of the tensor.
+            key: key of the tensor.
         """
         return key in self._masks
 
     @functools.cached_property
     def _masks(self) -> dict[int, tf.TensorSpec]:
-        """Masks by the keys of their tensors: also those that a model inside gets from around it."""
+        """Specs of masks by the keys of their tensors, including masks that reach a model inside from around it."""
         found: dict[int, tf.TensorSpec] = {}
 
         def run(*inputs: Any) -> list[Any]:
@@ -127,17 +127,17 @@ class Stages:
         return found
 
     def layers(self, stage: int) -> list[Any]:
-        """The layers that a stage calls, each once.
+        """Returns the layers that a stage calls, each once.
 
         Args:
-            stage: counted from 0.
+            stage: number of the stage, from 0.
         """
         found = {id(call.operation): call.operation for call in self._of_stages[stage]}
         return [one for one in found.values() if isinstance(one, keras.Layer)]
 
     @functools.cached_property
     def homes(self) -> dict[int, tuple[int, ...]]:
-        """By the `id` of each variable of a layer, the stages that call the layer."""
+        """The stages that call the layer of each variable, by the variable's `id`."""
         found: dict[int, tuple[int, ...]] = {}
         for stage in range(self.count):
             for layer in self.layers(stage):

@@ -1,7 +1,7 @@
 """One step of a pipeline: the actions of this process's workers, in graphs and eagerly.
 
-In a graph, each action waits for the one before it in its worker's row. Without that TensorFlow would begin whatever it
-can, and keep the activations of all micro-batches at once.
+In a graph, each action waits for the one before it in its worker's row. Otherwise TensorFlow would begin every action
+that it can, and keep the activations of all micro-batches at once.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class _Part:
     """Calls whose gradients are computed together.
 
     Attributes:
-        calls: some of a stage.
-        tape: has recorded them.
-        sources: keys of what they took.
-        variables: that they use.
-        losses: that their layers added.
-        upstream: gradients of what they made, by key, once they are known.
-        of_logits: of the model's outputs that they made, gradients of what these are the softmax of, by key.
+        calls: some of the stage's calls.
+        tape: gradient tape that has recorded the calls.
+        sources: keys of the differentiable tensors that the calls took.
+        variables: trainable variables of the calls' layers.
+        losses: losses that the layers added.
+        upstream: gradients of the calls' outputs by key, once they are known.
+        of_logits: gradients of the logits of model outputs that the calls made, by key.
     """
 
     calls: Sequence[ModelCall]
@@ -52,11 +52,11 @@ class _Part:
 
 @dataclass
 class _Kept:
-    """What a forward pass leaves for the backward pass.
+    """The tensors that a forward pass keeps for the backward pass.
 
     Attributes:
         values: tensors by their keys.
-        parts: of the stage, in their order; None if they are to be computed once more.
+        parts: the stage's parts in their order; None if the forward pass is to be repeated.
     """
 
     values: dict[int, Any]
@@ -64,23 +64,25 @@ class _Kept:
 
 
 class PipelinedStep:
-    """Runs the rows of some workers of a table.
+    """A step that runs the rows of some workers of a table.
 
     Args:
-        stages: of the model.
-        table: what is done; one whose dry run ends.
-        workers: of this process.
-        transport: carries tensors between workers of different processes; None where all are of this one.
-        batch: the model's inputs, in their order, in micro-batches. Each stage takes those that it needs.
-        training: as of the model's ``call``.
-        objective: what is minimized; None where there are no backward passes.
-        devices: by worker; None for the default device.
-        recomputes: whether a backward pass makes the forward pass once more, of which only the inputs are kept.
-        recording: takes the times of the actions; None for none.
+        stages: the model's stages.
+        table: the actions of the step, without a deadlock.
+        workers: numbers of this process's workers.
+        transport: carries tensors between workers of different processes; None if all workers are in this process.
+        batch: the batch in micro-batches.
+        inputs: the model's inputs for the whole batch, in their order. Each stage takes those that it needs.
+        training: ``training`` argument of the model's ``call``.
+        objective: the loss to minimize; None without backward passes.
+        devices: device of each worker; None for the default device.
+        recomputes: whether forward passes keep only their inputs, and backward passes repeat them.
+        recording: takes the times of the actions; None if they are not recorded.
 
     Attributes:
-        gradients: of the variables of this process's stages, after `run`.
-        added_losses: what layers of this process's stages have added to the loss, weighed by samples; after `run`.
+        gradients: gradients of the variables of this process's stages, after `run`.
+        added_losses: losses that layers and regularizers of this process's stages have added, after `run`; those of
+            layers are weighted by samples.
     """
 
     def __init__(
@@ -121,17 +123,17 @@ class PipelinedStep:
 
     @property
     def outputs(self) -> list[list[Any]]:
-        """What the model has made of each micro-batch, in their order; nothing where the last stage is not."""
+        """The model's outputs for each micro-batch, in order; empty in a process without the last stage."""
         return [self._outputs[number] for number in sorted(self._outputs)]
 
     @property
     def last(self) -> list[Any]:
-        """What ran last in each worker's row, for control dependencies; nothing where steps are eager."""
+        """The operations that ran last in each worker's row, for control dependencies; empty if steps are eager."""
         return [one for found in self._before.values() for one in found]
 
     @tf.autograph.experimental.do_not_convert
     def run(self) -> None:
-        """Makes the step."""
+        """Runs all actions and exchanges of this process's workers."""
         left = {worker: self._table.steps(worker, self._workers) for worker in self._workers}
         done: set[Action] = set()
         while any(left.values()):
@@ -148,14 +150,14 @@ class PipelinedStep:
                 state.assign()
             clear_losses(self._stages.calls_of(stage))
         if self._recomputes and not tf.executing_eagerly():
-            # A forward pass that is made once more reads weights late. TensorFlow's optimization of dependencies may
-            # drop the order of such a read and of an update that does not need what was read.
+            # A repeated forward pass reads weights late. TensorFlow's dependency optimizer may drop the order between
+            # such a read and an update that does not need the read value.
             self.gradients.wait_for(self.last)
         if self._stamps is not None:
             self._stamps.close()
 
     def _can_begin(self, step: Step, done: set[Action]) -> bool:
-        """Whether what is traced before it is there, of the workers of this process."""
+        """Returns whether the actions of this process's workers that a step needs are done or traced."""
         if not isinstance(step, Action):
             return True
         own = [one for one in self._table.needs(step) if self._table.workers[one.stage] in self._workers]
@@ -168,7 +170,7 @@ class PipelinedStep:
             yield
 
     def _do(self, step: Step) -> list[Any]:
-        """Does one of a worker's steps; returns what the next one has to wait for, if anything new."""
+        """Runs an action or an exchange; returns what the next one has to wait for, if anything new."""
         if isinstance(step, Exchange):
             return self._exchange(step)
         taken = [
@@ -181,7 +183,7 @@ class PipelinedStep:
         )
 
     def _act(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
-        """Computes an action, of what it takes from other stages; returns what the next one has to wait for."""
+        """Computes an action from results of other stages; returns what the next one has to wait for."""
         do: Callable[[Action, list[dict[int, Any]]], list[Any]] = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
@@ -191,7 +193,7 @@ class PipelinedStep:
         made = [one for one in do(action, taken) if one is not None]
         return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
 
-    # What is exchanged.
+    # Exchanges.
 
     def _exchange(self, exchange: Exchange) -> list[Any]:
         """Sends and receives; returns what the next step has to wait for."""
@@ -218,7 +220,7 @@ class PipelinedStep:
         return self._table.workers[stage]
 
     def _edge_keys(self, transfer: Transfer) -> tuple[int, ...]:
-        """Keys of what a transfer carries."""
+        """Returns the keys of the tensors that a transfer carries."""
         action, other = transfer.result_of, transfer.destination
         if action.kind is Kind.FORWARD:
             return self._stages.sent((action.stage, other))
@@ -231,7 +233,7 @@ class PipelinedStep:
         return [tf.TensorSpec(self._calls.tensors[key].shape, self._calls.tensors[key].dtype) for key in keys]
 
     def _carried(self, transfer: Transfer) -> list[tf.Tensor]:
-        """The tensors of a transfer; behind each whose key has a mask, the mask."""
+        """Returns the tensors of a transfer, each followed by its mask if it has one."""
         results = self._results[transfer.result_of]
         tensors = []
         for key in self._edge_keys(transfer):
@@ -242,12 +244,12 @@ class PipelinedStep:
         return tensors
 
     def _received(self, transfer: Transfer) -> dict[int, Any]:
-        """The results of an action of another stage, by key."""
+        """Returns the results of an action of another stage, by key."""
         action, stage = transfer.result_of, transfer.destination
         if self._worker(action.stage) == self._worker(stage):
             found = self._results[action]
             return {key: found[key] for key in self._edge_keys(transfer)}
-        # Those of another worker of this process are copied to the device of this worker.
+        # Results of another worker of this process are copied to the device of this worker.
         tensors = iter(self._carried(transfer) if action in self._results else self._arrived.pop(transfer))
         found = {}
         for key in self._edge_keys(transfer):
@@ -256,7 +258,7 @@ class PipelinedStep:
                 backend.set_keras_mask(found[key], next(tensors))
         return found
 
-    # What is computed.
+    # Computation.
 
     def _forward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
         stage, _, number = action
@@ -294,7 +296,7 @@ class PipelinedStep:
         return [*ends, *losses]
 
     def _run(self, calls: Sequence[ModelCall], values: dict[int, Any]) -> list[tf.Tensor]:
-        """Makes calls; returns what their layers add to the loss."""
+        """Runs calls; returns the losses that their layers add."""
         self._calls.run(calls, values, self._training)
         return _added_losses()
 
@@ -304,7 +306,7 @@ class PipelinedStep:
         return [self._recorded(one, values) for one in groups]
 
     def _computed(self, stage: int, number: int) -> _Kept:
-        """What the forward pass left, computed once more where it left its inputs alone."""
+        """Returns what the forward pass kept, after repeating it if it kept only its inputs."""
         kept = self._kept[stage, number]
         if kept.parts is None:
             with self._states[stage].again(number):
@@ -321,7 +323,7 @@ class PipelinedStep:
         return _Part(calls, tape, sources, variables, losses)
 
     def _backward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
-        """Gradients of what a stage took; those of its weights too, unless they come later."""
+        """Computes gradients of a stage's inputs, and of its weights unless they come later."""
         assert self._objective is not None
         stage, kind, number = action
         upstream: dict[int, Any] = {}
@@ -369,7 +371,7 @@ class PipelinedStep:
         return found
 
     def _regularize(self, stage: int) -> None:
-        """Adds what weights cost, once for each step, in the first of the stages that have them."""
+        """Adds the weights' regularization losses, once in each step, in the first of the stages that have a weight."""
         for variable in trainable_variables(self._stages.layers(stage)):
             if variable.regularizer is None or self._stages.homes[id(variable)][0] != stage:
                 continue
@@ -394,7 +396,7 @@ class PipelinedStep:
     def _gradients(
         self, kept: _Kept, part: _Part, number: int, sources: list[int], variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Gradients of what calls took, and of variables."""
+        """Computes gradients of what calls took, and of variables."""
         logits = [logits_of(kept.values[key]) for key in part.of_logits]
         targets = [kept.values[key] for key in part.upstream] + logits + part.losses
         wanted = [kept.values[key] for key in sources] + [one.value for one in variables]
@@ -413,7 +415,7 @@ class PipelinedStep:
 
 
 def _added_losses() -> list[tf.Tensor]:
-    """What layers have added to the loss since the last time; in the context of a `StageState`."""
+    """Returns the losses that layers have added since the last call, in the context of a `StageState`."""
     scope = backend.get_stateless_scope()
     found = list(scope.losses)
     scope.losses.clear()

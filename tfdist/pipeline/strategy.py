@@ -42,16 +42,16 @@ _SCHEDULES: dict[str, Callable[..., Table]] = {
 
 
 class PipelineStrategy(tf.distribute.Strategy):
-    """Training of a model whose stages are on several processes, or on several devices of one.
+    """Trains a model whose stages are on several processes, or on several devices of one process.
 
-    A batch is divided into micro-batches. While one stage works on a micro-batch, the others work on others: forward
-    passes hand activations on to later stages, backward passes hand gradients back. A process holds the weights of its
-    own stages and what the optimizer keeps for them, so that a model may be larger than the memory of one.
+    A batch is divided into micro-batches, on which the stages work at the same time: forward passes send activations to
+    later stages, backward passes send gradients back. A process holds the weights of its own stages and the optimizer's
+    variables for them, so that a model may be larger than the memory of one process.
 
-    With ``data=d`` there are d pipelines beside each other, each with its part of every batch, whose gradients are
-    summed by all-reduce. ``fit``, ``evaluate``, ``predict``, ``save`` and the like are called on every process, with
-    the same data in the same order; logs, metrics and predictions are equal on all. What they compute is what the whole
-    model would compute: see ``docs/pipelines.md`` for the few exceptions.
+    With ``data=d`` there are d pipelines side by side, each with its part of every batch; an all-reduce sums their
+    gradients. Call ``fit``, ``evaluate``, ``predict``, ``save`` and the like on every process, with the same data in
+    the same order; logs, metrics and predictions are equal on all. The results are those of the whole model in one
+    process: see ``docs/pipelines.md`` for the few exceptions.
 
     Example:
         >>> strategy = tfdist.PipelineStrategy(stages=2, micro_batches=8)
@@ -61,35 +61,36 @@ class PipelineStrategy(tf.distribute.Strategy):
         >>> model.fit(x, y, batch_size=256)  # under `tfdist run -n 2`
 
     Args:
-        cluster_resolver: as of `AllReduceStrategy`.
+        cluster_resolver: describes the cluster; by default the cluster is found as in `AllReduceStrategy`.
         stages: number of stages.
-        micro_batches: number of micro-batches of each batch. They divide full batches, those of ``fit`` that are as
-            large as ``batch_size``; of others they have as equal parts as can be.
-        schedule: ``"gpipe"``, all forward passes before all backward passes; ``"1f1b"``, which takes as long and keeps
-            the activations of as many micro-batches at most as there are stages; ``"interleaved"``, 1F1B with several
-            stages on each process, which waits less and sends more; ``"zero_bubble"`` (ZB-H1), which computes the
-            gradients of weights while it would wait. Or a `Table` of your own, for one model; or a function that makes
-            one, of the edges between stages.
-        data: number of pipelines beside each other. The processes divided by it are the processes of each, which is
-            ``stages``, except with ``"interleaved"``, where it divides them, or one, which then has all stages.
-        cuts: where the model is divided: ``"flops"`` or ``"memory"``, by what each call of a layer takes; the names of
-            the calls that stages but the first begin with; or what `tfdist.partition` has returned.
+        micro_batches: number of micro-batches of each batch. Full batches of ``fit``, of ``batch_size`` samples, must
+            be divisible into equal ones; smaller batches are divided as equally as possible.
+        schedule: ``"gpipe"``: all forward passes before all backward passes. ``"1f1b"``: takes as long, and keeps the
+            activations of at most as many micro-batches as there are stages. ``"interleaved"``: 1F1B with several
+            stages on each process, which waits less and sends more. ``"zero_bubble"`` (ZB-H1): computes gradients of
+            weights while it would wait. Or a `Table` of your own, for one model, or a function that makes a table from
+            the edges between stages.
+        data: number of pipelines side by side, among which the processes are divided. A pipeline has ``stages``
+            processes; or with ``"interleaved"`` a divisor of ``stages``; or one process, which then has all stages.
+        cuts: where the model is divided: ``"flops"`` or ``"memory"`` balances this cost of the calls of layers; or the
+            names of the calls that begin all stages but the first; or a result of `tfdist.partition`.
         recompute: whether a stage keeps only its inputs for the backward pass, and computes its activations again.
-        devices: of this process: one if the stages are on several processes, else any number, dealt out to the stages.
-            By default the machine's GPUs, divided among its processes, or the CPU.
-        timeouts: as of `AllReduceStrategy`.
-        algorithm: of all-reduces, as of `AllReduceStrategy`.
-        compression: of gradients that pipelines sum, as of `AllReduceStrategy`.
-        check_weights: as of `AllReduceStrategy`, between pipelines.
-        sum_sparse_rows: as of `AllReduceStrategy`.
-        group: as of `AllReduceStrategy`.
+        devices: this process's devices: one if the stages are on several processes, else any number, dealt out to the
+            stages. By default the machine's GPUs, divided among its processes, or the CPU.
+        timeouts: how long to wait for other tasks; a `tfdist.Timeouts`.
+        algorithm: the all-reduce algorithm; see `AllReduceStrategy`.
+        compression: how gradients are compressed that pipelines sum; see `AllReduceStrategy`.
+        check_weights: whether `fit` compares the weights of all pipelines after each epoch.
+        sum_sparse_rows: whether the rows of sparse gradients are summed where that sends fewer bytes than gathering
+            them.
+        group: the processes that train this model together, including this one; by default all of the job.
         record: whether the times of training steps are recorded; see `recorded`.
 
     Raises:
         DeadlockError: the workers of a table of your own would wait for each other.
-        TypeError: an argument has another type.
-        ValueError: the processes do not fit the stages, or an argument is none.
-        TfdistError: as `AllReduceStrategy`.
+        TypeError: an argument has the wrong type.
+        ValueError: the processes do not fit the stages, or an argument is invalid.
+        TfdistError: the job cannot be entered, or processes have different settings; see `AllReduceStrategy`.
     """
 
     # Read by MirroredExtended; used only among this process's devices.
@@ -165,17 +166,17 @@ class PipelineStrategy(tf.distribute.Strategy):
             yield strategy
 
     def scope(self) -> Any:
-        """Context in which models are made. Their variables get memory later, on the processes that hold them."""
+        """Returns the context to make models in. Variables get memory later, on the processes that hold them."""
         return self._describing_scope()
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
-        """As of `AllReduceStrategy`."""
+        """The resolver of the cluster; see `AllReduceStrategy`."""
         return self._cluster_resolver
 
     @property
     def rank(self) -> int:
-        """This process's rank among all; the chief's is 0."""
+        """This process's rank among all processes; the chief's is 0."""
         return self.extended.mesh.everyone.rank
 
     @property
@@ -185,27 +186,27 @@ class PipelineStrategy(tf.distribute.Strategy):
 
     @property
     def worker(self) -> int:
-        """This process's place in its pipeline, which is the number of its stage if each has one."""
+        """This process's number in its pipeline; that of its stage if each process has one stage."""
         return self.extended.mesh.worker
 
     @property
     def schedule(self) -> Timeline:
-        """What a step does when, if a backward pass takes twice as long as a forward pass; printed as a picture.
+        """The timeline of a step in which a backward pass takes twice as long as a forward pass; printed as a picture.
 
-        For a model whose stages follow each other; connections over several stages may make them wait for more.
+        The timeline is for stages that follow each other; connections over several stages may make them wait for more.
         """
         return self._dry_run
 
     def recorded(self, step: int = -1) -> Timeline:
-        """What the workers did when in one of the last training steps, in seconds; printed as a picture.
+        """Returns the timeline of one of the last training steps, in seconds; printed as a picture.
 
-        To compare with `schedule`. It needs ``record=True``. All processes call it, and get the same.
+        Compare it with `schedule`. It needs ``record=True``. All processes call it, and get the same timeline.
 
         Args:
-            step: which of the steps that are kept, as an index; the last one by default.
+            step: index among the steps that are kept; the last one by default.
 
         Raises:
-            ValueError: there is no such step, or nothing is recorded.
+            ValueError: there is no such step, or times are not recorded.
         """
         if self.extended.recording is None:
             raise ValueError("PipelineStrategy.recorded() needs PipelineStrategy(…, record=True)")
@@ -217,15 +218,15 @@ def _chain(stages: int) -> list[Edge]:
 
 
 def _cost(action: Action) -> float:
-    """A backward pass has gradients of inputs and of weights, each of which takes about what a forward pass does."""
+    """Returns the cost of an action: a backward pass computes gradients of inputs and of weights, each for 1."""
     return 2.0 if action.kind is Kind.BACKWARD else 1.0
 
 
 def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> int:
-    """The number of a table's rows.
+    """Returns the number of workers, each with a row of the table.
 
     Raises:
-        ValueError: the processes do not fit.
+        ValueError: the number of processes does not fit the schedule.
     """
     if mesh.workers == 1:
         if isinstance(schedule, Table):
@@ -250,11 +251,11 @@ def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> 
 
 
 def _table_of(schedule: Any, stages: int, micro_batches: int, workers: int) -> Callable[[Sequence[Edge]], Table]:
-    """A function of the edges between stages.
+    """Returns a function that makes a table from the edges between stages.
 
     Raises:
-        TypeError: the schedule is none.
-        ValueError: a table is for other numbers.
+        TypeError: the schedule is not a name, a table or a function.
+        ValueError: the name is unknown, or the table is for other numbers of stages or micro-batches.
     """
     if isinstance(schedule, Table):
         if (schedule.stages, schedule.micro_batches) != (stages, micro_batches):

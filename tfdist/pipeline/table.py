@@ -1,4 +1,4 @@
-"""Tables: the order of every worker's actions, with what must be sent between them."""
+"""Tables: the order of every worker's actions, and the exchanges between them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from tfdist.pipeline.actions import Action, Exchange, Kind, Step, Transfer, parse
 
 Edge = tuple[int, int]
-"""Two stages: what the first one computes, the second one takes."""
+"""The numbers of two stages: the second one takes results of the first one."""
 
 
 class Table:
     """The actions of each worker, in their order.
 
     Args:
-        rows: by worker; actions, or their notation.
+        rows: actions of each worker, or their notation.
         stages: number of stages.
         micro_batches: number of micro-batches.
-        edges: between stages, from earlier to later ones; from each to the next by default.
-        training: whether there are backward passes.
+        edges: edges from earlier to later stages; by default from each stage to the next.
+        training: whether the table has backward passes.
 
     Attributes:
         rows: as given.
         stages: as given.
         micro_batches: as given.
         edges: as given.
-        workers: by stage, the worker that has its actions.
+        workers: number of the worker of each stage.
 
     Raises:
-        ValueError: an action is missing, stands twice, is none, or stands before what its own worker needs for it.
+        ValueError: an action is missing, occurs twice, is invalid, or precedes an action of its worker that it needs;
+            or several workers have actions of one stage.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Table:
         return all(kind is Kind.FORWARD for kind in kinds[: self.micro_batches])
 
     def needs(self, action: Action) -> list[Action]:
-        """The actions whose results an action takes.
+        """Returns the actions whose results an action needs.
 
         Args:
-            action: of the table.
+            action: an action of the table.
         """
         stage, kind, number = action
         if kind is Kind.FORWARD:
@@ -77,14 +78,14 @@ class Table:
         return [Action(stage, Kind.FORWARD, number), *later]
 
     def steps(self, worker: int, here: Collection[int] = ()) -> list[Step]:
-        """A worker's actions, with what it exchanges with other processes between them.
+        """Returns a worker's actions, and its exchanges with other processes between them.
 
-        Results are sent as soon as they are there. What one exchange receives is expected by the one before it, so that
-        it comes while the worker computes.
+        Results are sent as soon as they are made. Each exchange also expects what the next exchange receives, so that
+        it arrives while the worker computes.
 
         Args:
-            worker: whose row.
-            here: workers of its process.
+            worker: number of the worker.
+            here: numbers of the workers in the same process.
         """
         row, here = self.rows[worker], {worker, *here}
         sent = [(), *(tuple(self._sent(action, here)) for action in row)]
@@ -112,7 +113,7 @@ class Table:
 
     @functools.cached_property
     def _takers(self) -> dict[Action, list[int]]:
-        """By action, the other stages that take its results."""
+        """The other stages that take the results of an action, by action."""
         found: dict[Action, list[int]] = {}
         for action in itertools.chain(*self.rows):
             for source in self.needs(action):

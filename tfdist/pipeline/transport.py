@@ -1,4 +1,4 @@
-"""How results get from the stages of one process to those of another."""
+"""Transport of results from the stages of one process to those of another."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfdist.pipeline.actions import Transfer
 
 
 class Transport:
-    """Carries tensors between workers, a process for each; in graphs and eagerly.
+    """Carries tensors between workers in different processes; in graphs and eagerly.
 
     Args:
-        edges: of a group in which the rank of a process is the number of its worker.
-        name: of the model; models that are trained by the same group have different ones.
+        edges: sends and receives in a group where the rank of a process is its worker's number.
+        name: name of the model, unique among the models that the group trains.
     """
 
     def __init__(self, edges: Edges, name: str) -> None:
@@ -31,9 +31,10 @@ class Transport:
         """Starts to send and to receive, then waits; see `tfdist.engine.edges.Edges.exchange`.
 
         Args:
-            sent: transfers, with the worker that receives each, and its dense tensors.
-            expected: transfers, with the worker that sends each, and the specs of its tensors.
-            received: like ``expected``.
+            sent: transfers to send, each with the worker that receives it, and its dense tensors.
+            expected: transfers that may arrive during computation, each with the worker that sends it, and its tensors'
+                specs.
+            received: transfers to wait for, in the same form as ``expected``.
 
         Returns:
             The tensors of each transfer that was received.
