@@ -1,4 +1,4 @@
-"""What a parameter server begins with: its shards, tables and dealer, and where their snapshots are."""
+"""Makes the state that a parameter server begins with: its shards, tables and dealer, and their snapshots."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = logging.getLogger("tfdist")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What all servers of a job do alike.
+    """The options of all parameter servers of a job; arguments of `tfdist.ParameterServerStrategy`.
 
     Attributes:
-        synchronization: as of `tfdist.ParameterServerStrategy`.
-        pushes: likewise.
-        servers: likewise.
+        synchronization: rule by which servers apply updates, and wait for workers.
+        pushes: kind of values that workers push.
+        servers: settings of the servers: their copies, snapshots and hierarchy.
     """
 
     synchronization: Synchronization
@@ -49,7 +49,7 @@ class ServerOptions:
 
     @property
     def snapshots(self) -> tuple[Path, float] | None:
-        """Their folder, and the seconds between two; None for none."""
+        """Folder of the snapshots, and seconds between two of them; None without snapshots."""
         folder = self.servers.snapshots
         return None if folder is None else (Path(folder), self.servers.snapshot_seconds)
 
@@ -60,15 +60,15 @@ class ServerOptions:
 
     @property
     def hierarchy(self) -> PerHost | None:
-        """Of servers; None for none."""
+        """Hierarchy with a server per host; None without a hierarchy."""
         return self.servers if isinstance(self.servers, PerHost) else None
 
     def shard(self, ledger: Ledger, kept: Snapshots | None) -> Shard:
-        """A shard that takes what workers push.
+        """Returns a shard for the kind of values that workers push.
 
         Args:
-            ledger: of its updates.
-            kept: its snapshots; None for none.
+            ledger: record of the shard's updates.
+            kept: the shard's snapshots; None keeps none.
         """
         pushes = self.pushes
         if isinstance(pushes, Gradients):
@@ -80,18 +80,18 @@ class ServerOptions:
 
 
 class Template:
-    """Makes the state of a server.
+    """Makes the state of one parameter server.
 
     Args:
-        options: of the servers.
-        tasks: of the job.
+        options: the servers' options.
+        tasks: the job's tasks, by number.
         server: index of the server.
-        control: of this task.
-        timeouts: how long the server of a host waits for the roots.
+        control: this task's membership.
+        timeouts: the deadlines for a host's server that waits for the roots.
 
     Attributes:
-        server: as given.
-        tell: has the server's thread call a function; to be set before it serves.
+        server: index of the server.
+        tell: calls a function on the server's thread; must be set before the server serves.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Template:
         self._found = sorted(path.name for path in folders if not path.name.startswith(PREFIX))
 
     def leading(self) -> Shards:
-        """The state of a server that leads: it keeps snapshots, and goes on from them."""
+        """Returns the state of a leading server, which keeps snapshots and goes on from earlier ones."""
         self._keeps_snapshots = self._options.snapshots is not None and self._of_host is None
         made = self.following()
         if made.deals is not None and self._options.snapshots is not None:
@@ -126,7 +126,7 @@ class Template:
         return made
 
     def following(self) -> Shards:
-        """The state of one that follows: its leader keeps the snapshots."""
+        """Returns the state of a following server, whose leader keeps the snapshots."""
         deals = Deals(job=self._control.job) if self.server == 0 else None  # one server deals batches for the whole job
         chief: int | None = self._places.chief
         if self._of_host is not None:
@@ -138,10 +138,10 @@ class Template:
         )
 
     def take_over(self, shards: Shards) -> None:
-        """One that has followed leads from now on.
+        """Has a server that has followed keep snapshots, as it leads from now on.
 
         Args:
-            shards: its state.
+            shards: the server's state.
         """
         if self._options.snapshots is not None:
             self._keeps_snapshots = True
@@ -149,8 +149,8 @@ class Template:
             shards.tables.keep_snapshots()
 
     def _names(self) -> list[str]:
-        """Of all tasks, by number; also of workers that the cluster does not name."""
-        present = self._control.present.copy()  # the listening thread writes it
+        """Returns the names of all tasks, by number, including workers that the cluster does not list."""
+        present = self._control.present.copy()  # the listening thread changes the original
         more = range(len(self._tasks), max(present, default=-1) + 1)
         return [*map(str, self._tasks), *(present.get(number, f"task {number}") for number in more)]
 
@@ -163,7 +163,7 @@ class Template:
         return self._options.shard(Ledger(mode, mode.late, awaited=awaited), kept)
 
     def _shard_of_host(self, number: int) -> HostShard:
-        """Joins gradients of its workers. What late ones are worth is for the roots to say."""
+        """Returns a shard that joins its workers' gradients. Only the roots scale late gradients."""
         hierarchy, workers = self._options.hierarchy, set(self._places.workers[number])
         assert hierarchy is not None
         assert self.tell is not None
@@ -172,7 +172,7 @@ class Template:
         return HostShard(Ledger(hierarchy.synchronization, Unscaled(), awaited=workers), above=self._above)
 
     def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:
-        """Connections of the server of a host to the roots."""
+        """Returns connections of a host's server to the roots."""
         made = []
         for place, root in enumerate(self._places.roots):
             made.append(

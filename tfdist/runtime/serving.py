@@ -1,4 +1,4 @@
-"""A parameter server task: it serves its shards until no training task is left."""
+"""Runs a parameter server task, which serves its shards until no training task is left."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def serve(member: Membership, options: ServerOptions, timeouts: Timeouts) -> Non
     """Serves until the job is over.
 
     Args:
-        member: of a parameter server task.
-        options: of the servers, as the workers have them.
-        timeouts: how long to wait for other servers.
+        member: membership of a parameter server task.
+        options: the servers' options, the same as the workers'.
+        timeouts: the deadlines for waits for other servers.
 
     Raises:
         TfdistError: the job has failed.
@@ -71,11 +71,11 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     """Enters a job as a parameter server, and serves with the options of the workers' strategy until it is over.
 
     Args:
-        cluster: with the task of this server.
-        timeouts: how long to wait for others.
+        cluster: the job's cluster; its own task is this server.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
-        TfdistError: the chief cannot be reached, the job has failed, or an option cannot be had without the script.
+        TfdistError: the chief cannot be reached, the job has failed, or an option is only available with the script.
     """
     member = job.enter(cluster, timeouts)
     try:
