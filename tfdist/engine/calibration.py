@@ -178,8 +178,7 @@ def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
 
 
 def _combining(group: Group) -> float:
-    """Measures the seconds per byte of adding float32 on all ranks at once; from memory rather than cache, like gradients.
-    """
+    """Measures the seconds per byte of adding float32 on all ranks at once; from memory, not cache, like gradients."""
     terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
     best = float("inf")
     for _ in range(_RUNS):

@@ -442,7 +442,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually knows soon after."""
+        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon."""
         try:
             yield
         except TfdistError as error:

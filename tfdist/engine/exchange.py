@@ -105,7 +105,9 @@ class Exchange:
         return to_tensor(self._broadcast(key, to_array(tensor), 0, signature))
 
     def compare(self, key: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
-        """Compares values that must be the same on all processes, by hashes; only different values are sent. Eagerly only.
+        """Compares values that must be the same on all processes, by hashes. Eagerly only.
+
+        Only values that differ are sent.
 
         Args:
             key: name for this comparison, the same on all processes.

@@ -93,7 +93,7 @@ class Patience:
         )
 
     def _is_missing(self, rank: int, counts: dict[int, int]) -> bool:
-        """Returns whether the collective needs a rank that posted only the calls in ``counts`` and will post no more."""
+        """Returns whether the collective needs a rank that posts no more calls than those in ``counts``."""
         pending = self._pending
         takes_part = pending.members is None or rank in pending.members
         if pending.number is None:  # the members have not agreed on the number yet, which needs every one of them

@@ -115,8 +115,9 @@ class Slices:
 def with_distinct_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds up rows of the same index, on the host, if TensorFlow has GPUs; otherwise returns the slices unchanged.
 
-    A GPU adds rows of the same index in an order that differs from run to run, and so between ranks, whose weights would
-    drift apart. Because of the summation, optimizers that square gradients square the sum of a row's occurrences.
+    A GPU adds rows of the same index in an order that differs from run to run and between ranks, so that the ranks'
+    weights would drift apart. Because of the summation, optimizers that square gradients square the sum of a row's
+    occurrences.
     """
     if not tf.config.get_visible_devices("GPU"):
         return slices

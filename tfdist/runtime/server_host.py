@@ -36,8 +36,8 @@ class Host:
     """A parameter server on this task; a `tfdist.cluster.control.Watcher`.
 
     With a copy, two tasks may run the server: the task of its own index and the next one. One of them leads, and the
-    other follows with a copy of the state. The follower decides which task leads, because it follows only one leader. It
-    takes over when it has the leader's whole state and the rendezvous server reports that the leader is lost.
+    other follows with a copy of the state. The follower decides which task leads, because it follows only one leader.
+    It takes over when it has the leader's whole state and the rendezvous server reports that the leader is lost.
 
     Args:
         control: this task's membership, which reports events of other tasks.
