@@ -27,12 +27,12 @@ class Served(tf.distribute.Strategy):
     """As `ParameterServerStrategy` on a training task.
 
     Args:
-        servers: that run.
+        servers: running servers.
         worker: number of the task; 0 is the chief.
-        mode: the servers'.
-        workers: that the cluster has.
+        mode: synchronization of the servers.
+        workers: number of workers of the cluster.
         before: another strategy of the same process; None for the first one.
-        options: as of `WorkerOptions`.
+        options: options of the worker; see `WorkerOptions`.
     """
 
     def __init__(self, servers, worker, mode, workers=1, before=None, **options):

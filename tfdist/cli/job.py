@@ -378,7 +378,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _candidates() -> Iterator[int]:
-    """Yields ports to try, at last port 0, by which the kernel chooses; only port 0 if few ports are below its range."""
+    """Yields ports to try, in the end port 0, with which the kernel chooses; at once if it leaves few other ports."""
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:  # not Linux: the IANA's first ephemeral port, which macOS uses

@@ -199,7 +199,7 @@ class Channel:
         while not self._closing:
             events = selector.select(messages.HEARTBEAT_SECONDS)
             now = time.monotonic()
-            silence += min(now - looked, 2 * messages.HEARTBEAT_SECONDS)  # without time in which this process stopped
+            silence += min(now - looked, 2 * messages.HEARTBEAT_SECONDS)  # ignores times when the process was stopped
             looked = now
             if now - pinged >= messages.HEARTBEAT_SECONDS:
                 self.send(messages.Ping())
