@@ -378,7 +378,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _candidates() -> Iterator[int]:
-    """Yields ports to try, in the end port 0, with which the kernel chooses; at once if it leaves few other ports."""
+    """Yields random ports to try, then always port 0, with which the kernel chooses a port.
+
+    If the kernel's range leaves few other ports, all are 0.
+    """
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:  # not Linux: the IANA's first ephemeral port, which macOS uses

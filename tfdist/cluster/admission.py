@@ -22,8 +22,8 @@ class Admission(Generic[Member]):
     """Admits tasks, and bounds the time, memory and file descriptors that other connections can use.
 
     Args:
-        admit: performs the handshake; returns None if the connection does not come from a task of the job.
-        serve: receives the messages of an admitted task, until its connection ends.
+        admit: function that performs the handshake; returns None if the peer is not a task of the job.
+        serve: function that receives the messages of an admitted task, until its connection ends.
         tasks: number of tasks.
         line_bytes: maximum bytes that are buffered before the handshake has ended.
     """

@@ -31,9 +31,9 @@ class Channel:
 
     Args:
         address: ``host:port`` of the server, for error messages.
-        heard: called on the listening thread with every message that is not a reply.
-        failed: called on the listening thread when the connection is broken or the user has interrupted the process,
-            with the error and whether the server closed the connection.
+        heard: callback, called on the listening thread with every message that is not a reply.
+        failed: callback, called on the listening thread when the connection is broken or the user has interrupted the
+            process, with the error and whether the server closed the connection.
         heartbeat: seconds without a message after which the server counts as lost.
 
     Attributes:
@@ -112,9 +112,9 @@ class Channel:
         """Sends a message and waits for its reply.
 
         Args:
-            make: returns the message with the given ``id``.
+            make: function that returns the message with the given ``id``.
             timeout: seconds to wait for the reply.
-            late: called about every second while there is no reply, with the seconds waited so far.
+            late: callback, called about every second while there is no reply, with the seconds waited so far.
 
         Returns:
             The reply's value.
@@ -156,9 +156,9 @@ class Channel:
         """Sends a message and returns at once.
 
         Args:
-            make: returns the message with the given ``id``.
-            then: called on the listening thread with the reply's value.
-            refused: called instead with the reason if the request was refused.
+            make: function that returns the message with the given ``id``.
+            then: callback, called on the listening thread with the reply's value.
+            refused: callback, called instead with the reason if the request was refused.
         """
         number = next(self._numbers)
         self._on_reply[number] = then, refused

@@ -74,7 +74,7 @@ class Control:
         address: ``host:port`` of the rendezvous server.
         claims: this task's statement about itself.
         secret: the job's secret, or empty bytes.
-        timeouts: how long to wait for the server and the other tasks.
+        timeouts: the deadlines for waits for the server and the other tasks.
 
     Attributes:
         claims: this task's statement about itself.
@@ -266,7 +266,7 @@ class Control:
 
         Args:
             key: name that the value is published under; see `publish`.
-            then: called with the value.
+            then: callback, called with the value.
         """
         self.ask(lambda number: messages.Get(number, key, wait=True), then)
 
@@ -292,7 +292,7 @@ class Control:
         """Calls back when this process cannot go on: on the listening thread, or at once if that is known already.
 
         Args:
-            callback: called with the error; None removes the callback.
+            callback: function to call with the error; None removes the callback.
         """
         self._on_failure = callback
         if callback and self.failure:

@@ -1,4 +1,4 @@
-"""What the rendezvous server knows about collectives: their numbers, which ranks stand still, and which have joined.
+"""The rendezvous server's knowledge of collectives: their numbers, the ranks that stand still, and those that joined.
 
 Ranks send messages about collectives only in rare cases: at the first use of a key, when a wait has become long, and
 when a rank has no more data. All other collectives involve the ranks alone.
@@ -65,10 +65,10 @@ class Coordination:
 
     Args:
         size: number of ranks.
-        name: returns a rank's name for messages.
-        tell: sends a message to a rank.
-        fail: reports that ranks do different things; called with the reason and the members of the group.
-        later: calls back after some seconds.
+        name: function that returns a rank's name for messages.
+        tell: function that sends a message to a rank.
+        fail: function that reports that ranks do different things, with the reason and the members of the group.
+        later: function that calls back after some seconds.
     """
 
     def __init__(

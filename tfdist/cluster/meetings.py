@@ -12,7 +12,7 @@ class Meetings:
     """The server's bookkeeping of exchanged values; it has no connection of its own.
 
     Args:
-        reply: sends a reply to a task.
+        reply: function that sends a reply to a task.
     """
 
     def __init__(self, reply: Callable[[int, Reply], None]) -> None:

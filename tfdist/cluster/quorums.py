@@ -1,4 +1,4 @@
-"""What the rendezvous server knows about rounds that need only a quorum of the training tasks.
+"""The rendezvous server's part in rounds that need only a quorum of the training tasks.
 
 A round *begins* when all awaited tasks are ready for it, or, when only a quorum is ready, after a time of grace. The
 tasks that are ready then *meet*: they exchange their contributions, and each task reports when it has received all of
@@ -110,8 +110,8 @@ class Quorums:
     """The server's bookkeeping of rounds; it has no connection of its own.
 
     Args:
-        tell: sends a message to a task.
-        later: calls back after some seconds.
+        tell: function that sends a message to a task.
+        later: function that calls back after some seconds.
         start_timeout: seconds in which the chief, if it is there, has to begin with its state.
     """
 

@@ -21,9 +21,9 @@ class Counts:
     Args:
         group: the processes that take part.
         contents: description of the counted things, for messages.
-        own: returns this process's number that only the host knows; called when a collective begins.
-        learn: called on the host with the sum of all processes' numbers of ``own``. It may raise `StopIteration`, from
-            which the caller gets `tf.errors.OutOfRangeError`.
+        own: function that returns this process's number that only the host knows; called when a collective begins.
+        learn: callback, called on the host with the sum of all processes' numbers of ``own``. It may raise
+            `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`.
     """
 
     def __init__(self, group: Group, contents: str, own: Callable[[], int], learn: Callable[[int], None]) -> None:

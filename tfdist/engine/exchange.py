@@ -51,7 +51,7 @@ class Exchange:
         """Concatenates a tensor over all processes, in the order of the ranks.
 
         Args:
-            tensor: dense and at least one-dimensional; all dimensions but ``axis`` are the same on all processes.
+            tensor: dense tensor of at least one dimension; all dimensions but ``axis`` are the same on all processes.
             axis: the dimension to concatenate along.
 
         Returns:
@@ -137,7 +137,7 @@ class Exchange:
         """Combines a tensor over all processes, and gives each process some of the result's rows.
 
         Args:
-            tensor: at least one-dimensional, of the same shape and dtype on all processes.
+            tensor: tensor of at least one dimension, of the same shape and dtype on all processes.
             combine: a commutative and associative NumPy ufunc of two arguments.
             rows: the number of rows for this process; rows are assigned in the order of the ranks. By default all get
                 the same number, and the first ranks one more if rows do not divide evenly.
@@ -186,7 +186,7 @@ class Exchange:
         """Sends some rows to every process, and receives some from every process.
 
         Args:
-            tensor: dense and at least one-dimensional; all dimensions but the first are the same on all processes.
+            tensor: dense tensor of at least one dimension; all dimensions but the first are the same on all processes.
             splits: the number of rows for each process, in the order of the ranks; they add up to all rows.
 
         Returns:

@@ -72,7 +72,7 @@ def host_call(
     would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock.
 
     Args:
-        function: called with eager tensors; returns what `tf.py_function` accepts.
+        function: function of eager tensors; returns what `tf.py_function` accepts.
         inputs: arguments of the function.
         dtypes: dtypes of the function's results.
         name: name of the operation.

@@ -44,9 +44,9 @@ class Mean:
 
         Args:
             total: the sum of ``summed``, or this process's part of it; overwritten.
-            again: sums a vector like ``summed`` again, and returns the part that corresponds to ``total``.
-            anywhere: returns whether a condition is true on any process. The default is correct if all processes have
-                the same ``total``.
+            again: function that sums a vector like ``summed`` again, and returns the part that corresponds to ``total``.
+            anywhere: function that returns whether a condition is true on any process. The default is correct if all
+                processes have the same ``total``.
         """
         if self._integer:
             return self._rounded(total).astype(self._dtype, copy=False)

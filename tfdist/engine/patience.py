@@ -23,7 +23,7 @@ class Patience:
         timeouts: deadlines for the report of a stall and for the end of the wait.
         pending: the collective.
         blocking: whether this rank does nothing else meanwhile.
-        standing: returns the message that reports that this rank stands still.
+        standing: function that returns the message that reports that this rank stands still.
     """
 
     def __init__(

@@ -14,9 +14,9 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     """Multiplies a vector by a weight, in one pass.
 
     Args:
-        vector: floating-point or complex, one-dimensional and contiguous; only read.
+        vector: floating-point or complex vector, one-dimensional and contiguous; only read.
         weight: the factor; if it is 0 the result is zero, also for NaN and infinity.
-        out: receives the result; of the vector's size and dtype.
+        out: array for the result, of the vector's size and dtype.
 
     Returns:
         ``out``.

@@ -39,7 +39,7 @@ def connection(
         timeouts: the deadlines for waits for other tasks.
         has_copy: whether another task takes over when the server is lost. The rendezvous server decides that after the
             heartbeat deadline, so this task waits for twice as long.
-        failure: returns why waits for the server are useless, or None; see `Connection`.
+        failure: function that returns why waits for the server are useless, or None; see `Connection`.
 
     Raises:
         RequestTimeoutError: the server did not publish its address in time.

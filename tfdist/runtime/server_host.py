@@ -43,7 +43,7 @@ class Host:
         control: this task's membership, which reports events of other tasks.
         tasks: the job's tasks, by number.
         has_copy: whether another task has a copy of the server's state.
-        template: makes the server's state.
+        template: maker of the server's state.
     """
 
     def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: Template) -> None:

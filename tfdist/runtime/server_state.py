@@ -91,7 +91,7 @@ class Template:
 
     Attributes:
         server: index of the server.
-        tell: calls a function on the server's thread; must be set before the server serves.
+        tell: function that calls a function on the server's thread; must be set before the server serves.
     """
 
     def __init__(
