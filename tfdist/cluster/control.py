@@ -24,7 +24,7 @@ _BEYOND_SECONDS = 30.0
 
 
 class Listener(Protocol):
-    """Receives the server's messages about collectives, on the listening thread; the engine implements it."""
+    """Receives the server's messages about collectives, on the listening thread; see `tfdist.engine.joining`."""
 
     def state(self) -> messages.State:
         """Returns which collectives this rank has under way."""

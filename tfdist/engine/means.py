@@ -44,7 +44,7 @@ class Mean:
 
         Args:
             total: the sum of ``summed``, or this process's part of it; overwritten.
-            again: function that sums a vector like ``summed`` again, and returns the part that corresponds to ``total``.
+            again: function that sums a vector like ``summed``, and returns the part that corresponds to ``total``.
             anywhere: function that returns whether a condition is true on any process. The default is correct if all
                 processes have the same ``total``.
         """
