@@ -98,7 +98,7 @@ def compared(strategy, small, x):
 
 
 def duration(call):
-    """Of a call, in seconds."""
+    """Returns the duration of a call, in seconds."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun

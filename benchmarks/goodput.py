@@ -93,10 +93,10 @@ class Supervised:
     """The processes of a job, which are started again when they end.
 
     Args:
-        name: of the strategy.
+        name: name of the strategy.
         size: number of processes.
-        folder: for what they write.
-        seed: of weights and batches.
+        folder: folder for the processes' files.
+        seed: seed of weights and batches.
     """
 
     def __init__(self, name, size, folder, seed):

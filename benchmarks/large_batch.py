@@ -16,10 +16,10 @@ import side_by_side
 
 SMALL, LARGE, PARTS = 64, 1024, 8
 SAMPLES = 58 * LARGE
-"""Of the 60,000 for training: whole batches."""
+"""Number of training samples: whole batches of the 60,000."""
 
 MOMENTUM, WARMUP = 0.9, 2
-"""Of SGD and LARS; epochs."""
+"""Momentum of SGD and LARS, and epochs of warmup."""
 
 GRIDS = {
     "small batch": [0.01, 0.03],
@@ -58,11 +58,11 @@ NAMES = [
 
 
 def prepared(name, value=None):
-    """The optimizer, the batch size of `fit` and the callbacks of a configuration.
+    """Returns the optimizer, the batch size of `fit` and the callbacks of a configuration.
 
     Args:
-        name: of the configuration.
-        value: in place of that of `TUNED`.
+        name: name of the configuration.
+        value: learning rate or deviation of the noise; by default that of `TUNED`.
     """
     import keras
 

@@ -57,11 +57,11 @@ def train(made, seed, target, steps, callbacks=list, epochs=1):
 
     Args:
         made: makes the strategy, when the data have been read.
-        seed: of weights and batches.
-        target: the accuracy at which training stops.
-        steps: at most.
-        callbacks: makes those of `fit`.
-        epochs: after how many of them the accuracy is asked.
+        seed: seed of weights and batches.
+        target: accuracy at which training stops.
+        steps: maximum number of steps.
+        callbacks: makes the callbacks of `fit`.
+        epochs: number of epochs between two readings of the accuracy.
     """
     import fashion
 

@@ -15,7 +15,7 @@ import local_sgd
 import side_by_side
 
 EPOCHS = 4
-"""Of `local_sgd.EVERY` steps, between two readings."""
+"""Number of epochs between two readings, each of `local_sgd.EVERY` steps."""
 
 NAMES = [
     "all-reduce",

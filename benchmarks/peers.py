@@ -19,10 +19,10 @@ import time
 import side_by_side
 
 BATCH = {"mlp": 128, "lenet": 64, "text": 32}
-"""Of each worker."""
+"""Batch size of each worker, by model."""
 STEPS = {"mlp": 60, "lenet": 400, "text": 24}
 EPOCHS = 4
-"""Of which the first is not counted."""
+"""Number of epochs, of which the first is not counted."""
 WORDS, LENGTH, WIDTH = 20_000, 128, 128
 WAYS = {
     "tfdist": ("tfdist", 2, 1),
@@ -105,7 +105,7 @@ def measure(name, way, size):
 
 
 def samples_per_second(name, way, torch_python):
-    """Of all processes."""
+    """Returns the samples per second of all processes together."""
     kind, size, cores = WAYS[way]
     threads = {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
     if kind == "torch":

@@ -97,10 +97,10 @@ def children(commands, deadline=600):
 
 
 def line(popen):
-    """The next line that a process of `children` prints.
+    """Returns the next line that a process of `children` prints.
 
     Raises:
-        RuntimeError: it has ended.
+        RuntimeError: the process has ended.
     """
     read = popen.stdout.readline()
     if not read:

@@ -120,7 +120,7 @@ def train(name, delay, gradients, seed):
 
 
 def seconds_to(run, target):
-    """Of a run; None if it was not reached."""
+    """Returns the seconds after which a run reached an accuracy; None if it did not reach it."""
     return next((seconds for seconds, _, accuracy in run["readings"] if accuracy >= target), None)
 
 

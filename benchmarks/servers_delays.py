@@ -66,12 +66,12 @@ def measure(mode, workers):
 
 
 def steps_between(ends, begin, end):
-    """Steps per worker in a time, with the fractions at its ends.
+    """Returns a worker's steps in an interval, with the fractions of steps at its ends.
 
     Args:
-        ends: when the worker's steps ended, in seconds.
-        begin: of the time.
-        end: of the time.
+        ends: times at which the worker's steps ended, in seconds.
+        begin: begin of the interval, in seconds.
+        end: end of the interval, in seconds.
     """
 
     def at(moment):
@@ -84,7 +84,7 @@ def steps_between(ends, begin, end):
 
 
 def steps_per_second(reports):
-    """Of each worker, while all of them train."""
+    """Returns the steps per second of each worker, while all of them train."""
     begin = max(report["ends"][FIRST] for report in reports)
     end = min(report["ends"][-1] for report in reports)
     if end <= begin:

@@ -57,7 +57,7 @@ def train(cluster, make_model, make_dataset, steps_per_call, steps, readings):
         make_model: called in the strategy's scope; returns a Keras model.
         make_dataset: called on each worker; returns an endless `tf.data` dataset of pairs.
         steps_per_call: steps of one call of the scheduled function.
-        steps: of a reading.
+        steps: number of steps of a reading.
         readings: number of readings.
 
     Returns:

@@ -52,7 +52,7 @@ def on_hosts(names, where, command):
     """Runs a script as every task of a cluster; returns what each worker reports, the chief first.
 
     Args:
-        names: of the hosts' namespaces.
+        names: names of the hosts' network namespaces.
         where: the host of each task, by job.
         command: the script and its arguments.
     """

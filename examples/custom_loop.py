@@ -30,10 +30,10 @@ cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, red
 
 
 def replica_step(images, labels):
-    """One replica's step on its share of the global batch."""
+    """Takes one replica's step on its share of the global batch."""
     with tf.GradientTape() as tape:
         logits = model(images, training=True)
-        # Divide by the global batch: gradients are summed over all replicas.
+        # Divide by the global batch size, because gradients are summed over all replicas.
         loss = cross_entropy(labels, logits) / GLOBAL_BATCH
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply(gradients, model.trainable_variables)
@@ -51,6 +51,6 @@ for epoch in range(10):
     accuracy.reset_state()
     for batch in batches:
         loss = train_step(batch)
-    value = float(accuracy.result())  # over all replicas; every process must call it
+    value = float(accuracy.result())  # reduces over all replicas, so every process must call it
     if strategy.rank == 0:
         print(f"Epoch {epoch + 1}: loss {float(loss):.3f}, accuracy {value:.3f}")

@@ -1,4 +1,4 @@
-"""A small CNN on scanned digits: the same script on one process or on many.
+"""A small CNN on scanned digits: the same script runs on one process or on many.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 

@@ -41,7 +41,7 @@ def train_step(images, labels):
 for epoch in range(10):
     for batch in batches:
         loss = train_step(*batch)
-    last = tfdist.join()  # a process may have one batch fewer than another, and then misses a step
+    last = tfdist.join()  # a process may have one batch fewer than another, and then takes a step less
     tfdist.broadcast_variables([*model.variables, *optimizer.variables], root_rank=last)
     mean = tfdist.all_reduce(loss)
     if tfdist.rank() == 0:

@@ -1,4 +1,4 @@
-"""Training in which each process averages its weights with one other, whenever both come to it.
+"""Gossip training: each process averages its weights with one other process whenever both are ready.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 
@@ -25,7 +25,7 @@ with strategy.scope():
         metrics=["accuracy"],
     )
 
-# At the end of each epoch all go on with the mean; the reports tell how far apart they were before.
+# At the end of each epoch all processes take the mean of their weights; the reports show how far apart these were.
 model.fit(
     train_x,
     train_y,

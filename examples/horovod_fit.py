@@ -1,4 +1,4 @@
-"""`fit` in Horovod's style: every process reads its own share of the data. docs/horovod.md compares it line by line.
+"""`fit` in Horovod's style: every process reads its own share of the data. See docs/horovod.md for a comparison.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 

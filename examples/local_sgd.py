@@ -1,4 +1,4 @@
-"""Training over a slow line: processes take 25 steps on their own, then an outer optimizer brings them together.
+"""Local SGD over a slow link: processes take 25 steps on their own, then an outer optimizer joins their weights.
 
 The digits come with scikit-learn (`pip install '.[examples]'`).
 

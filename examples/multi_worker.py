@@ -1,4 +1,4 @@
-"""TensorFlow's multi-worker tutorial in its own words; only the strategy is another. docs/multi_worker.md compares.
+"""TensorFlow's multi-worker tutorial with another strategy. See docs/multi_worker.md for a comparison.
 
 The digits come with scikit-learn (`pip install '.[examples]'`). With TF_CONFIG on each machine, or on one:
 

@@ -1,9 +1,8 @@
 """A language model in two stages: a transformer predicts the next character of Python's own source code.
 
-Each stage is half of the model and is on a process of its own, so that two processes train one copy of the model. With
-more processes, several pairs of them train, each pair on its part of every batch. A process without others has both
-stages. The losses do not depend on the number of processes. The text is Python's standard library, so nothing needs to
-be downloaded.
+Each stage is half of the model and runs on its own process, so that two processes train one copy of the model. With
+more processes, several pairs train, each pair on its part of every batch. A single process runs both stages. The losses
+do not depend on the number of processes. The text is Python's standard library, so nothing needs to be downloaded.
 
     python examples/pipeline_text.py
     tfdist run -n 2 examples/pipeline_text.py
@@ -27,7 +26,7 @@ options = parser.parse_args()
 
 STAGES = 2
 tfdist.init()
-pipelines = max(1, tfdist.size() // STAGES)  # beside each other: each has its part of every batch
+pipelines = max(1, tfdist.size() // STAGES)  # data-parallel copies of the pipeline
 strategy = tfdist.PipelineStrategy(stages=STAGES, micro_batches=4, data=pipelines)
 keras.utils.set_random_seed(0)
 
@@ -37,7 +36,7 @@ CHARACTERS, LENGTH, WIDTH, BATCH = 128, 32, 64, 64
 
 
 def windows(modules, count, seed):
-    """Some windows of the modules' text as numbers of ASCII characters, and the character that follows each."""
+    """Returns windows of the modules' text as numbers of ASCII characters, and the next character at each position."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = "".join((folder / f"{module}.py").read_text(encoding="utf-8") for module in modules)
     numbers = np.frombuffer(text.encode("ascii", "replace"), "uint8").astype("int32")

@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 
 import tfdist
 
-strategy = tfdist.ParameterServerStrategy(data="shared")  # a parameter server stays here until the job is over
+strategy = tfdist.ParameterServerStrategy(data="shared")  # a parameter server serves here, and ends with the job
 keras.utils.set_random_seed(0)
 
 digits = load_digits()
@@ -32,7 +32,7 @@ with strategy.scope():
         metrics=["accuracy"],
     )
 
-# All workers give the same data; each of the 47 batches of an epoch is dealt to one of them.
+# All workers pass the same data; each of the 47 batches of an epoch goes to one of them.
 model.fit(train_x, train_y, batch_size=32, epochs=10, callbacks=[tfdist.callbacks.Communication()])
 loss, accuracy = model.evaluate(test_x, test_y, verbose=0)
 print(f"{tfdist.role()}: test accuracy {accuracy:.3f} after {int(model.optimizer.iterations)} updates of all workers")

@@ -1,6 +1,6 @@
-"""Are two scanned digits equal? An LSTM reads one on one device and the other on a second one, with one set of weights.
+"""Are two scanned digits equal? An LSTM reads each of them on its own device, with one set of weights.
 
-On two GPUs if there are as many; without them the CPU is divided into two devices. The digits come with scikit-learn
+The devices are two GPUs, or else two logical devices of the CPU. The digits come with scikit-learn
 (`pip install '.[examples]'`).
 
     python examples/two_devices.py
@@ -23,7 +23,7 @@ else:
 
 
 def pairs(images, labels, count):
-    """Two images a pair, each a sequence of 8 rows; half of the pairs are of the same digit."""
+    """Returns pairs of images, each image a sequence of 8 rows; at least half of the pairs show the same digit."""
     generator = np.random.default_rng(0)
     first = generator.integers(0, len(images), count)
     second = generator.integers(0, len(images), count)

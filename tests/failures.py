@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SHOWN = 60
-"""Lines."""
+"""Maximum lines of a failure report that are shown."""
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,7 +1,7 @@
 """Training of Keras 3 models on several devices, processes and machines.
 
-The names below are imported when they are first used: ``tfdist run`` and the rendezvous server
-start without waiting for TensorFlow.
+The names below are imported when they are first used, so that ``tfdist run`` and the rendezvous server start without
+waiting for TensorFlow.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that sees it takes every name for a public one
+if not TYPE_CHECKING:  # with this function, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:

@@ -12,7 +12,7 @@ class ClusterSpecError(TfdistError, ValueError):
 
 
 class RendezvousError(TfdistError):
-    """Not all tasks entered the job, or this one was refused."""
+    """Not all tasks entered the job, or this task was refused."""
 
 
 class MPIUnavailableError(TfdistError, ImportError):
@@ -32,7 +32,7 @@ class PeerLostError(TfdistError):
 
 
 class MismatchError(TfdistError):
-    """Ranks differ in what must be the same: variables, shapes or dtypes of a collective, settings, or weights."""
+    """Ranks differ where they must be alike: in variables, shapes or dtypes of a collective, settings, or weights."""
 
 
 class CalibrationError(TfdistError, ValueError):

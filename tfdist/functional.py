@@ -43,11 +43,12 @@ _COMBINE = {
     "product": np.multiply,
 }
 Adasum = "adasum"
-"""The ``op`` of adaptive summation: gradients that agree are averaged, those that are orthogonal are added.
+"""The ``op`` of adaptive summation: parallel gradients are averaged, orthogonal gradients are added.
 
-Two gradients a and b become (1 - a·b / 2‖a‖²) a + (1 - a·b / 2‖b‖²) b, for each tensor by itself; those of more
-processes in pairs, by the distance of their ranks (Maleki et al., Scaling distributed training with adaptive summation,
-2020). It suits learning rates of one process, and needs the full vectors of log₂ P partners.
+Two gradients a and b become (1 - a·b / 2‖a‖²) a + (1 - a·b / 2‖b‖²) b, for each tensor by itself. With more processes,
+gradients are combined in pairs, by the distance of their ranks (Maleki et al., Scaling distributed training with
+adaptive summation, 2020). Adaptive summation suits the learning rate of a single process. Each process exchanges full
+vectors with log₂ P partners.
 """
 
 
@@ -55,7 +56,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _not_converted(function: _Function) -> _Function:
-    """Disables AutoGraph, and keeps the signature for type checkers, because TensorFlow's decorator has no types."""
+    """Disables AutoGraph. Type checkers keep the signature, in contrast to TensorFlow's decorator without types."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
@@ -68,7 +69,7 @@ class _Collectives:
 
 
 def _agreed(entered: World, algorithm: str) -> Calibration:
-    """Rank 0's calibration, after checking that all ranks chose the same algorithm. Uses the server, no collective."""
+    """Checks that all ranks chose the same algorithm; returns rank 0's calibration. Uses the rendezvous only."""
     own = calibration.written(entered.group) if entered.rank == 0 and algorithm == algorithms.AUTO else None
     everyone = entered.all_gather("the arguments of tfdist.init", [algorithm, own])
     for rank, (theirs, _) in enumerate(everyone):
@@ -93,7 +94,7 @@ class _Context:
     @property
     def group(self) -> EngineGroup:
         """The processes that train together."""
-        return self._group or self.world.group  # which raises where this process is none of them
+        return self._group or self.world.group  # the second raises an error, as this process has no rank
 
     def among(self, group: Group | None) -> _Collectives:
         members = self.group.members if group is None else group.members()
@@ -123,13 +124,13 @@ def init(
     ``tf.config.set_visible_devices(gpus[tfdist.local_rank()], "GPU")``.
 
     Args:
-        cluster_resolver: describes the cluster; by default it is taken from an MPI launcher, else from TF_CONFIG, else
-            from Slurm. Without any of them the process is alone, with size 1.
-        timeouts: how long to wait for other processes.
+        cluster_resolver: description of the cluster; by default it comes from an MPI launcher, else from TF_CONFIG,
+            else from Slurm. Without any of them the process is alone, with size 1.
+        timeouts: the deadlines for waits for other processes.
         algorithm: the algorithm of `all_reduce`; see `tfdist.AllReduceStrategy`.
 
     Raises:
-        TfdistError: the others did not enter the job, or this process was refused; or no MPI library can be used.
+        TfdistError: the others did not enter the job, this process was refused, or no MPI library can be used.
     """
     global _initialized
     algorithms.check(algorithm)
@@ -143,24 +144,24 @@ def init(
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called."""
+    """Returns whether `init` has been called."""
     return _initialized is not None
 
 
 def rank() -> int:
-    """This process's rank, from 0; -1 in a parameter server or an evaluator, which take no part in collectives."""
+    """Returns this process's rank, from 0; -1 in a parameter server or an evaluator, which run no collectives."""
     return _context().world.rank
 
 
 def size() -> int:
-    """The number of processes that train together."""
+    """Returns the number of processes that train together."""
     return _context().world.size
 
 
 def role() -> str:
-    """This process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``.
+    """Returns this process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``.
 
-    It is known after `init`, and after a strategy has been made.
+    The role is known after `init`, or after a strategy has been made.
     """
     member = job.current()
     if _initialized is not None:
@@ -169,26 +170,26 @@ def role() -> str:
         return "chief" if member.control.task == 0 else member.cluster.task.job
     if not keras_seams.is_installed():
         raise RuntimeError("call tfdist.init() first, or make a strategy")
-    cluster = discovery.discover(None)  # of a strategy that trains alone, also on an evaluator
+    cluster = discovery.discover(None)  # the strategy trains alone, perhaps on an evaluator
     return "evaluator" if cluster is not None and cluster.task.job == "evaluator" else world.current().role
 
 
 def local_rank() -> int:
-    """This process's rank among the processes on its machine."""
+    """Returns this process's rank among the processes on its machine."""
     return _context().world.local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this machine."""
+    """Returns the number of processes on this machine."""
     return _context().world.local_size
 
 
 def engine_group(group: Group | None = None, algorithm: str | None = None) -> EngineGroup:
-    """The processes of a group, for what is built on collectives; not for users.
+    """Returns the engine's group of some processes, for code that is built on collectives; not for users.
 
     Args:
-        group: all processes by default.
-        algorithm: of its all-reduce; by default that of `init`.
+        group: the processes; all by default.
+        algorithm: the all-reduce algorithm; by default that of `init`.
 
     Raises:
         RuntimeError: `init` has not been called.
@@ -202,13 +203,13 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """Combines values over the processes; every process gets the result.
 
     Args:
-        value: a tensor or a nested structure of tensors, which are reduced together; of the same shapes and dtypes on
+        value: tensor or nested structure of tensors, which are reduced together; of the same shapes and dtypes on
             every process. `tf.IndexedSlices` may have different rows on each process, and can be summed and averaged:
             the result holds the rows of all processes, in the order of their ranks. None (the gradient of an
             unconnected variable) stays None.
-        op: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"``, ``"product"``, or
-            `tfdist.Adasum` for dense floating-point tensors. A mean does not overflow if it is within the range of its
-            dtype.
+        op: the reduction: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"``,
+            ``"product"``, or `tfdist.Adasum` for dense floating-point tensors. A mean does not overflow if it is within
+            the range of its dtype.
         group: the processes that take part; all by default.
 
     Returns:
@@ -274,7 +275,7 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
     """Concatenates a tensor over the processes, in the order of their ranks.
 
     Args:
-        tensor: at least one-dimensional; all dimensions but ``axis`` are the same on every process.
+        tensor: tensor of at least one dimension; all dimensions but ``axis`` are the same on every process.
         axis: the dimension to concatenate along.
         group: the processes that take part; all by default.
 
@@ -292,7 +293,7 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
     return tf.transpose(_gathered(exchange, tf.transpose(value, order)), np.argsort(order))
 
 
-# Each of these is the gradient of the other, so gradients of any order exist.
+# `_gathered` and `_scattered` are each other's gradients, so gradients of any order exist.
 
 
 def _gathered(exchange: Exchange, rows: tf.Tensor) -> tf.Tensor:
@@ -326,14 +327,14 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
     """Combines a tensor over the processes, and gives each process its share of the result's rows.
 
     Args:
-        tensor: at least one-dimensional, of the same shape and dtype on every process.
-        op: as in `all_reduce`.
+        tensor: tensor of at least one dimension, of the same shape and dtype on every process.
+        op: the reduction, as in `all_reduce` but without `tfdist.Adasum`.
         group: the processes that take part; all by default.
 
     Returns:
-        This process's rows. All processes get the same number, and the first ones one more if rows do not divide
-        evenly. The gradient, for sum and mean, is the concatenation of the processes' gradients (divided by their
-        number, for mean).
+        This process's rows. All processes get the same number of rows, and the first processes one more if rows do not
+        divide evenly. The gradient, for sum and mean, is the concatenation of the processes' gradients (divided by
+        their number, for mean).
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
@@ -347,8 +348,8 @@ def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf
     """Sends one process's tensor to every process.
 
     Args:
-        tensor: a tensor of the same shape and dtype on every process.
-        root_rank: the process whose tensor is sent: a rank of the job that is in the group.
+        tensor: tensor of the same shape and dtype on every process.
+        root_rank: rank in the job of the process whose tensor is sent; it must be in the group.
         group: the processes that take part; all by default.
 
     Returns:
@@ -357,7 +358,7 @@ def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf
     return _sent(_tensor("broadcast", tensor), root_rank, _place(root_rank, group), group)
 
 
-# Here too, each is the gradient of the other.
+# `_sent` and `_summed_to` are each other's gradients, too.
 
 
 def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
@@ -390,7 +391,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Gro
 
     Args:
         variables: TensorFlow or Keras variables, of the same shapes and dtypes on every process.
-        root_rank: the process whose values are sent: a rank of the job that is in the group.
+        root_rank: rank in the job of the process whose values are sent; it must be in the group.
         group: the processes that take part; all by default.
     """
     for variable in variables:
@@ -402,8 +403,8 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
     """Sends some rows to every process, and receives some from every process.
 
     Args:
-        tensor: at least one-dimensional; all dimensions but the first are the same on every process.
-        splits: the number of rows for each process, in the order of the ranks; by default equal shares.
+        tensor: tensor of at least one dimension; all dimensions but the first are the same on every process.
+        splits: number of rows for each process, in the order of the ranks; equal shares by default.
         group: the processes that take part; all by default.
 
     Returns:
@@ -437,17 +438,17 @@ def _exchanged(exchange: Exchange, tensor: tf.Tensor, given: tf.Tensor) -> tuple
 def send(tensor: Any, destination: int, edge: str = "", group: Group | None = None) -> None:
     """Starts to send a tensor to one process, and returns without waiting for the receiver.
 
-    Args:
-        tensor: a dense numeric tensor.
-        destination: a rank of the job that is in the group.
-        edge: the name of the connection between the two ranks; a different one for each dtype and number of
-            dimensions. The n-th tensor that is received along an edge is the n-th that was sent.
-        group: the processes among which edge names are unique; all by default.
+    Sending has no gradient: send gradients back along another edge, in a `tf.custom_gradient`.
 
-    It has no gradient: send gradients back along another edge, in a `tf.custom_gradient`.
+    Args:
+        tensor: dense numeric tensor.
+        destination: rank in the job of the receiver; it must be in the group.
+        edge: name of the connection between the two ranks; a different name for each dtype and number of dimensions.
+            The n-th tensor that is received along an edge is the n-th that was sent.
+        group: the processes among which edge names are unique; all by default.
     """
     if isinstance(tensor, np.ndarray):
-        tensor = tensor.copy()  # TensorFlow may share its memory, which the caller may overwrite after this returns
+        tensor = tensor.copy()  # TensorFlow may share the array's memory, and the caller may overwrite it afterwards
     _context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
 
 
@@ -456,10 +457,10 @@ def receive(spec: tf.TensorSpec, source: int, edge: str = "", group: Group | Non
     """Waits for a tensor from one process.
 
     Args:
-        spec: its dtype and shape, with None for dimensions that the sender decides.
-        source: a rank of the job that is in the group.
-        edge: as in `send`.
-        group: as in `send`.
+        spec: dtype and shape of the tensor, with None for dimensions that the sender decides.
+        source: rank in the job of the sender; it must be in the group.
+        edge: name of the connection between the two ranks; see `send`.
+        group: the processes among which edge names are unique; all by default.
 
     Returns:
         The tensor.
@@ -481,11 +482,11 @@ def barrier(group: Group | None = None) -> None:
 def join() -> int:
     """Declares that this process has no more data, and contributes zeros to the others' collectives until all join.
 
-    The others' sums, gathers and barriers continue; a mean still divides by the number of all processes, as Horovod's
-    does. Call it only from eager code.
+    The others' sums, gathers and barriers continue. A mean still divides by the number of all processes, like
+    Horovod's. Call this function only from eager code.
 
     Returns:
-        The rank that joined last. It has taken every step, so broadcast the variables from it.
+        The rank that joined last. That rank has taken every step, so broadcast the variables from it.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")
@@ -515,7 +516,7 @@ def _size(group: Group | None) -> int:
 
 
 def _place(of_job: int, group: Group | None) -> int:
-    """The rank within a group of a rank of the job."""
+    """Returns the rank in a group that belongs to a rank in the job."""
     ranks = range(size()) if group is None else group.ranks
     if of_job not in ranks:
         raise ValueError(f"the rank must be one of the ranks {list(ranks)}; got {of_job}")

@@ -1,4 +1,4 @@
-"""Keras layers for parameter servers, with what they take as arguments."""
+"""Keras layers for parameter servers, and the classes of their arguments."""
 
 from tfdist.strategies import require_tensorflow
 

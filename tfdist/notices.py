@@ -1,4 +1,4 @@
-"""Notices to the user, and suppression of misleading TensorFlow logs."""
+"""Shows notices to the user, and suppresses misleading TensorFlow logs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = logging.getLogger("tfdist")
 def notice(text: str, *arguments: object) -> None:
     """Shows a notice: as an INFO record if the program has configured logging, else on stderr.
 
-    By default Python's logging shows only warnings, and an additional handler would repeat what the program's handlers
-    show.
+    By default Python's logging shows only warnings, and an additional handler would repeat the lines of the program's
+    handlers.
 
     Args:
-        text: a format string, as for `logging`.
-        *arguments: its arguments.
+        text: format string, as for `logging`.
+        *arguments: arguments of the format string.
     """
     if log.hasHandlers() or log.level > logging.INFO:
         log.info(text, *arguments)
@@ -27,16 +27,16 @@ def notice(text: str, *arguments: object) -> None:
 
 
 def say(line: str) -> None:
-    """Writes a line to stderr in one piece, as other threads may be writing, too.
+    """Writes a line to stderr in one piece, because other threads may be writing, too.
 
-    `print` writes the end of the line by itself where streams are unbuffered, such as under `tfdist run`.
+    On unbuffered streams, such as under `tfdist run`, `print` writes the end of the line separately.
     """
     print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def without_mirrored() -> Iterator[None]:
-    """Suppresses TensorFlow's logs about `MirroredStrategy`, such as that TF_CONFIG is ignored, which is wrong here."""
+    """Suppresses TensorFlow's logs about `MirroredStrategy`, such as that it ignores TF_CONFIG, which is wrong here."""
 
     def is_true(record: logging.LogRecord) -> bool:
         return "MirroredStrategy" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""What is called otherwise in libraries that scripts come from, for errors about names that do not exist."""
+"""Translates other libraries' names, for errors about names that do not exist here."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _HERE = {
     "replicate": "tfdist.AllReduceStrategy(devices=…), which takes cpu_relocation=True, too",
     "shutdown": "nothing: a process leaves the job at its end",
 }
-"""Names of Horovod, TensorFlow, and Keras 2."""
+"""Equivalents in tfdist of names of Horovod, TensorFlow, and Keras 2."""
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """The error about a name that a module does not have.
+    """Returns the error about a name that a module does not have.
 
     Args:
-        module: its name.
-        name: that was asked for.
+        module: name of the module.
+        name: the missing name.
     """
     here = _HERE.get(name)
     hint = "" if here is None else f"; here it is {here} (docs/horovod.md and docs/multi_worker.md have others)"
@@ -51,10 +51,10 @@ def missing(module: str, name: str) -> AttributeError:
 
 
 def of_arguments(here: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of a function whose error about an argument that it does not have says what that is here.
+    """Returns a decorator by which a function's error about an unknown argument names the replacement.
 
     Args:
-        here: by name of an argument, what is given in its place.
+        here: description of the replacement, by the name of the unknown argument.
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""Conversion between arrays and tensors without copies, and names of call sites in graphs."""
+"""Converts between arrays and tensors without copies, and names call sites in graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DLPACK_KINDS = "fiuc"
 
 def to_array(tensor: tf.Tensor) -> np.ndarray:
     """Converts an eager tensor to an array, which shares its memory if possible."""
-    if tensor.shape.rank == 0:  # of bfloat16, TensorFlow has a NumPy scalar, which NumPy 2 does not take for an array
+    if tensor.shape.rank == 0:  # TensorFlow makes a NumPy scalar of a bfloat16 scalar, which is no array to NumPy 2
         return np.asarray(tensor.numpy())
     return np.asarray(tensor)
 
@@ -34,7 +34,7 @@ def to_tensor(array: np.ndarray) -> tf.Tensor:
 
 
 def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
-    """A name for a call site in the graph under construction: the same on every process, and after retracing.
+    """Returns a name for a call site in the graph under construction: the same on every process, and after retracing.
 
     The name is the path of function graphs, each with its index among graphs of the same name, and the index among the
     collectives of this kind in the innermost graph. Only collectives of the same group count, because a process may
@@ -42,8 +42,8 @@ def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
     smaller may have retraced with other shapes.
 
     Args:
-        kind: of collective.
-        members: of the group that runs it.
+        kind: name of the collective.
+        members: ranks of the group that runs the collective.
     """
     graph = tf.compat.v1.get_default_graph()
     place = _count(graph, (kind, members))
@@ -57,9 +57,9 @@ def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
 
 
 def unnumbered(name: str) -> str:
-    """A name or path without the numbers that TensorFlow and Keras add anywhere in it.
+    """Returns a name or path without the numbers that TensorFlow and Keras add anywhere in it.
 
-    They differ between processes as soon as one has traced or built something that another has not.
+    These numbers differ between processes as soon as one process has traced or built something that another has not.
     """
     return re.sub(r"_+\d+(?=[_/]|$)", "", name)
 

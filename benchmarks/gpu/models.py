@@ -39,7 +39,7 @@ def text(rate=0.0):
 
 
 def recurrent():
-    """An LSTM."""
+    """Returns a model with one LSTM layer."""
     return keras.Sequential([layers.Input((32, 16)), layers.LSTM(64), layers.Dense(10)])
 
 

@@ -34,7 +34,7 @@ WEIGHTS = ["mlp", "cnn", "text", "recurrent", "dropout"]
 SPEED = {"mlp": 1024, "cnn": 512, "text": 256}
 """The global batch of each model."""
 SUMS = [1, 16, 256]
-"""In MiB."""
+"""Sizes of the summed tensors, in MiB."""
 STEPS, REPEATS = 20, 10
 
 

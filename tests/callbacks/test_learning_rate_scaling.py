@@ -63,7 +63,7 @@ def test_under_a_loss_scale():
 
 
 def test_the_factor_is_the_number_of_replicas():
-    """Of a strategy, here; `tests/multiprocess/test_distributed_optimizer.py` has processes without one."""
+    """Tests a strategy; `tests/multiprocess/test_distributed_optimizer.py` tests processes without a strategy."""
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         np.testing.assert_allclose(rates(LearningRateScaling(0.1, warmup_epochs=0), batch=6), [0.2] * 2, rtol=1e-6)
 

@@ -19,7 +19,7 @@ def test_nothing_is_stale_where_steps_are_taken_together(caplog, monkeypatch):
 
 
 def test_what_was_used_between_two_readings_is_reported(monkeypatch, tmp_path):
-    """As of a strategy that mixes with weights of others."""
+    """Uses a strategy that mixes weights with those of other processes."""
     strategy = tfdist.GossipStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""Of GPUs that there are not: the CPU stands in for what computes, and functions for what lists."""
+"""Tests of the GPU checks without GPUs: the CPU stands in for the devices, and functions for `nvidia-smi`."""
 
 import subprocess
 import types

@@ -114,7 +114,7 @@ def test_calls_that_nobody_has_begun_are_errors_and_do_not_count(job, of_third):
 
 
 def test_a_rank_whose_report_is_old_has_begun_to_send(job):
-    """It stood still until the others came, too, and does not say so yet."""
+    """The rank stood still until the other ranks came, and has not reported yet that it goes on."""
     for rank in range(3):
         job.agree(rank, "c")
         job.stand(2, "c", None, 0, {})

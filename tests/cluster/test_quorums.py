@@ -406,7 +406,7 @@ def test_who_has_ended_fit_gets_what_others_make_in_a_last_round():
 
 
 def test_one_that_was_left_out_makes_no_round_when_others_have_ended_fit():
-    """It had been too slow in a meeting for a round that nobody makes any more, as a third one has ended `fit`."""
+    """The task was too slow for a round that no task makes any more, because a third task has ended `fit`."""
     job = Job(quorum=1).begun(0, 1, 2)
     for task in range(3):
         job.quorums.heard(task, Epoch(0, 0))
@@ -437,7 +437,7 @@ def test_two_that_are_behind_do_not_wait_for_each_other():
 
 
 def test_two_that_each_lack_what_the_other_has_do_not_wait_for_each_other():
-    """Of weights and of layers' state: one has made a round of each without the other."""
+    """Each task has made a round without the other: one of the weights, the other of the layers' state."""
     job = Job(quorum=1).begun(0, 1)
     for task in range(2):
         job.hear(task, Enlist, "b", f"host{task}:1", task - 1, 1, GRACE, "alike")

@@ -79,7 +79,7 @@ def test_all_ranks_end_with_the_same_bits(name, ufunc, dtype):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_the_butterfly_combines_in_the_order_of_the_ranks(size):
-    """Of two zeros or two NaN, NumPy keeps one by its position; a butterfly keeps the same one as a single rank."""
+    """NumPy keeps one of two zeros or two NaN by its position; a butterfly keeps the same one as a single rank."""
     first, second = (np.array([0.0, -0.0], np.float32), np.array([-0.0, 0.0], np.float32))
     given = [first, *[second] * (size - 1)]
     expected = first

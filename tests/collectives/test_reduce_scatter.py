@@ -6,7 +6,7 @@ from tfdist.collectives.reduce_scatter import reduce_scatter
 
 
 def parts_of(size, dtype=np.int64):
-    """Of lengths that differ, some of them 0."""
+    """Returns the parts of each rank, whose lengths differ and may be 0."""
     generator = np.random.default_rng(size)
     return [[generator.integers(-9, 9, 3 * place % 7).astype(dtype) for place in range(size)] for _ in range(size)]
 

@@ -14,10 +14,10 @@ def of_group():
 
 
 def over_mpi(lends=False):
-    """Of MPI; call it where MPI is initialized.
+    """Returns a communicator over MPI, which must be initialized.
 
     Args:
-        lends: whether it reads what it sends to itself where that lies, as neighbours on one machine do.
+        lends: whether messages to itself are read in place, as between neighbours on one machine.
     """
     from mpi4py import MPI
 

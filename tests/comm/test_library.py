@@ -11,14 +11,14 @@ from tfdist.comm.library import LibraryCollectives, _operate
 
 
 class Comm:
-    """Of one of several ranks: an mpi4py communicator, as far as it is used.
+    """A stand-in for the mpi4py communicator of one of several ranks.
 
     Args:
-        rank: its own.
-        mailboxes: by rank and tag, what was sent there.
+        rank: rank of this process.
+        mailboxes: sent messages, by rank and tag.
 
     Attributes:
-        begun: first elements of the buffers whose all-reduces were begun, in their order.
+        begun: first elements of the buffers whose all-reduces have begun, in their order.
     """
 
     def __init__(self, rank, mailboxes, size=2):

@@ -7,7 +7,7 @@ rng = np.random.default_rng(0)
 
 
 class Factors(LowRank):
-    """Only reads."""
+    """A low-rank method that only unpacks."""
 
     def pack(self, vector, state):
         raise NotImplementedError

@@ -55,7 +55,7 @@ def test_by_default_it_is_taken_for_uncompressed():
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_vectors_are_worked_on_as_float32_or_float64(dtype):
-    """And contiguous."""
+    """The working copy is also contiguous."""
     strided = np.arange(20).astype(dtype)[::2]
     found = methods.as_working(strided)
     assert found.dtype == (np.float64 if dtype == np.float64 else np.float32)

@@ -64,7 +64,7 @@ def test_what_is_not_finite_makes_all_nan_and_leaves_the_state(method, bad):
 @pytest.mark.parametrize("method", [m for m in ALL if not isinstance(m, (c.Threshold, c.Strom, c.Float16))], ids=str)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_magnitudes_do_not_matter(method, scale):
-    """Of methods that have no absolute range."""
+    """Tests the methods that have no absolute range."""
     vector = (scale * rng.standard_normal(4096)).astype(np.float32)
     found = method.decode(method.encode(vector, c.State()))
     assert np.isfinite(found).all()

@@ -73,7 +73,7 @@ def test_qsgds_variance_is_within_the_papers_bound():
 @EVEN
 @pytest.mark.parametrize("elements", [1, 50, 51, 1234])
 def test_an_element_is_at_most_half_a_level_off(method, most, elements):
-    """Of its block's largest, which is exact; the last block may be shorter."""
+    """Levels depend on the largest element of a block, which is exact; the last block may be shorter."""
     vector = rng.standard_normal(elements).astype(np.float32)
     found = method.decode(method.encode(vector))
     for begin in range(0, elements, 50):

@@ -66,15 +66,15 @@ class Agreeing:
 
 
 class Ranks:
-    """Several ranks.
+    """Several ranks in this process, each with its own engine.
 
     Args:
-        size: how many.
-        algorithm: of their all-reduces.
+        size: number of ranks.
+        algorithm: name of the all-reduce algorithm.
 
     Attributes:
-        control: what they agree through.
-        groups: of all of them, by rank.
+        control: stand-in for the rendezvous, through which the ranks agree on keys.
+        groups: each rank's group of all ranks, by rank.
     """
 
     def __init__(self, size, algorithm="ring"):

@@ -50,7 +50,7 @@ def test_sums_keep_dtypes_shapes_and_order(ranks, size, call):
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
 @arrays_of(DTYPES, [(), (0,), (1, 1)])
 def test_a_tensor_alone(ranks, call, dtype, shape):
-    """It is not put together with others."""
+    """A single tensor is not packed together with others."""
     for (found,) in ranks(2)(lambda group: reduced(group, call, [np.full(shape, 3).astype(dtype)])):
         assert (found.dtype, found.shape) == (dtype, shape)
         np.testing.assert_array_equal(found, np.full(shape, 6).astype(dtype))
@@ -101,7 +101,7 @@ def test_shapes_that_only_the_tensors_tell(ranks):
 
 @BOTH_WAYS
 def test_means(ranks, size, call):
-    """Of integers rounded towards zero; of halves without overflow."""
+    """Means of integers are rounded towards zero; means of halves do not overflow."""
     given = [np.full(2, 60_000, np.float16), np.array([-7, 7])]
     for halves, integers in ranks(size)(
         lambda group: reduced(group, call, [given[0], given[1] + (group.rank == 0)], mean=True)

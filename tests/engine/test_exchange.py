@@ -48,7 +48,7 @@ def test_gather_along_another_axis(ranks, size, call, axis):
 
 @BOTH_WAYS
 def test_gather_of_strings(ranks, size, call):
-    """Of any length, also of none, and not of characters alone."""
+    """Strings have any length, also 0, and hold any bytes; a rank may have no strings."""
     given = [[[b"", b"\x00\xff"]], [], [["grüße".encode(), b"a" * 1000]] * 2][:size]
 
     def work(group):

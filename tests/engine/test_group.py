@@ -13,7 +13,7 @@ SLOW_NETWORK = Calibration(Level(1e-6, 1e-10), Level(1e-3, 1e-7), 1e-10, 0.0)
 
 
 def engine(rank=2, hosts=(0, 0, 1, 1, 2)):
-    """Of one process of several, which is not connected to the others."""
+    """Returns the engine of one of several processes, which is not connected to the others."""
     return Engine(LocalWorld(len(hosts), hosts).communicator(rank), None, Timeouts())
 
 

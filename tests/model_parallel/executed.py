@@ -18,12 +18,12 @@ PASSING_ON = (
 
 @dataclass(frozen=True)
 class Executed:
-    """An operation.
+    """An executed operation.
 
     Attributes:
-        device: such as ``"CPU:1"``.
-        kind: of operation.
-        name: with its name scopes.
+        device: device of the operation, such as ``"CPU:1"``.
+        kind: type of the operation.
+        name: name of the operation, with its name scopes.
     """
 
     device: str

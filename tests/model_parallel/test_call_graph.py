@@ -6,7 +6,7 @@ from tfdist.model_parallel.call_graph import Call, CallGraph
 
 
 def graph(**calls):
-    """Of names with their inputs' names and their costs."""
+    """Returns a graph of calls, which are given as names with their inputs' names and their costs."""
     names = list(calls)
     return CallGraph(
         [

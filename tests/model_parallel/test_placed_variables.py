@@ -8,7 +8,7 @@ from tfdist.model_parallel.device_scope import device_scope
 
 def test_weights_that_keras_makes_late():
     class Late(keras.layers.Layer):
-        """It has no ``build``: Keras makes its layer's weights when it looks for the shape of the output."""
+        """A layer without ``build``: Keras makes its inner layer's weights when it infers the shape of the output."""
 
         def __init__(self):
             super().__init__()

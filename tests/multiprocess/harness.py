@@ -24,7 +24,7 @@ from tests.multiprocess.progress import STILL_SECONDS, Progress
 
 PROGRAMS = Path(__file__).parent / "programs"
 ON_THE_PATH = [Path(__file__).parents[1] / "strict", PROGRAMS / "shared"]
-"""Of all processes: what makes them refuse what is deprecated, and what programs share."""
+"""Folders on the path of all processes: one makes them refuse deprecated functions, the other holds shared code."""
 DEADLINE = 600.0
 """Seconds, of everything that is waited for. It ends what gets on for ever; what hangs is noticed by `Progress`."""
 SESSION = uuid.uuid4().hex

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "device_scopes.py")
 HOMES = ["CPU:1"] * 4 + ["CPU:2"] * 2
-"""Of the kernels, biases and factors."""
+"""Devices of the kernels, biases and factors."""
 
 
 @pytest.fixture(scope="module")

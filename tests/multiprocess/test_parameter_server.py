@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "parameter_server.py")
 STEPS = 176
-"""Of each worker: 8 epochs of 22 batches."""
+"""Number of steps of each worker: 8 epochs of 22 batches."""
 
 
 EQUAL = [
@@ -23,7 +23,7 @@ EQUAL = [
 ]
 
 PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
-"""Of each worker: every 4 steps, and with local steps also for the 2 that are left at the end of an epoch."""
+"""Number of pushes of each worker: every 4 steps, and with local steps also for the 2 steps left at an epoch's end."""
 
 
 MODES = [

@@ -22,7 +22,7 @@ TOLERANCES = {"low": 2e-2, "Adam": 1e-4, "AdamW": 1e-4}
 updated, which divides by roots of small numbers."""
 OTHERS = 1e-5
 ROUNDING = 1e-7
-"""Of numbers that would be zero without rounding, such as the gradient of a bias in front of BatchNormalization."""
+"""Tolerance of numbers that would be zero without rounding, such as a bias's gradient before BatchNormalization."""
 
 pytestmark = pytest.mark.multiprocess
 

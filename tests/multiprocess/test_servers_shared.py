@@ -16,7 +16,7 @@ BATCHES, EPOCHS = 44, 3
 
 
 def test_a_worker_is_killed_and_every_sample_of_each_epoch_counts_once(tmp_path):
-    """It holds a batch more, which it has prepared; the other worker gets that one."""
+    """The killed worker also holds a batch that it has prepared; the other worker gets that batch, too."""
     given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
     with harness.started([PROGRAM, str(tmp_path), "worker"], 4, per_rank=given) as processes:
         ended = processes.wait()

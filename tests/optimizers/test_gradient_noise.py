@@ -37,10 +37,10 @@ def reference(deviations, rate=0.125, momentum=0.5, seed=0, clip=np.inf):
     """SGD with momentum, whose mean gradients get noise.
 
     Args:
-        deviations: of the noise, by the gradients of the parts of an update.
-        rate: of learning.
-        momentum: of SGD.
-        seed: of the noise.
+        deviations: returns the noise's deviations, from the gradients of the parts of an update.
+        rate: learning rate.
+        momentum: momentum of SGD.
+        seed: seed of the noise.
         clip: the largest norm of a gradient with noise.
     """
     weights, momenta = [one.copy() for one in BEGINNING], [np.zeros(shape) for shape in SHAPES]
@@ -108,7 +108,7 @@ def test_without_noise_it_is_the_inner_optimizer(make):
 
 @pytest.mark.parametrize("structure", ["diagonal", "trace"])
 def test_variances_are_those_of_a_smaller_batch(structure):
-    """Of many weights in one place; both structures have the same trace, that of the variances."""
+    """Many weights share each variance; both structures have the same trace, that of the variances."""
     deviations = np.repeat([0.1, 2.0, 0.0], 20_000)
     parts = [[1.0 + sign * deviations.reshape(3, -1), np.zeros(2)] for sign in (1, -1)]
     variances = 2 * deviations**2  # of the two parts, without bias

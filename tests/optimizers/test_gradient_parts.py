@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 
 PARTS = np.random.default_rng(0).normal(3.0, 1.0, size=(6, 4))
-"""Of two updates."""
+"""Gradients of the parts of two updates."""
 
 
 @pytest.mark.parametrize("shape", [(4,), ()], ids=["by weight", "of all"])

@@ -26,7 +26,7 @@ class OwnStep(keras.Model):
 
 @pytest.mark.parametrize("kind", [keras.Model, OwnStep])
 def test_xla_compiles_what_is_before_the_average(monkeypatch, kind):
-    """Of Keras's own steps: what users have made of theirs, Keras may compile only because there is a GPU."""
+    """Only Keras's own step is compiled: for a user's step, Keras may ask for XLA only because there is a GPU."""
     compiled = []
     monkeypatch.setattr(compiled_functions, "call", lambda *given: compiled.append(1) or call(*given))
     tfdist.init()

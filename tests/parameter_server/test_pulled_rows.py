@@ -30,7 +30,7 @@ KINDS = [
     ("dense", "none", "sparse", "none"),
     ("dense",) * 4,
 ]
-"""Of gradients; a graph is made of each."""
+"""Kinds of the variables' gradients; a graph is made for each entry."""
 
 
 def shapes():

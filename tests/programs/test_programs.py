@@ -156,7 +156,7 @@ def compare(ranks, plain):
 
 
 def relative_error(value, wanted, floor):
-    """Of a leaf, relative to its largest value; infinite if shapes or texts differ."""
+    """Returns the error of a leaf, relative to its largest value; infinite if shapes or texts differ."""
     if value.shape != wanted.shape:
         return np.inf
     if "U" in (value.dtype.kind, wanted.dtype.kind):

@@ -31,7 +31,7 @@ class Job:
 
     Args:
         size: number of tasks.
-        quorum: of a round.
+        quorum: number of tasks that a round needs.
         grace: seconds after which a partner counts as silent; times of grace before rounds end by `expire`.
     """
 

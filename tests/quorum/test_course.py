@@ -37,7 +37,7 @@ def course(members, start=START, rule=None, compression=None, settings="alike", 
 
 
 def change(task, number):
-    """Of a task's weights in a round."""
+    """Returns the change of a task's weights in a round."""
     generator = np.random.default_rng([task, number])
     return [generator.normal(size=one.shape) for one in START]
 

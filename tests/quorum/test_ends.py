@@ -38,9 +38,9 @@ class Process(Live):
     """Trains as Keras does under `QuorumStrategy`: weights in rounds, and what layers keep at an epoch's end.
 
     Args:
-        job: that it is in.
-        task: its number.
-        random: by which it is slow, and learns.
+        job: job that the process is in.
+        task: number of the task.
+        random: source of the process's delays and of its training.
     """
 
     def __init__(self, job, task, random):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @pytest.fixture
 def members():
-    """Of a chief, a worker and a server."""
+    """Yields the memberships of a chief, a worker and a server."""
     cluster = cluster_of("chief", chief=1, worker=1, ps=1)
     with entered(cluster, ("chief", 0), ("worker", 0), ("ps", 0)) as made:
         yield made
@@ -31,7 +31,7 @@ def test_equal_options_are_agreed_on(members):
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_whoever_publishes_last_finds_the_difference(members, first):
-    """Nobody waits."""
+    """No task waits for the other."""
     chief, _, server = members
     last = server if first == 0 else chief
     agreement.agree(members[first], of(BoundedStaleness(2)))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @pytest.fixture
 def members():
-    """Of a chief, a worker and a server, which serves on a thread."""
+    """Yields the memberships of a chief, a worker and a server, the server's thread, and its errors."""
     cluster = cluster_of("chief", chief=1, worker=1, ps=1)
     made = [membership.of_task(seen_by(cluster, job), TIMEOUTS) for job in ("chief", "worker", "ps")]
     errors = []

@@ -8,7 +8,7 @@ import tfdist
 
 
 def assert_moved(half):
-    """Of what a round of two steps changes, ``half`` keeps a half: its outer optimizer has a learning rate of 0.5."""
+    """Checks that ``half`` keeps half of each round's change, as its outer optimizer has a learning rate of 0.5."""
     x, y = np.ones([8, 1], "float32"), np.zeros([8, 1], "float32")
 
     def trained(strategy, steps):

@@ -23,9 +23,9 @@ class Ranked(tf.distribute.Strategy):
 
     Args:
         group: the ranks.
-        compression: of gradients.
-        devices: of each rank.
-        arguments: of `AllReduceExtended`.
+        compression: method that compresses gradients; None for no compression.
+        devices: devices of each rank.
+        arguments: other arguments of `AllReduceExtended`.
     """
 
     _collective_key_base = 0
@@ -42,8 +42,8 @@ class RankedLocal(tf.distribute.Strategy):
 
     Args:
         group: the ranks.
-        settings: of the rounds; by default they average after each second step.
-        described: what all ranks must have alike.
+        settings: settings of the rounds; by default weights are averaged after each second step.
+        described: text that all ranks must have alike.
     """
 
     _collective_key_base = 0
@@ -65,11 +65,11 @@ def in_step(strategy, rows, total, function, *arguments):
     """Calls a function as the strategy's replica, in a step on shares.
 
     Args:
-        strategy: of one replica on each rank.
-        rows: how many samples the replica has.
-        total: how many all replicas have.
-        function: to call.
-        arguments: of the function.
+        strategy: strategy with one replica on each rank.
+        rows: number of samples of the replica.
+        total: number of samples of all replicas.
+        function: function to call.
+        arguments: arguments of the function.
     """
     shares = strategy.extended.shares
 

@@ -27,7 +27,7 @@ class Served(tf.distribute.Strategy):
     """As `ParameterServerStrategy` on a training task.
 
     Args:
-        servers: that run.
+        servers: running servers.
         worker: number of the task; 0 is the chief.
         arguments: the strategy's arguments.
         workers: number of workers of the cluster.

@@ -1,7 +1,7 @@
-"""`tfdist bench`: measures what the machines at hand can do, and every all-reduce against its model.
+"""`tfdist bench`: measures latency, bandwidth and every all-reduce algorithm, and compares them with the cost model.
 
 It is started like a training script: by `tfdist run -n N -m tfdist.cli bench`, with TF_CONFIG, by mpiexec or srun; or
-with ``-n``, which starts N processes of this machine.
+with ``-n``, which starts N processes on this machine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _mib(text: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm at one size; seconds."""
+    """The times of one algorithm at one size, in seconds; the prediction is None without a model."""
 
     algorithm: str
     nbytes: int
@@ -75,7 +75,7 @@ class Row:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Measures; rank 0 prints."""
+    """Measures on all ranks, and prints the figures on rank 0; returns the exit code."""
     if options.plot and (lacking := _without_matplotlib()):
         print(lacking, file=sys.stderr)
         return 2
@@ -121,7 +121,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    """Starts this command again, as several processes."""
+    """Starts this command again as several processes."""
     arguments = ["--mib", *map(repr, options.mib), "--algorithms", *options.algorithms]
     for flag in ("json", "plot"):
         if path := getattr(options, flag):
@@ -139,7 +139,7 @@ def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:
 
 
 def _seconds(engine: Engine, name: str, nbytes: int) -> float:
-    """The median time of an all-reduce of float32, from when all ranks are there; on the slowest rank."""
+    """Returns the slowest rank's median seconds of an all-reduce of float32 that all ranks begin together."""
     buffer = engine.communicator.take(nbytes).view(np.float32)
     buffer[...] = 0
     key = f"bench: {name} {nbytes}"
@@ -241,5 +241,5 @@ def _draw(path: str, rows: list[Row]) -> None:
 
 
 def _of(rows: list[Row], nbytes: int, figure: Callable[[Row], float]) -> float:
-    """In milliseconds, of any algorithm at that size."""
+    """Returns a figure in milliseconds from the first row of a size."""
     return next(figure(row) * 1e3 for row in rows if row.nbytes == nbytes)

@@ -1,4 +1,4 @@
-"""Whose failure came first among the processes of one `tfdist run`."""
+"""Finds out which of the processes of one `tfdist run` failed first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tfdist.cluster import launcher
 
 
 class Blame:
-    """Finds out which process's failure came first.
+    """The failures of a job's processes, in their order.
 
     Attributes:
-        failed: the training processes that ended with an error, in the order in which it became known.
-        causes: those of them that did not fail because of others.
+        failed: training processes that ended with an error, in the order in which they ended.
+        causes: training processes that did not fail because of others, in the order in which this became known.
         others: parameter servers and evaluators that ended with an error.
     """
 
@@ -26,7 +26,7 @@ class Blame:
         return bool(self.failed or self.causes)
 
     def hear(self, process: Process) -> bool:
-        """Reads what a process reports of its failure; False when it reported nothing."""
+        """Reads a process's reports about its failure. Returns whether there were any."""
         said = process.said()
         process.is_victim = process.is_victim or launcher.VICTIM in said
         process.has_entered = process.has_entered or launcher.ENTERED in said
@@ -35,7 +35,7 @@ class Blame:
         return bool(said)
 
     def ended(self, process: Process) -> None:
-        """Takes note of a process that has ended."""
+        """Notes that a process has ended."""
         if process.popen.returncode == 0:
             return
         if not process.trains:
@@ -47,14 +47,14 @@ class Blame:
             self.causes.append(process)
 
     def forget(self, process: Process) -> None:
-        """Takes no note of a process that is started again."""
+        """Forgets the failure of a process that is started again."""
         self.causes = [one for one in self.causes if one is not process]
 
     def processes(self) -> list[Process]:
-        """The process to be blamed first, then others whose output helps; none if all succeeded."""
+        """Returns the process to blame, then others whose output helps; an empty list if all succeeded."""
         if self.causes or not self.failed:
             return self.causes[:1] or self.others[:1]
-        # All that ended by themselves report another as the cause: one that never reported anything, if there is one.
+        # All processes that ended by themselves blame another one: so take a process that never reported anything.
         silent = [process for process in self.failed if not process.is_victim]
         victims = [process for process in self.failed if process.is_victim]
         return [*silent[:1], *victims[:1]]

@@ -1,4 +1,4 @@
-"""`tfdist doctor`: what a person needs to know before a long job, and what to do where something is wrong."""
+"""`tfdist doctor`: checks this machine and the cluster before a long job, and gives advice on problems."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tfdist.strategies import HOW_TO_INSTALL
 
 _CONNECT_SECONDS = 3.0
 _SHARED_MEMORY = 1126 << 10
-"""Bytes that MPI takes of /dev/shm for one process."""
+"""Bytes that MPI takes in /dev/shm for one process."""
 _TENSORFLOW_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 _OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW = (2, 18), (2, 21)
 
@@ -64,14 +64,14 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
-    """Looks at one thing after the other.
+    """Checks one subject after the other.
 
     Args:
         timeout: seconds to wait for the other tasks.
-        tries_gpus: whether each GPU is to compute.
+        tries_gpus: whether to check computations on each GPU.
 
     Yields:
-        What was found.
+        The findings.
     """
     yield from _versions()
     yield from _mpi()

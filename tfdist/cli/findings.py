@@ -1,4 +1,4 @@
-"""What `tfdist doctor` finds."""
+"""The findings of `tfdist doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad a finding is, as it is printed."""
+    """The severity of a finding, as it is printed."""
 
     OK = "ok"
     NOTE = "note"
@@ -16,13 +16,13 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: how bad it is.
-        subject: what it is about.
-        text: what was found.
-        advice: what to do about it, where there is something to do.
+        level: severity of the finding.
+        subject: name of the checked subject.
+        text: description of the finding.
+        advice: advice to the user; empty if there is nothing to do.
     """
 
     level: Level

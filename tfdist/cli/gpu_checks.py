@@ -1,4 +1,4 @@
-"""What `tfdist doctor` looks at where there are GPUs: the driver, TensorFlow's build, and what each GPU computes."""
+"""The checks of `tfdist doctor` for GPUs: the driver, TensorFlow's build, and the results of each GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _MEBIBYTES = 64
 _TOLERANCE = 1e-4
-"""Of weights after a few steps, between a GPU and a CPU, in float32."""
+"""Maximum difference of a GPU's and the CPU's float32 weights after a few steps."""
 _STEPS = 5
 
 
 def listed() -> Iterator[Finding]:
-    """The GPUs that the driver has; nothing where there is no driver."""
+    """Lists the GPUs that the driver finds; yields nothing without a driver."""
     if not shutil.which("nvidia-smi"):
         return
     query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
@@ -79,20 +79,20 @@ def copied(device: str) -> str:
     """Copies a vector to a device and back, and sums it there.
 
     Args:
-        device: such as "GPU:0".
+        device: name of the device, such as "GPU:0".
 
     Returns:
-        How fast.
+        A text with the rates of both copies.
 
     Raises:
-        tf.errors.DataLossError: what came back differs, or its sum does.
+        tf.errors.DataLossError: the copied vector or its sum is wrong.
     """
     import numpy as np
     import tensorflow as tf
 
     vector = np.random.default_rng(0).integers(-9, 9, _MEBIBYTES << 18).astype(np.float32)  # sums are exact
     rates = []
-    for _ in range(3):  # the first one starts the device
+    for _ in range(3):  # the first round also starts the device
         begun = time.perf_counter()
         with tf.device(device):
             there = tf.identity(tf.constant(vector))
@@ -107,7 +107,7 @@ def copied(device: str) -> str:
 
 
 def trained(device: str) -> np.ndarray:
-    """The weights after a few steps of a small model on a device, as one vector."""
+    """Returns the weights of a small model after a few steps on a device, as one vector."""
     import keras
     import numpy as np
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The processes of one `tfdist run`: how they start, which of them is to blame for a failure, and how they end."""
+"""Runs the processes of one `tfdist run`: starts them, reports which of them failed first, and ends them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tfdist.cluster.spec import Task
 from tfdist.comm import segments
 
 GRACE_SECONDS = 5.0
-"""For the other processes to notice, and say in their own words, that one of them is gone."""
+"""Seconds in which the other processes can notice and report by themselves that a process is gone."""
 
 END_SECONDS = 15.0
-"""For a process that has said that it failed to end, before the same is done as if it had ended."""
+"""Seconds in which a process that has reported a failure has to end; afterwards all processes are ended."""
 
 TERM_SECONDS = 3.0
-"""Between asking a process to end and ending it."""
+"""Seconds between asking a process to end and killing it."""
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FIRST_PORT = 10_000
@@ -43,12 +43,12 @@ _FIRST_PORT = 10_000
 
 @dataclass(frozen=True)
 class Roles:
-    """How many processes a job has.
+    """The numbers of processes of a job, by role.
 
     Attributes:
-        workers: those with a rank.
-        servers: parameter servers.
-        evaluators: evaluators.
+        workers: number of training processes, which have ranks.
+        servers: number of parameter servers.
+        evaluators: number of evaluators.
     """
 
     workers: int
@@ -56,7 +56,7 @@ class Roles:
     evaluators: int = 0
 
     def tasks(self) -> list[Task]:
-        """The tasks, with addresses on ports of the loopback interface that are free now."""
+        """Returns the tasks, with addresses on free ports of the loopback interface."""
         jobs = {"worker": self.workers, "ps": self.servers, "evaluator": self.evaluators}
         places = [(job, index) for job, count in jobs.items() for index in range(count)]
         ports = _free_ports(len(places))
@@ -64,19 +64,20 @@ class Roles:
 
 
 class Job:
-    """The processes of one run.
+    """The processes of one `tfdist run`.
 
-    Training processes depend on each other: when one fails, the others are ended. Parameter servers and evaluators may
-    fail without them; servers are ended when no training process is left, evaluators are waited for.
+    Training processes depend on each other: when one fails, the others are ended. The failure of a parameter server or
+    an evaluator does not end them. When no training process is left, servers are ended, and the job waits for
+    evaluators.
 
     Args:
-        command: what each of them executes.
-        roles: how many there are.
-        share_cores: whether each gets cores of its own.
+        command: command line of each process.
+        roles: number of processes of each role.
+        share_cores: whether each process gets cores of its own.
         show_all: whether every process's output is shown.
-        log_folder: where the whole output of processes that are not shown is written.
+        log_folder: folder for the whole output of processes that are not shown; None writes none.
         keep_going: whether the other training processes are left to themselves when one fails.
-        restarts: how many training processes that fail are started again, in all.
+        restarts: number of times that a failed training process is started again, for all processes together.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Job:
         self._ended, self._ending = os.pipe()
 
     def run(self) -> int:
-        """Starts the processes and waits for them."""
+        """Starts the processes and waits for them; returns the exit code of the job."""
         begun = time.time()
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
@@ -156,7 +157,7 @@ class Job:
 
     @contextlib.contextmanager
     def _pipes(self, name: str, place: int) -> Iterator[tuple[int | None, int | None]]:
-        """What a process writes to: the launcher's own outputs, a pipe for each of them, or one for both."""
+        """Yields a process's stdout and stderr: those of the launcher (None), a pipe for each, or one pipe for both."""
         if place == 0 and not self._show_all:
             yield None, None
             return
@@ -177,13 +178,13 @@ class Job:
         os.write(self._ending, place.to_bytes(4, "little"))
 
     def _wait(self, signals: socket.socket) -> list[Process]:
-        """Waits for all; ends what is left soon after a training process has failed, unless it is to keep going.
+        """Waits for all processes. Ends the others soon after a training process has failed, unless ``keep_going``.
 
         Args:
-            signals: readable when a signal has arrived, whose handler then runs.
+            signals: socket that is readable when a signal has arrived, so that the signal's handler can run.
 
         Returns:
-            The process to be blamed first, then others whose output helps; none if all succeeded.
+            The process to blame, then others whose output helps; an empty list if all succeeded.
         """
         selector = selectors.DefaultSelector()
         selector.register(signals, selectors.EVENT_READ)
@@ -232,14 +233,14 @@ class Job:
                 break
             if running and not is_over and not any(process.trains for process in running):
                 is_over = True
-                deadline = time.monotonic() + GRACE_SECONDS  # for servers, which may have no end of their own
+                deadline = time.monotonic() + GRACE_SECONDS  # for servers, which may not end by themselves
                 if evaluators := [one.name for one in running if one.name.startswith("evaluator ")]:
                     _say(f"tfdist run: the training has ended; waiting for {', '.join(evaluators)} (Ctrl-C ends it).")
         selector.close()
         return blame.processes()
 
     def _has_nobody_to_train_with(self, running: list[Process]) -> bool:
-        """Whether all others have ended well, before those that were started again have entered the job."""
+        """Returns whether all other processes have succeeded before restarted processes have entered the job."""
         others = [process for process in self._processes if process not in running]
         return (
             bool(running and others)
@@ -273,10 +274,10 @@ class Job:
                 process.signal(signal.SIGKILL)
 
     def _report(self, blamed: list[Process]) -> int:
-        """Reports who failed; returns the exit code of the job.
+        """Reports which process failed; returns the exit code of the job.
 
-        If the processes were asked to end, one that was slow to do so has not failed, nor has one that names others as
-        the cause: they were asked, too.
+        If the processes were asked to end, a process that was slow to end has not failed. Neither has a process that
+        names others as the cause, because these were asked to end, too.
         """
         number, process, last = self._asked_to_end_by, blamed[0], blamed[-1]
         has_failed = not (process.ended_by_us or process.is_victim)
@@ -316,7 +317,7 @@ class Job:
             process.signal(number)
 
     def _stop(self, number: int, frame: Any) -> None:
-        """Ctrl-Z. The processes have no terminal, and the kernel stops such by SIGSTOP only."""
+        """Handles Ctrl-Z. The processes have no terminal, and the kernel stops such processes only by SIGSTOP."""
         self._pass_on(signal.SIGSTOP, frame)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # stops here, until SIGCONT
@@ -326,10 +327,10 @@ class Job:
 
 @contextlib.contextmanager
 def _woken_by_signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable when a signal arrives.
+    """Yields a socket that becomes readable when a signal arrives.
 
-    Python's handlers run on the main thread between two bytecodes. A signal that comes just before the main thread
-    waits, or that another thread receives, would not end the wait.
+    Python's handlers run on the main thread between two bytecodes. Without the socket, a signal that arrives just
+    before the main thread waits, or on another thread, would not end the wait.
     """
     reading, writing = socket.socketpair()
     with reading, writing:
@@ -361,9 +362,10 @@ def _tf_config(task: Task, tasks: list[Task]) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now.
+    """Returns ports of the loopback interface that are free now.
 
-    They are below those that the kernel gives to connections: one of these could be taken before a task listens at it.
+    They are below the range from which the kernel gives ports to connections, because such a port could be taken before
+    a task listens at it.
     """
     with contextlib.ExitStack() as listeners:
         sockets: list[socket.socket] = []
@@ -376,10 +378,13 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _candidates() -> Iterator[int]:
-    """Ports to try; 0, which has the kernel choose, where it leaves few to others."""
+    """Yields random ports to try, then always port 0, with which the kernel chooses a port.
+
+    If the kernel's range leaves few other ports, all are 0.
+    """
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except OSError:  # not Linux: that of the IANA, which macOS takes
+    except OSError:  # not Linux: the IANA's first ephemeral port, which macOS uses
         first = 49152
     if first - _FIRST_PORT >= 4096:
         yield from random.sample(range(_FIRST_PORT, first), 2048)

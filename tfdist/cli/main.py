@@ -10,7 +10,7 @@ from tfdist.cli import bench, doctor, run, serve, status
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands."""
+    """Returns the parser of all subcommands."""
     parser = argparse.ArgumentParser(prog="tfdist", description="Keras 3 training on several processes and machines.")
     parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: without the program's name; those of the process by default.
+        arguments: command line without the program's name; by default that of the process.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""What processes write: shown at once with the process's name before each line, or kept in case it fails."""
+"""The processes' outputs: shown at once with the process's name before each line, or kept in case the process fails."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 KEPT_LINES = 400
-"""Of a process whose output is not shown."""
+"""Number of lines that are kept of a process whose output is not shown."""
 
 _LONGEST_LINE = 1 << 16
 _LEFT_IN_A_PIPE = 1 << 20
-"""No pipe holds more (Linux, `/proc/sys/fs/pipe-max-size`)."""
+"""Maximum bytes in a pipe (Linux, `/proc/sys/fs/pipe-max-size`)."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass
 class Kept:
-    """The end of what a process wrote, and the file with all of it, if there is one.
+    """The last lines of a process's output, and the file with the whole output, if there is one.
 
     Attributes:
-        lines: the last ones.
-        count: how many there were.
-        log: file that all of it is written to.
+        lines: the last lines.
+        count: number of all lines.
+        log: file that the whole output is written to; None without a file.
     """
 
     lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -40,9 +40,9 @@ class _Pipe:
     """The reading end of one process's output.
 
     Attributes:
-        name: of the process.
-        target: where its lines are shown; None where they are kept.
-        pending: the beginning of a line whose end has not been read.
+        name: name of the process.
+        target: stream that the lines are shown on; None if they are kept.
+        pending: beginning of a line whose end has not been read.
     """
 
     name: str
@@ -51,10 +51,10 @@ class _Pipe:
 
 
 class Outputs:
-    """Reads from all processes, on one thread.
+    """Reads the outputs of all processes, on one thread.
 
     Args:
-        log_folder: where what is kept is also written, whole.
+        log_folder: folder for the whole of each kept output; None writes none.
     """
 
     def __init__(self, log_folder: str | None = None) -> None:
@@ -66,26 +66,26 @@ class Outputs:
         self._thread = threading.Thread(target=self._read, name="tfdist-outputs", daemon=True)
 
     def show(self, name: str, fd: int, target: BinaryIO) -> None:
-        """Copies lines from a pipe, with the name before each."""
+        """Shows the lines from a pipe, with the name before each."""
         self._add(fd, _Pipe(name, target))
 
     def keep(self, name: str, fd: int) -> None:
-        """Keeps the last lines from a pipe; those of a process that is started again after its earlier ones."""
+        """Keeps the last lines from a pipe; a restarted process's lines follow its earlier ones."""
         if name not in self.kept:
             log = open(self.log_path(name), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
             self.kept[name] = Kept(log=log)
         self._add(fd, _Pipe(name, None))
 
     def log_path(self, name: str) -> str:
-        """The file with all that a process wrote, if a folder was given."""
+        """Returns the path of the file with a process's whole output, if a folder was given."""
         return os.path.join(self._log_folder or "", f"{name.replace(' ', '-')}.log")
 
     def start(self) -> None:
-        """Begins to read."""
+        """Starts the reading thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Reads what is left in the pipes, once their processes have ended."""
+        """Reads the rest of the pipes, once their processes have ended."""
         os.write(self._waker, b"\0")
         if self._thread.ident is not None:
             self._thread.join()
@@ -110,8 +110,8 @@ class Outputs:
                 self._read_rest(key.fd, key.data)
 
     def _read_once(self, fd: int, pipe: _Pipe) -> int:
-        """Returns how many bytes there were: none at the end of the pipe, and where nothing is in it now."""
-        if fd not in self._selector.get_map():  # closed since
+        """Reads from a pipe. Returns the number of bytes; 0 at the end of the pipe, and if the pipe is empty now."""
+        if fd not in self._selector.get_map():  # closed in the meantime
             return 0
         try:
             chunk = os.read(fd, 1 << 16)
@@ -123,7 +123,7 @@ class Outputs:
         return len(chunk)
 
     def _read_rest(self, fd: int, pipe: _Pipe) -> None:
-        """All that is in the pipe: a child of the process may have left its group, and hold the other end for ever."""
+        """Reads a pipe until it is empty, not to its end, because a child of the process may hold it open forever."""
         left = _LEFT_IN_A_PIPE
         while left > 0 and (count := self._read_once(fd, pipe)):
             left -= count
@@ -131,12 +131,12 @@ class Outputs:
             self._take(pipe, b"")
 
     def _take(self, pipe: _Pipe, chunk: bytes) -> None:
-        """Splits into lines; an empty chunk ends the last one."""
+        """Splits a chunk into lines; an empty chunk ends the last line."""
         if pipe.target is None and (log := self.kept[pipe.name].log):
             log.write(chunk)
             log.flush()
         text = pipe.pending + chunk
-        held = b"\r" if chunk and text.endswith(b"\r") else b""  # the first half of \r\n, perhaps
+        held = b"\r" if chunk and text.endswith(b"\r") else b""  # perhaps the first half of \r\n
         *lines, rest = _LINE_END.split(text.removesuffix(held))
         pipe.pending = rest + held
         if pipe.pending and (not chunk or len(pipe.pending) > _LONGEST_LINE):
@@ -154,7 +154,7 @@ class Outputs:
         try:
             pipe.target.write(b"".join(b"[%b] %b" % (pipe.name.encode(), line) for line in lines))
             pipe.target.flush()
-        except OSError:  # nobody reads it any more; the processes learn that as they would without us
+        except OSError:  # the target has no reader any more; closing the pipes lets the processes notice that
             for key in list(self._selector.get_map().values()):
                 if key.data is not None and key.data.target is pipe.target:
                     self._close(key.fd)

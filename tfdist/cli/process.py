@@ -1,4 +1,4 @@
-"""One process of `tfdist run`."""
+"""A process of `tfdist run`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 @dataclass
 class Process:
-    """One task of the job.
+    """The process of one task of the job.
 
     Attributes:
-        name: ``"rank 0"``, ``"ps 0"`` or ``"evaluator 0"``.
-        popen: the process, the leader of a process group.
-        report: the file descriptor on which it reports its failure; see `tfdist.cluster.launcher.tell`.
-        trains: whether it has a rank.
-        is_victim: whether it reported that another one's failure was the cause.
-        ended_by_us: whether the launcher had to end it.
-        is_restart: whether it was started in place of one that failed.
-        has_entered: whether it has reported that it is in the job.
+        name: name of the task, such as ``"rank 0"``, ``"ps 0"`` or ``"evaluator 0"``.
+        popen: the process, which leads a process group.
+        report: file descriptor with the process's reports; see `tfdist.cluster.launcher.tell`.
+        trains: whether the process has a rank.
+        is_victim: whether the process reported another process's failure as the cause.
+        ended_by_us: whether the launcher had to end the process.
+        is_restart: whether the process was started in place of a failed one.
+        has_entered: whether the process has reported that it has entered the job.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Process:
     has_entered: bool = False
 
     def said(self) -> set[str]:
-        """What it has reported since the last time."""
+        """Returns the process's reports since the last call."""
         try:
             return set(os.read(self.report, 4096).decode(errors="replace").splitlines())
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""`tfdist run`: starts a script as several processes of this machine and looks after them."""
+"""`tfdist run`: starts a script as several processes on this machine and supervises them."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def add_parser(commands: Any) -> None:
 
 
 def positive(text: str) -> int:
-    """An argument that must be a whole number of at least 1."""
+    """Parses an argument that must be a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def count(text: str) -> int:
-    """An argument that must be a whole number."""
+    """Parses an argument that must be a whole number, which may be 0."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
     return int(text)

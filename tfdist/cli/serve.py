@@ -1,4 +1,4 @@
-"""`tfdist serve`: a parameter server without the workers' script."""
+"""`tfdist serve`: runs a parameter server without the workers' script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _execute(options: argparse.Namespace) -> int:
     try:
         cluster = _cluster(options)
         _import(options.modules)
-        from tfdist.runtime import serving  # TensorFlow is loaded now, when the arguments are known to be right
+        from tfdist.runtime import serving  # loads TensorFlow, which is only worthwhile with valid arguments
 
         serving.serve_without_script(cluster, Timeouts.from_environment())
     except TfdistError as error:
@@ -61,10 +61,10 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    """The cluster, with this task.
+    """Returns the cluster, in which this task is a parameter server.
 
     Raises:
-        ClusterSpecError: there is none, or this task is no parameter server.
+        ClusterSpecError: no cluster is given, or this task is not a parameter server.
     """
     if options.cluster is not None:
         try:

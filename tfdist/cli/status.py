@@ -1,4 +1,4 @@
-"""`tfdist status`: what the parameter servers of a running job are doing."""
+"""`tfdist status`: shows the state of the parameter servers of a running job."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def _address_in_environment() -> str:
-    """The first parameter server's address in TF_CONFIG.
+    """Returns the first parameter server's address in TF_CONFIG.
 
     Raises:
-        TfdistError: there is none.
+        TfdistError: TF_CONFIG names no parameter server.
     """
     cluster = spec.from_tf_config(os.environ.get("TF_CONFIG", ""))
     found = [task.address for task in cluster.tasks if task.job == "ps"] if cluster is not None else []
@@ -89,10 +89,10 @@ def _address_in_environment() -> str:
 
 
 def _check(address: str) -> None:
-    """Finds out in which way an address is wrong; a parameter server would not answer there until the deadline.
+    """Finds out why an address is wrong, before a request to it would have to wait until its deadline.
 
     Raises:
-        TfdistError: no parameter server listens there.
+        TfdistError: no parameter server listens at the address.
     """
     host, separator, port = address.rpartition(":")
     if not (host and separator and port.isdecimal()):
@@ -130,12 +130,12 @@ def _asked(connections: Sequence[Connection]) -> list[Report]:
 
 
 def rendered(reports: Sequence[Report], before: Sequence[Report] | None, seconds: float) -> Group:
-    """A table of the workers of each model.
+    """Returns a table of the workers for each model.
 
     Args:
-        reports: of all servers.
-        before: earlier ones; None for no rates.
-        seconds: since then.
+        reports: reports of all servers.
+        before: earlier reports, from which rates are computed; None shows no rates.
+        seconds: seconds since the earlier reports.
     """
     earlier = {} if before is None else _models(before)
     parts: list[Any] = []

@@ -1,4 +1,4 @@
-"""How to look at the parameter servers of a `tfdist run`: their address, and a file with the job's secret."""
+"""Shows how to watch the parameter servers of a `tfdist run`, and keeps the job's secret in a file for that."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tfdist.cluster.spec import Task
 
 @contextlib.contextmanager
 def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
-    """Context of a job. If it has parameter servers, the command that looks at them is shown on stderr.
+    """Returns the context of a job. If it has parameter servers, shows the command that watches them on stderr.
 
-    The secret itself is not shown, as logs are kept: it is in a file that only this user may read, while the job runs.
+    The secret itself is not shown, because logs are kept. While the job runs, it is in a file that only this user may
+    read.
 
     Args:
-        tasks: of the job.
-        secret: of the job.
+        tasks: the job's tasks.
+        secret: the job's secret.
     """
     server = next((task for task in tasks if task.job == "ps"), None)
     if server is None:
@@ -34,17 +35,17 @@ def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(secret: str) -> Iterator[str]:
-    """Context in which a secret is in a file that only this user may read.
+    """Returns a context in which a secret is in a file that only this user may read.
 
-    On Linux it is in memory, and goes with this process, even if that is killed.
+    On Linux the file is in memory, and vanishes with this process, even if the process is killed.
 
-    Returns:
+    Yields:
         The file's path.
     """
     path = None
     try:
         descriptor = os.memfd_create("tfdist-secret")
-    except (AttributeError, OSError):  # another system, or it is forbidden
+    except (AttributeError, OSError):  # not Linux, or forbidden
         descriptor, path = tempfile.mkstemp(prefix="tfdist-secret-")
     try:
         with os.fdopen(descriptor, "w") as file:

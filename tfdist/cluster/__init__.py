@@ -1,1 +1,1 @@
-"""Who takes part: the cluster's description, the rendezvous, ranks and hosts."""
+"""The tasks of a job: the cluster's description, the rendezvous, ranks and hosts."""

@@ -1,4 +1,4 @@
-"""Connections to the rendezvous server, until they have proven that they belong to the job."""
+"""Accepts connections to the rendezvous server, and limits those that have not proven that they belong to the job."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Admission(Generic[Member]):
     """Admits tasks, and bounds the time, memory and file descriptors that other connections can use.
 
     Args:
-        admit: performs the handshake; returns None if the connection is not of a task of the job.
-        serve: talks with an admitted task, until its connection ends.
-        tasks: the number of tasks.
+        admit: function that performs the handshake; returns None if the peer is not a task of the job.
+        serve: function that receives the messages of an admitted task, until its connection ends.
+        tasks: number of tasks.
         line_bytes: maximum bytes that are buffered before the handshake has ended.
     """
 
@@ -47,28 +47,28 @@ class Admission(Generic[Member]):
     async def open(self, listener: socket.socket) -> None:
         """Accepts connections, until cancelled.
 
-        When too many have not proven anything yet, the oldest of them is closed: a task needs milliseconds for its
-        proof, and connects again.
+        When too many connections have not proven anything yet, the oldest of them is closed. A real task needs only
+        milliseconds for its proof, and if its connection is closed, connects again.
         """
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # it is closed already; or no file descriptor is free
+            except OSError:  # the peer has closed the connection already, or no file descriptor is free
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if len(self._unproven) >= self._most:
                 oldest = next(iter(self._unproven))
                 del self._unproven[oldest]
                 oldest.cancel()
-                await asyncio.sleep(0)  # it closes its connection
+                await asyncio.sleep(0)  # lets the cancelled session close its connection
             session = loop.create_task(self._receive(connection))
             self._unproven[session] = None
             self._sessions.add(session)
             session.add_done_callback(self._sessions.discard)
 
     def close(self) -> None:
-        """Ends the sessions of all."""
+        """Ends all sessions."""
         for session in self._sessions:
             session.cancel()
 
@@ -87,7 +87,7 @@ class Admission(Generic[Member]):
         try:
             member = await asyncio.wait_for(self._admit(reader, writer), _HANDSHAKE_SECONDS)
         except Exception:
-            member = None  # not a task's handshake: it gets no answer
+            member = None  # not a task's handshake, so it gets no answer
         except BaseException:
             writer.close()
             raise

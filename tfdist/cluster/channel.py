@@ -1,4 +1,4 @@
-"""The open connection to the rendezvous server: requests and replies, heartbeats, and one thread that listens."""
+"""A task's open connection to the rendezvous server: requests and replies, heartbeats, and the listening thread."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _LATE_SECONDS = 1.0
 
 
 class RequestTimeoutError(RendezvousError):
-    """The rendezvous server did not answer in time: other tasks did not ask, or it is cut off."""
+    """The rendezvous server did not answer in time: other tasks did not make their request, or the link is cut."""
 
 
 class RefusedError(RendezvousError):
-    """The rendezvous server, or another task, has refused what was asked for."""
+    """The rendezvous server, or another task, has refused a request."""
 
 
 class Channel:
-    """The connection.
+    """An open connection to the rendezvous server.
 
     Args:
-        address: ``host:port`` of the server, for messages.
-        heard: called with every message but replies, on the listening thread.
-        failed: called with the reason when nothing more can come over the connection, or the user has interrupted the
-            process; on the listening thread.
-        heartbeat: seconds without a sign of life after which the server counts as lost.
+        address: ``host:port`` of the server, for error messages.
+        heard: callback, called on the listening thread with every message that is not a reply.
+        failed: callback, called on the listening thread when the connection is broken or the user has interrupted the
+            process, with the error and whether the server closed the connection.
+        heartbeat: seconds without a message after which the server counts as lost.
 
     Attributes:
-        arrived: notified when something has changed that a request may wait for.
-        failure: why this process cannot go on; requests raise it.
+        arrived: condition that is notified when something has changed that a request may wait for.
+        failure: the error because of which this process cannot go on; requests raise it.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Channel:
         self._socket: socket.socket | None = None
 
     def open(self, connection: socket.socket) -> None:
-        """Starts to listen.
+        """Starts the listening thread.
 
         Args:
-            connection: over which this task was admitted.
+            connection: socket over which this task was admitted.
         """
         self._socket = connection
         self._thread = threading.Thread(target=self._listen, name="tfdist-control", daemon=True)
         self._thread.start()
 
     def after_fork(self) -> None:
-        """In a child process: closes its copy of the connection, which must end with the parent."""
+        """Closes a child process's copy of the connection, which must end when the parent does."""
         self._closing = True
         if self._socket is not None:
             self._socket.close()
@@ -94,7 +94,7 @@ class Channel:
         self._interrupts.close()
 
     def send(self, message: Message) -> None:
-        """Sends a message without a reply. If it cannot be sent it is lost: the listening thread reports why."""
+        """Sends a message without a reply. If that fails the message is lost; the listening thread reports why."""
         if self._socket is None:
             return
         try:
@@ -112,9 +112,9 @@ class Channel:
         """Sends a message and waits for its reply.
 
         Args:
-            make: the message with the given ``id``.
-            timeout: seconds.
-            late: called about every second while there is no reply, with the seconds so far.
+            make: function that returns the message with the given ``id``.
+            timeout: seconds to wait for the reply.
+            late: callback, called about every second while there is no reply, with the seconds waited so far.
 
         Returns:
             The reply's value.
@@ -141,7 +141,7 @@ class Channel:
                 try:
                     late(time.monotonic() - begin)
                 except TfdistError:
-                    with self.arrived:  # it may have objected to what came after the reply
+                    with self.arrived:  # the error may be about something that came after the reply
                         if number in self._replies:
                             return _value(self._replies.pop(number))
                     raise
@@ -156,16 +156,16 @@ class Channel:
         """Sends a message and returns at once.
 
         Args:
-            make: the message with the given ``id``.
-            then: called with the reply's value, on the listening thread.
-            refused: called with the reason instead, where there is one.
+            make: function that returns the message with the given ``id``.
+            then: callback, called on the listening thread with the reply's value.
+            refused: callback, called instead with the reason if the request was refused.
         """
         number = next(self._numbers)
         self._on_reply[number] = then, refused
         self.send(make(number))
 
     def notify(self) -> None:
-        """Has waiting requests look again."""
+        """Wakes waiting requests, so that they check again whether they can go on."""
         with self.arrived:
             self.arrived.notify_all()
 
@@ -199,7 +199,7 @@ class Channel:
         while not self._closing:
             events = selector.select(messages.HEARTBEAT_SECONDS)
             now = time.monotonic()
-            silence += min(now - looked, 2 * messages.HEARTBEAT_SECONDS)  # not while this process was stopped
+            silence += min(now - looked, 2 * messages.HEARTBEAT_SECONDS)  # ignores times when the process was stopped
             looked = now
             if now - pinged >= messages.HEARTBEAT_SECONDS:
                 self.send(messages.Ping())

@@ -1,4 +1,4 @@
-"""How a task connects to the rendezvous server: it tries until a deadline, and both sides prove that they belong."""
+"""Connects a task to the rendezvous server, with retries until a deadline and a mutual proof of membership."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ _ANSWER_SECONDS = 30.0
 
 
 def connect(address: str, claims: Claims, secret: bytes, timeout: float) -> tuple[socket.socket, Welcome]:
-    """Connects to the server and is admitted.
+    """Connects to the rendezvous server and gets this task admitted.
 
     Args:
-        address: ``host:port``.
-        claims: of this task.
+        address: ``host:port`` of the server.
+        claims: this task's statement about itself.
         secret: the job's secret, or empty bytes.
-        timeout: seconds for the server to be there.
+        timeout: seconds to wait for the server to come up.
+
+    Returns:
+        The connected socket, and the server's `Welcome`.
 
     Raises:
-        RendezvousError: the server cannot be reached, is another one, or refuses this task.
+        RendezvousError: the server cannot be reached, is not this job's server, or refuses this task.
     """
     deadline = time.monotonic() + timeout
     host, port = split_address(address)
@@ -92,7 +95,7 @@ def _no_server(address: str) -> RendezvousError:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Reads one line, byte by byte: what follows it belongs to the listening thread."""
+    """Reads one line byte by byte, because the bytes after it are for the listening thread."""
     connection.settimeout(_ANSWER_SECONDS)
     line = bytearray()
     while not line.endswith(b"\n") and len(line) <= messages.MAX_HANDSHAKE_LINE:

@@ -1,4 +1,4 @@
-"""A task's membership in its job: who is there, values of other tasks, and what has become of them."""
+"""A task's membership in its job: which tasks are there, values exchanged with them, and news of their ends."""
 
 from __future__ import annotations
 
@@ -20,72 +20,73 @@ log = logging.getLogger("tfdist")
 
 _PROGRESS_SECONDS = 10.0
 _BEYOND_SECONDS = 30.0
-"""Beyond the start's deadline, for the server to explain who is missing."""
+"""Seconds beyond the start's deadline in which the server may still explain which tasks are missing."""
 
 
 class Listener(Protocol):
-    """Receives the server's messages about collectives, on the control connection's thread: the engine."""
+    """Receives the server's messages about collectives, on the listening thread; see `tfdist.engine.joining`."""
 
     def state(self) -> messages.State:
-        """What this rank has under way."""
+        """Returns which collectives this rank has under way."""
         ...
 
     def rank_joined(self) -> None:
-        """Another rank has no more data; it is in `Control.joined`."""
+        """Learns that another rank has no more data; that rank is already in `Control.joined`."""
         ...
 
     def all_joined(self, last: int) -> None:
-        """No rank has more data; ``last`` was the last to say so."""
+        """Learns that no rank has more data; ``last`` is the rank that joined last."""
         ...
 
     def invited(self, invitation: messages.Invited) -> None:
-        """This rank, which has joined, is to take part in a collective without data."""
+        """Has this rank, which has joined, take part in a collective without data."""
         ...
 
     def survives(self, rank: int, error: TfdistError) -> bool:
-        """Whether this process goes on although a rank is lost, as it shares no group with it."""
+        """Returns whether this process can go on without a lost rank, because they share no group."""
         ...
 
 
 class Watcher(Protocol):
-    """Receives events about tasks, on the control connection's thread. What they mean is for the watcher to decide."""
+    """Receives events about tasks, on the listening thread, and decides what they mean."""
 
     def came(self, task: int) -> None:
-        """A task is there, for the first time or again."""
+        """Learns that a task is there, for the first time or again."""
         ...
 
     def lost(self, task: int, error: TfdistError) -> None:
-        """A task died, cannot be reached or has failed."""
+        """Learns that a task died, cannot be reached or has failed."""
         ...
 
     def left(self, task: int) -> None:
-        """A task has ended as it should."""
+        """Learns that a task has ended without an error."""
         ...
 
     def over(self) -> None:
-        """No training task is left."""
+        """Learns that no training task is left."""
         ...
 
 
 class Control:
-    """The membership.
+    """A task's membership in its job, over its connection to the rendezvous server.
 
     Args:
         address: ``host:port`` of the rendezvous server.
         claims: this task's statement about itself.
         secret: the job's secret, or empty bytes.
-        timeouts: how long to wait for the server and the other tasks.
+        timeouts: the deadlines for waits for the server and the other tasks.
 
     Attributes:
         claims: this task's statement about itself.
         task: this task's number, once admitted.
         job: the job's unique name, once admitted.
-        present: the names of the tasks that are there, by number; this one among them.
-        peer_died: whether that is because a process died or cannot be reached; not because of an error it reported.
-        fails_first: whether this task is the cause, by an error of its own.
-        departed: by task, how many calls of each collective it had posted when its script ended.
-        names: by task, the name in messages of one whose script has ended.
-        joined: by rank, how many calls of each collective it had posted when it joined (`Engine.join`).
+        present: names of the tasks that are there, by number; includes this task.
+        peer_died: whether `failure` has come because a process died or cannot be reached, and not because it
+            reported an error.
+        fails_first: whether an error of this task itself makes the job fail.
+        departed: number of calls of each collective that a task had posted when its script ended, by task.
+        names: names for messages of the tasks whose scripts have ended, by task.
+        joined: number of calls of each collective that a rank had posted when it joined (`Engine.join`), by rank.
     """
 
     def __init__(self, address: str, claims: Claims, secret: bytes, timeouts: Timeouts) -> None:
@@ -115,39 +116,40 @@ class Control:
 
     @property
     def failure(self) -> TfdistError | None:
-        """Why this process cannot go on, as soon as it is known."""
+        """The error because of which this process cannot go on; None as long as there is none."""
         return self._channel.failure
 
     # Entering and leaving the job.
 
     def enter(self) -> None:
-        """Connects to the server, and is admitted.
+        """Connects to the rendezvous server and gets this task admitted.
 
         Raises:
-            RendezvousError: the server cannot be reached, is another one, or refuses this task.
+            RendezvousError: the server cannot be reached, is not this job's server, or refuses this task.
         """
         connection, welcome = connect(self.address, self.claims, self._secret, self._timeouts.start)
         self.task, self.job = welcome.task, welcome.job
         self._channel.open(connection)
 
     def after_fork(self) -> None:
-        """In a child process: leaves the connection to the parent."""
+        """Leaves the connection to the parent, in a child process."""
         self._channel.after_fork()
 
     def leave(self, failed: str | None, counts: dict[int, int], timeout: float = 0.0) -> None:
         """Reports that this task's script has ended.
 
         Args:
-            failed: by which error; None if by none.
-            counts: how many calls of each collective it has posted.
-            timeout: seconds to wait until the server knows. A connection that is closed before may lose the message.
+            failed: the error that the script ended with; None without an error.
+            counts: number of calls of each collective that this task has posted.
+            timeout: seconds to wait until the server has the message. If the connection is closed earlier the message
+                may be lost.
         """
         self.send(messages.Leave(failed, counts))
         with self._channel.arrived:
             self._channel.arrived.wait_for(lambda: self._has_left or self.failure is not None, timeout)
 
     def end(self, timeout: float) -> None:
-        """Reports that this task has shut MPI down, and waits until all have: one that dies before is a failure."""
+        """Reports that this task has shut MPI down, and waits until all tasks have; the death of one is a failure."""
         self.send(messages.End())
         with self._channel.arrived:
             self._channel.arrived.wait_for(lambda: self._all_ended or self.failure is not None, timeout)
@@ -181,30 +183,30 @@ class Control:
         self._channel.ask(make, then, refused)
 
     def gather(self, name: str, value: Any, tasks: Sequence[int]) -> list[Any]:
-        """The values of several tasks, in their order, when each has given its own.
+        """Waits for a value from each of several tasks, and returns the values in the order of ``tasks``.
 
         Args:
-            name: of this exchange, used once for the same tasks.
-            value: of this task, for JSON.
-            tasks: numbers of those that take part, this one among them.
+            name: name of this exchange, used only once for the same tasks.
+            value: this task's value, which JSON can hold.
+            tasks: numbers of the tasks that take part, including this one.
 
         Raises:
-            RendezvousError: one of them reported that it has failed; or there was no answer in time.
+            RendezvousError: one of the tasks reported a failure, or there was no answer in time.
         """
         return self.request(lambda number: messages.Gather(number, name, tuple(tasks), value))
 
     def bind(self, value: Any, ranks: int) -> list[Any]:
-        """Waits for all training tasks to be about to start MPI; from then on they depend on each other.
+        """Waits until all training tasks are about to start MPI; from then on they depend on each other.
 
         Args:
-            value: of this task, for JSON.
-            ranks: the number of training tasks.
+            value: this task's value, which JSON can hold.
+            ranks: number of training tasks.
 
         Returns:
-            The values of all, by rank.
+            The values of all training tasks, by rank.
 
         Raises:
-            RendezvousError: not all were there before the deadline, or one has failed.
+            RendezvousError: not all training tasks came before the deadline, or one of them has failed.
         """
         logged = 0.0
 
@@ -227,18 +229,18 @@ class Control:
         self.gather(name, None, tasks)
 
     def publish(self, key: str, value: str) -> None:
-        """Makes a value known to all tasks, such as this one's address, for as long as this task is there."""
+        """Makes a value, such as this task's address, known to all tasks for as long as this task is there."""
         self.send(messages.Put(key, value))
 
     def look_up(self, key: str, timeout: float | None = None) -> str:
-        """A published value; waits until there is one.
+        """Returns a published value, and waits until there is one.
 
         Args:
-            key: as of `publish`.
-            timeout: seconds; the start's deadline by default.
+            key: name that the value is published under; see `publish`.
+            timeout: seconds to wait; None waits until the start's deadline.
 
         Raises:
-            RequestTimeoutError: nobody published it in time.
+            RequestTimeoutError: no task published the value in time.
         """
         logged = 0.0
 
@@ -251,20 +253,20 @@ class Control:
         return self.request(lambda number: messages.Get(number, key, wait=True), timeout, late)
 
     def known(self, key: str) -> str | None:
-        """A value that is published now; None if there is none.
+        """Returns a value that is published now, or None.
 
         Args:
-            key: as of `publish`.
+            key: name that the value is published under; see `publish`.
         """
         found: str | None = self.request(lambda number: messages.Get(number, key, wait=False))
         return found
 
     def ask_for(self, key: str, then: Callable[[str], None]) -> None:
-        """Calls back with a value, on the listening thread, when somebody has published it.
+        """Calls back on the listening thread with a value, as soon as a task has published it.
 
         Args:
-            key: as of `publish`.
-            then: gets the value.
+            key: name that the value is published under; see `publish`.
+            then: callback, called with the value.
         """
         self.ask(lambda number: messages.Get(number, key, wait=True), then)
 
@@ -279,15 +281,19 @@ class Control:
         self._listener = listener
 
     def when_aborted(self, callback: Callable[[Aborted], None]) -> None:
-        """Calls back from now on, on the listening thread, when a meeting of this task will not come about.
+        """Calls back on the listening thread, from now on, when a meeting of this task is aborted.
 
         Args:
-            callback: a method of an object, as long as that is needed elsewhere.
+            callback: bound method; only a weak reference to its object is kept.
         """
         self._on_abort.append(weakref.WeakMethod(callback))
 
     def when_failed(self, callback: Callable[[TfdistError], None] | None) -> None:
-        """Calls back, on the listening thread, when this process cannot go on; at once if it is known. None ends it."""
+        """Calls back when this process cannot go on: on the listening thread, or at once if that is known already.
+
+        Args:
+            callback: function to call with the error; None removes the callback.
+        """
         self._on_failure = callback
         if callback and self.failure:
             callback(self.failure)
@@ -296,14 +302,14 @@ class Control:
         """Tells the other tasks why this one cannot go on.
 
         Args:
-            error: why.
-            members: the ranks that are concerned if it is a mismatch; all by default.
+            error: the reason.
+            members: ranks that a mismatch concerns; all by default.
         """
         why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
         self.send(messages.Fails(why[:1000], isinstance(error, MismatchError), members))
 
     def fail(self, error: TfdistError) -> None:
-        """This process cannot go on. The first reason counts."""
+        """Records that this process cannot go on. The first error counts."""
         self._channel.failure = self._channel.failure or error
         self._channel.notify()
         if callback := self._on_failure:

@@ -1,7 +1,7 @@
-"""What the rendezvous server knows about collectives: their numbers, which ranks stand still, and which have joined.
+"""The rendezvous server's knowledge of collectives: their numbers, the ranks that stand still, and those that joined.
 
-Only what is rare comes here: the first use of a key, a wait that has become long, a rank without more data. Other
-collectives involve the ranks alone.
+Ranks send messages about collectives only in rare cases: at the first use of a key, when a wait has become long, and
+when a rank has no more data. All other collectives involve the ranks alone.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from tfdist.cluster.messages import (
 )
 
 _OTHERS_SECONDS = 5.0
-"""For the others of a group to come, where some wait for each other in calls that can be undone."""
+"""Seconds for the rest of a group to come too, when some of its ranks wait for each other in calls that can be undone.
+"""
 
 Site = tuple[tuple[int, ...] | None, str]
-"""A key, and the members of its group; None for all ranks."""
+"""The members of a group (None for all ranks), and the key of a collective in it."""
 
 
 @dataclass
 class Agreement:
-    """The number of a key, and who has asked for it.
+    """The number of a key, and the ranks that have asked for it.
 
     Attributes:
-        number: known to the members once all have asked.
-        members: who has to ask.
-        signatures: by rank, what has to be equal on all of them.
-        asked: by rank, the request to be answered.
+        number: number of the key; the members learn it once all have asked.
+        members: ranks that have to ask.
+        signatures: descriptions of the call, by rank; they must be equal.
+        asked: ids of the requests that are not answered yet, by rank.
     """
 
     number: int
@@ -60,14 +61,14 @@ def _site(call: Call | Agree) -> Site:
 
 
 class Coordination:
-    """The bookkeeping, without a connection of its own.
+    """The server's bookkeeping of collectives; it has no connection of its own.
 
     Args:
         size: number of ranks.
-        name: a rank's name in messages.
-        tell: sends a message to a rank.
-        fail: reports that ranks do different things: why, and the members of the group.
-        later: calls back after some seconds.
+        name: function that returns a rank's name for messages.
+        tell: function that sends a message to a rank.
+        fail: function that reports that ranks do different things, with the reason and the members of the group.
+        later: function that calls back after some seconds.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Coordination:
         self._reports: dict[int, State] = {}
 
     def heard(self, rank: int, message: Agree | Standing | Moving | Join | Invite | State) -> None:
-        """Takes a rank's message."""
+        """Handles a rank's message."""
         match message:
             case Agree():
                 self._agree(rank, message)
@@ -129,7 +130,7 @@ class Coordination:
         self._settle(agreement)
 
     def _settle(self, agreement: Agreement) -> None:
-        """Answers those that asked, once nobody is missing."""
+        """Answers the ranks that asked, once no member is missing."""
         if not agreement.asked or agreement.members - set(agreement.asked) - set(self._joined):
             return
         for rank, request in agreement.asked.items():
@@ -151,7 +152,7 @@ class Coordination:
             self._end(circle)
 
     def _end(self, circle: list[int]) -> None:
-        """Ranks that wait for each other cannot go on."""
+        """Reports a failure if ranks wait for each other in a circle."""
         if circle:
             members = {self._standing[one].call.members for one in circle}
             self._fail(self._different(circle), members.pop() if len(members) == 1 else None)
@@ -164,20 +165,20 @@ class Coordination:
         )
 
     def _can_be_undone(self, ranks: Iterable[int]) -> bool:
-        """Whether ranks wait in one call each of a group, for which nothing has been sent yet."""
+        """Returns whether each rank waits in a single call of the same group, for which nothing has been sent yet."""
         calls = []
         for rank in ranks:
             standing = self._standing.get(rank)
             if standing is None or not standing.is_alone or standing.call.number is not None:
                 return False
             agreement = self._agreements.get(_site(standing.call))
-            if agreement is None or rank not in agreement.asked:  # they have agreed since, and may be sending
+            if agreement is None or rank not in agreement.asked:  # the ranks have agreed since, and may be sending
                 return False
             calls.append(standing.call)
         return not self._joined and len({call.members for call in calls}) == 1
 
     def _undo(self, ranks: Iterable[int]) -> None:
-        """The calls that all ranks of a group wait in are errors, and do not count: they go on as before."""
+        """Makes the calls that all ranks of a group wait in fail without being counted, so that the ranks can go on."""
         why = self._different(ranks)
         for rank in ranks:
             agreement = self._agreements.pop(_site(self._standing.pop(rank).call), None)
@@ -185,7 +186,7 @@ class Coordination:
                 self._tell(one, Reply(request, error=why))
 
     def _circle(self, begin: int) -> list[int]:
-        """Ranks, this one among them, of which each stands still until the next one moves; empty if there are none."""
+        """Returns a circle of ranks that includes ``begin``, in which each rank waits for the next; empty for none."""
         paths = [[begin]] if begin in self._standing else []
         seen = set()
         while paths:
@@ -227,24 +228,24 @@ class Coordination:
     # Explaining a stall.
 
     def ask(self) -> None:
-        """Asks every rank what it has under way."""
+        """Asks every rank which collectives it has under way."""
         self._reports.clear()
         self._tell_all(Report())
 
     def all_have_answered(self) -> bool:
-        """Whether every rank has answered."""
+        """Returns whether every rank has answered."""
         return len(self._reports) == len(self._everyone)
 
     def concerned(self) -> frozenset[int]:
-        """The ranks that take part in a collective that a rank has under way; all if none is known."""
+        """Returns the ranks of all groups that have a collective under way; all ranks if none is known."""
         calls = (call for report in self._reports.values() for call in report.under_way)
         return frozenset().union(*(self._ranks(call.members) for call in calls)) or self._everyone
 
     def explanation(self, seconds: float) -> str:
-        """Which ranks are missing from which collectives, by their answers.
+        """Describes, from the ranks' answers, which ranks are missing from which collectives.
 
         Args:
-            seconds: how long the wait has been.
+            seconds: seconds that the rank which asked has waited.
         """
         lines = [f"a rank has waited for more than {seconds:g} s."]
         missing: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open."""
+"""Raises the number of files and connections that this process may have open."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import resource
 
 
 def raised() -> int | None:
-    """Raises the limit of this process to what it is allowed to allow itself.
+    """Raises this process's limit of open files to the hard limit.
 
-    A server has a file for each connection, also for those of strangers that say nothing.
+    A server needs a file descriptor for each connection, also for those of unknown processes that send nothing.
 
     Returns:
-        The limit; None if there is none.
+        The limit; None if it is unlimited.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -1,4 +1,4 @@
-"""How a process learns what job it belongs to."""
+"""Finds out which cluster this process belongs to."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _PORTS_PER_JOB = 512
 
 
 def discover(resolver: Any | None) -> Cluster | None:
-    """The cluster that this process is a task of.
+    """Returns the cluster that this process is a task of.
 
     Args:
         resolver: a `ClusterResolver`, if the user gave one.
 
     Returns:
-        The cluster; None where an MPI launcher says who takes part, and for a process alone.
+        The cluster; None under an MPI launcher, which decides by itself which processes take part, and for a single
+        process.
 
     Raises:
-        TypeError: the resolver is none.
-        ClusterSpecError: what there is contradicts itself.
+        TypeError: ``resolver`` is not a `ClusterResolver`.
+        ClusterSpecError: the description of the cluster contradicts itself.
     """
     if resolver is not None:
         if not callable(getattr(resolver, "cluster_spec", None)):
@@ -43,10 +44,11 @@ def discover(resolver: Any | None) -> Cluster | None:
 
 
 def resolver_of(cluster: Cluster | None) -> Any:
-    """What `discover` found, as the `ClusterResolver` that scripts ask ``strategy.cluster_resolver`` for.
+    """Returns the `ClusterResolver` that scripts get as ``strategy.cluster_resolver``.
 
     Args:
-        cluster: None gives a resolver without tasks, as `TFConfigClusterResolver` is without TF_CONFIG.
+        cluster: result of `discover`. None gives a resolver without tasks, like `TFConfigClusterResolver` without
+            TF_CONFIG.
 
     Returns:
         A `tf.distribute.cluster_resolver.SimpleClusterResolver`.
@@ -63,7 +65,7 @@ def resolver_of(cluster: Cluster | None) -> Any:
 
 
 def _slurm_resolver() -> Any:
-    """TensorFlow's resolver for a job step of srun, with ports that jobs on one machine do not share."""
+    """Returns TensorFlow's resolver for a job step of srun, with different ports for jobs on the same machine."""
     import tensorflow as tf
 
     tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
@@ -71,7 +73,7 @@ def _slurm_resolver() -> Any:
     return tf.distribute.cluster_resolver.SlurmClusterResolver(
         jobs={"worker": tasks},
         port_base=_FIRST_SLURM_PORT + job * _PORTS_PER_JOB % _SLURM_PORTS,
-        gpus_per_node=tasks,  # only a bound on the tasks of a node; GPUs are pinned by local rank
+        gpus_per_node=tasks,  # only limits the tasks of a node; GPUs are pinned by local rank
         gpus_per_task=1,
         auto_set_gpu=False,
     )

@@ -1,4 +1,4 @@
-"""Which processes share a machine."""
+"""Finds out which processes share a machine, and which addresses are on this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """A name for this machine that no other machine has, nor a container with shared memory or a network of its own."""
+    """Returns a name unique to this machine, or to this container if it has its own shared memory or network."""
     memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
     return f"{socket.gethostname()} {memory} {network_id()}"
 
 
 def network_id() -> str:
-    """A name for the network interfaces that this process sees; processes with one name reach each other on one's
-    loopback interface."""
+    """Returns a name for the network interfaces that this process sees.
+
+    Processes with the same name reach each other over the loopback interface.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -29,31 +31,32 @@ def network_id() -> str:
 
 
 def local_place(hosts: Sequence[str], rank: int) -> tuple[int, int]:
-    """The local rank of a process, and how many processes share its machine.
+    """Returns the local rank of a process, and the number of processes on its machine.
 
     Args:
-        hosts: every rank's `host_id`.
-        rank: of the process.
+        hosts: `host_id` of every rank.
+        rank: rank of the process.
     """
     neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     return neighbours.index(rank), len(neighbours)
 
 
 def outside_address() -> str:
-    """This machine's address on the interface that leads to others.
+    """Returns this machine's address on the interface that leads to other machines.
 
-    A connected UDP socket tells it without sending anything; the machine's own name often means the loopback.
+    A connected UDP socket knows this address without sending anything. The machine's own name often resolves to the
+    loopback address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+            probe.connect(("192.0.2.1", 9))  # an address reserved for documentation; nothing is sent
             return probe.getsockname()[0]
         except OSError:
             return socket.gethostbyname(socket.gethostname())
 
 
 def is_here(address: str) -> bool:
-    """Whether an address is one of this machine's, as this process sees its network.
+    """Returns whether an address belongs to this machine, or to the network that this process sees in a container.
 
     Args:
         address: ``host:port``.
@@ -69,7 +72,7 @@ def is_here(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address can only be reached from this machine."""
+    """Returns whether an address ``host:port`` can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}

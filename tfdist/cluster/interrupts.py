@@ -1,4 +1,4 @@
-"""Ctrl-C: noticed while the main thread is in C++, and raised where it cannot be lost."""
+"""Handles Ctrl-C: notices it while the main thread is in C++, and raises it where it cannot be lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 class InterruptWatch:
     """A file descriptor that becomes readable when SIGINT arrives.
 
-    Python's handlers run on the main thread between two bytecodes, and a training step is one long call. The
-    byte that `signal.set_wakeup_fd` writes comes from the C handler, at once. It is left alone when another
-    library uses it already, or off the main thread.
+    Python's signal handlers run on the main thread between two bytecodes, and a training step is one long call. The C
+    handler, in contrast, writes a byte to the descriptor of `signal.set_wakeup_fd` at once. If another library uses
+    that descriptor already, or off the main thread, this watch is not active.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class InterruptWatch:
             signal.signal(signal.SIGINT, interrupt)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Returns the file descriptor, for a selector."""
         return self._read.fileno()
 
     def interrupted(self) -> bool:
-        """Whether SIGINT came, and raises KeyboardInterrupt."""
+        """Returns whether SIGINT has arrived and its handler raises KeyboardInterrupt."""
         try:
             arrived = self._read.recv(64)
         except BlockingIOError:
@@ -48,7 +48,7 @@ class InterruptWatch:
         return signal.SIGINT in arrived and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, interrupt)
 
     def close(self) -> None:
-        """Gives the wakeup descriptor and the handler back."""
+        """Restores the default wakeup descriptor and signal handler."""
         if self.active and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
             if signal.getsignal(signal.SIGINT) is interrupt:
@@ -60,12 +60,12 @@ class InterruptWatch:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Python's handler for SIGINT, but for two places in which a KeyboardInterrupt would be lost.
+    """Raises KeyboardInterrupt on SIGINT like Python's handler, except in two places where it would be lost.
 
-    As an interrupt makes the step fail in which the main thread sits, the handler's turn often comes in the
-    constructor of the error that TensorFlow raises for that: pybind11 does not bear that a constructor raises something
-    else (before Python 3.12), and makes a RuntimeError of it. And what is raised in a destructor is printed and
-    dropped. From there the interrupt is put off to the next call or return outside.
+    An interrupt makes the running step fail, so this handler often runs in the constructor of the error that
+    TensorFlow raises for that step. Before Python 3.12, pybind11 turns an exception in a constructor into a
+    RuntimeError. An exception in a destructor is printed and dropped. In both cases the interrupt is postponed to the
+    next call or return outside.
     """
     if frame is not None and _would_be_lost(frame) and sys.getprofile() is None:
         sys.setprofile(_raise_outside)

@@ -1,4 +1,4 @@
-"""What a launcher puts into a process's environment: mpiexec, srun and `tfdist run`."""
+"""Reads the environment that a launcher (an MPI launcher or `tfdist run`) gives to a process, and reports to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def size() -> int:
-    """How many processes the MPI launcher started; 1 when there is none."""
+    """Returns the number of processes that the MPI launcher started; 1 without a launcher."""
     for name in _SIZES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -16,23 +16,23 @@ def size() -> int:
 
 
 REPORT = "TFDIST_REPORT_FD"
-"""Where `tfdist run` listens for what a process has to say about its job, and its own failure."""
+"""Environment variable with the file descriptor on which `tfdist run` listens for reports of the process."""
 
 CAUSE, VICTIM, ENTERED = "the cause", "a victim", "entered"
 
 
 def is_tfdist_run() -> bool:
-    """Whether `tfdist run` has started this process."""
+    """Returns whether `tfdist run` has started this process."""
     return os.environ.get(REPORT, "").isdigit()
 
 
 def tell(what: str) -> None:
-    """Tells `tfdist run`, if it started this process, how the process came to fail, or that it is in the job.
+    """Tells `tfdist run`, if it started this process, why the process fails, or that it has entered the job.
 
     Args:
-        what: `ENTERED` when the process has entered the job. `VICTIM` when another task's failure is the cause: then
-            that one is to be named. `CAUSE` when the script has failed by an error of its own; told before the process
-            ends, which may take long.
+        what: `ENTERED` when the process has entered the job. `VICTIM` when another task's failure is the cause, so that
+            `tfdist run` names that task. `CAUSE` when the script itself has failed; sent before the process ends, which
+            may take long.
     """
     if is_tfdist_run():
         try:

@@ -1,4 +1,4 @@
-"""What tasks exchange over the rendezvous server: values gathered from a list of tasks, and published values."""
+"""The values that tasks exchange over the rendezvous server: gathered from a list of tasks, or published."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tfdist.cluster.messages import Gather, Get, Put, Reply
 
 
 class Meetings:
-    """The bookkeeping, without a connection of its own.
+    """The server's bookkeeping of exchanged values; it has no connection of its own.
 
     Args:
-        reply: sends a reply to a task.
+        reply: function that sends a reply to a task.
     """
 
     def __init__(self, reply: Callable[[int, Reply], None]) -> None:
@@ -23,7 +23,7 @@ class Meetings:
         self._failed: dict[int, str] = {}
 
     def gather(self, task: int, message: Gather) -> bool:
-        """Takes a task's value; whether it was the last one, and all have been answered."""
+        """Takes a task's value. Returns whether it completes the exchange, so that all tasks have been answered."""
         if task not in message.tasks or len(set(message.tasks)) < len(message.tasks):
             error = (
                 f"task {task} gathers from tasks {list(message.tasks)[:20]}, of which it is none, or some come twice"
@@ -45,13 +45,13 @@ class Meetings:
         return True
 
     def put(self, task: int, message: Put) -> None:
-        """Publishes a value, and answers those that wait for it."""
+        """Publishes a value, and answers the tasks that wait for it."""
         self._values[message.key] = task, message.value
         for one, request in self._waiting.pop(message.key, ()):
             self._reply(one, Reply(request, message.value))
 
     def get(self, task: int, message: Get) -> None:
-        """Answers with a published value, now or once there is one."""
+        """Answers with a published value: at once, or if ``message.wait`` is set, as soon as there is one."""
         if message.key in self._values or not message.wait:
             _, value = self._values.get(message.key, (task, None))
             self._reply(task, Reply(message.id, value))
@@ -59,15 +59,16 @@ class Meetings:
             self._waiting.setdefault(message.key, []).append((task, message.id))
 
     def returned(self, task: int) -> None:
-        """A task is there, perhaps again."""
+        """Forgets an earlier failure of a task that has come, perhaps again."""
         self._failed.pop(task, None)
 
     def lost(self, task: int, error: str | None) -> None:
-        """Forgets what a task has given.
+        """Forgets the values of a lost task.
 
         Args:
-            task: its number.
-            error: that it reported. Those that wait for it are told; without one they wait for it to come again.
+            task: number of the lost task.
+            error: the error that the task reported. Tasks that gather from this task get it as the answer. None lets
+                them wait until the task comes again.
         """
         self._values = {key: entry for key, entry in self._values.items() if entry[0] != task}
         for key, requests in self._waiting.items():

@@ -1,4 +1,4 @@
-"""What all messages of the rendezvous have in common."""
+"""The base class of the rendezvous messages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=str.lower, tag_field="type"):
-    """Base of all messages."""
+    """Base class of all rendezvous messages."""

@@ -1,7 +1,7 @@
 """The messages between a task and the rendezvous server: JSON objects, one a line, whose ``type`` names the class.
 
 A task's *number* is its place in the cluster's list of tasks. Training tasks come first, so that their numbers are
-their ranks. Where a message holds ``members``, they are ranks, and None stands for all of them.
+their ranks. In all messages ``members`` are the ranks of a group, and None stands for all ranks.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from tfdist.cluster import quorum_messages as quorums
 from tfdist.cluster.message import Message
 
 PROTOCOL = 7
-"""Raised whenever the messages change, so that different versions part with a clear error."""
+"""Version of the messages. It is raised whenever they change, so that different versions end with a clear error."""
 
 MAX_LINE = 1 << 24
-"""Maximum bytes of a message. A longer one ends the connection."""
+"""Maximum bytes of a message. A longer message ends the connection."""
 
 MAX_HANDSHAKE_LINE = 1 << 13
 """Maximum bytes of a message from a process that has not proven anything yet."""
 
 HEARTBEAT_SECONDS = 1.0
-"""How often each side sends a `Ping`."""
+"""Seconds between two `Ping` messages of each side."""
 
 
 # The handshake.
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a task states about itself.
+    """A task's statement about itself.
 
     Attributes:
-        task: its number; None if the cluster does not list it.
-        name: its job and index.
-        version: of tfdist.
-        digest: the fingerprint of its cluster.
-        host: names its machine; see `tfdist.cluster.hosts.host_id`.
-        network: names its network interfaces; see `tfdist.cluster.hosts.network_id`.
-        hostname: for messages.
-        pid: for messages.
+        task: the task's number; None if the cluster does not list the task.
+        name: the task's job and index, as text.
+        version: the task's version of tfdist.
+        digest: fingerprint of the task's cluster.
+        host: name of the task's machine; see `tfdist.cluster.hosts.host_id`.
+        network: name of the task's network interfaces; see `tfdist.cluster.hosts.network_id`.
+        hostname: hostname of the machine, for error messages.
+        pid: process id of the task, for error messages.
     """
 
     task: int | None
@@ -69,12 +69,12 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The task is admitted.
+    """Admits the task.
 
     Attributes:
-        task: its number.
+        task: the task's number.
         job: the job's unique name.
-        proof: the server's, over the number and the job's name.
+        proof: the server's proof over the task's number and the job's name.
     """
 
     task: int
@@ -83,7 +83,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The task is not admitted."""
+    """Refuses to admit the task."""
 
     why: str
 
@@ -95,11 +95,11 @@ class Ping(Message, frozen=True):
     """A sign of life."""
 
 
-# From a task. A message with an ``id`` is answered by a `Reply` with the same one.
+# From a task. A message with an ``id`` is answered by a `Reply` with the same ``id``.
 
 
 class Put(Message, frozen=True):
-    """Publishes a value. It is forgotten when the task is lost."""
+    """Publishes a value, until the task is lost."""
 
     key: str
     value: str
@@ -109,7 +109,7 @@ class Get(Message, frozen=True):
     """Asks for a published value.
 
     Attributes:
-        wait: whether the reply may wait until the value is published; otherwise it is None where there is none.
+        wait: whether the reply may wait until the value is published; otherwise a missing value is answered with None.
     """
 
     id: int
@@ -121,8 +121,9 @@ class Gather(Message, frozen=True):
     """Exchanges values among tasks: the reply lists all values, in the order of ``tasks``.
 
     Attributes:
-        tasks: numbers, in the same order in every member's message.
-        binds: whether these tasks depend on each other from then on: they start MPI, which cannot take anyone back.
+        tasks: numbers of the tasks that take part, in the same order in every task's message.
+        binds: whether these tasks depend on each other from then on, because they start MPI, where no process can be
+            replaced.
     """
 
     id: int
@@ -133,11 +134,11 @@ class Gather(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The task's script has ended.
+    """Reports that the task's script has ended.
 
     Attributes:
-        failed: by which error; None if by none.
-        counts: number of calls of each collective that it has posted, by the key's number.
+        failed: the error that the script ended with; None without an error.
+        counts: number of calls of each collective that the task has posted, by the key's number.
     """
 
     failed: str | None
@@ -145,15 +146,16 @@ class Leave(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """The task has shut MPI down."""
+    """Reports that the task has shut MPI down."""
 
 
 class Fails(Message, frozen=True):
-    """The task cannot go on.
+    """Reports that the task cannot go on.
 
     Attributes:
-        mismatch: whether that is because tasks do different things.
-        members: the ranks that are concerned by a mismatch.
+        why: the reason.
+        mismatch: whether the reason is that ranks do different things.
+        members: ranks that a mismatch concerns.
     """
 
     why: str
@@ -165,11 +167,11 @@ class Call(msgspec.Struct, frozen=True):
     """One call of a collective.
 
     Attributes:
-        key: of its call site.
-        number: by which the ranks know the key; None while they are agreeing on it.
-        call: how many calls of the key came before.
-        members: the ranks that take part.
-        contents: what it carries, in words.
+        key: key of the call site.
+        number: number that the ranks have agreed on for the key; None before that.
+        call: number of earlier calls of the key.
+        members: ranks that take part.
+        contents: description of the values that the call carries.
     """
 
     key: str
@@ -182,7 +184,8 @@ class Call(msgspec.Struct, frozen=True):
 class Agree(Message, frozen=True):
     """Asks for the number of a key; the reply comes when all members have asked with the same signature.
 
-    It is an error if all of them wait in calls of different keys, with numbers that nobody knows: then no call counts.
+    It is an error if all members wait in calls of different keys whose numbers are not known yet. Then none of these
+    calls is counted.
     """
 
     id: int
@@ -192,7 +195,13 @@ class Agree(Message, frozen=True):
 
 
 class Standing(Message, frozen=True):
-    """The rank does nothing but wait for a call, perhaps for others that it has posted, too."""
+    """Reports that the rank does nothing but wait for a call.
+
+    Attributes:
+        call: the call that the rank waits for.
+        counts: number of calls of each collective that the rank has posted, by the key's number.
+        is_alone: whether the call is the only one that the rank has posted and that is under way.
+    """
 
     call: Call
     counts: dict[int, int]
@@ -200,24 +209,24 @@ class Standing(Message, frozen=True):
 
 
 class Moving(Message, frozen=True):
-    """Ends `Standing`."""
+    """Reports that the rank goes on after `Standing`."""
 
 
 class Stalled(Message, frozen=True):
-    """The rank has waited long in a collective."""
+    """Reports that the rank has waited long in a collective."""
 
     seconds: float
 
 
 class State(Message, frozen=True):
-    """Answers `Report`: what the rank has under way."""
+    """Answers `Report` with the collectives that the rank has under way."""
 
     under_way: tuple[Call, ...]
     counts: dict[int, int]
 
 
 class Join(Message, frozen=True):
-    """The rank has no more data; see `tfdist.join`."""
+    """Reports that the rank has no more data; see `tfdist.join`."""
 
     counts: dict[int, int]
 
@@ -226,10 +235,10 @@ class StandIn(msgspec.Struct, frozen=True):
     """Describes a collective to a rank without data; see `tfdist.engine.operations`.
 
     Attributes:
-        what: ``"sum"``, ``"rows"`` or ``"barrier"``.
-        dtype: of what is added or gathered.
-        shape: of a sum, or of one row.
-        algorithm: of a sum.
+        what: kind of the collective: ``"sum"``, ``"rows"`` or ``"barrier"``.
+        dtype: dtype of the values that are added or gathered.
+        shape: shape of a sum, or of one row.
+        algorithm: all-reduce algorithm of a sum.
     """
 
     what: Literal["sum", "rows", "barrier"]
@@ -242,8 +251,9 @@ class Invite(Message, frozen=True):
     """Invites ranks that have joined to a call.
 
     Attributes:
-        to: the ranks.
-        stand_in: how to take part.
+        to: the invited ranks.
+        call: the call to take part in.
+        stand_in: description of the collective.
     """
 
     to: tuple[int, ...]
@@ -258,8 +268,9 @@ class Reply(Message, frozen=True):
     """Answers the message with the same ``id``.
 
     Attributes:
-        value: of `Get`, `Gather` (a list) or `Agree` (a number), or as the message says.
-        error: why there is none.
+        value: the answer: a published value to `Get`, a list to `Gather`, a number to `Agree`; for other messages as
+            their descriptions say.
+        error: the reason if the request was refused; then there is no value.
     """
 
     id: int
@@ -268,25 +279,28 @@ class Reply(Message, frozen=True):
 
 
 class Present(Message, frozen=True):
-    """A task is there. New tasks receive one for each task, and all tasks receive one for each new task."""
+    """Tells that a task is there.
+
+    A new task receives one such message for each task, and all tasks receive one for each new task.
+    """
 
     task: int
     name: str
 
 
 class Missing(Message, frozen=True):
-    """Which training tasks are not there before MPI starts, and who was refused."""
+    """Lists the training tasks that have not come before MPI starts, and the tasks that were refused."""
 
     tasks: tuple[str, ...]
     refused: tuple[str, ...]
 
 
 class Lost(Message, frozen=True):
-    """A task is lost.
+    """Tells that a task is lost.
 
     Attributes:
-        died: whether its process died or cannot be reached; otherwise it reported an error.
-        bound: whether it had started MPI with others; see `Gather`.
+        died: whether the task's process died or cannot be reached; otherwise it reported an error.
+        bound: whether the task had started MPI with others; see `Gather`.
     """
 
     task: int
@@ -296,14 +310,14 @@ class Lost(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The job cannot start, or ranks do different things (``mismatch``)."""
+    """Tells that the job cannot start, or that ranks do different things (``mismatch``)."""
 
     why: str
     mismatch: bool
 
 
 class Left(Message, frozen=True):
-    """A task's script has ended without an error; see `Leave`."""
+    """Tells that a task's script has ended without an error; see `Leave`."""
 
     task: int
     name: str
@@ -311,38 +325,38 @@ class Left(Message, frozen=True):
 
 
 class AllEnded(Message, frozen=True):
-    """All tasks that had started MPI have shut it down."""
+    """Tells that all tasks that had started MPI have shut it down."""
 
 
 class Over(Message, frozen=True):
-    """No training task is left: the job is over."""
+    """Tells that no training task is left: the job is over."""
 
 
 class Stall(Message, frozen=True):
-    """Which ranks are missing from which collectives."""
+    """Explains which ranks are missing from which collectives."""
 
     why: str
 
 
 class Report(Message, frozen=True):
-    """Asks for the `State`."""
+    """Asks a rank for its `State`."""
 
 
 class Joined(Message, frozen=True):
-    """A rank has no more data."""
+    """Tells that a rank has no more data."""
 
     rank: int
     counts: dict[int, int]
 
 
 class AllJoined(Message, frozen=True):
-    """No rank has more data; ``last`` was the last to say so."""
+    """Tells that no rank has more data; ``last`` is the rank that joined last."""
 
     last: int
 
 
 class Invited(Message, frozen=True):
-    """Passes an `Invite` on."""
+    """Passes an `Invite` on to an invited rank."""
 
     call: Call
     stand_in: StandIn
@@ -399,12 +413,12 @@ _from_server = msgspec.json.Decoder(FromServer)
 
 
 def encode(message: Message) -> bytes:
-    """A message as a line."""
+    """Encodes a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def challenge(line: bytes) -> Challenge:
-    """Decodes the first line of a server. Like all that follow, raises `ValueError` if it is not a valid message."""
+    """Decodes the first line of a server. Like the functions below, raises `ValueError` for an invalid message."""
     return _challenge.decode(line)
 
 

@@ -1,7 +1,7 @@
-"""MPICH's process manager, in the same process: gives `MPI_Init` the answers that `mpiexec` would.
+"""A process manager for MPICH in the same process: gives `MPI_Init` the answers that `mpiexec` would give.
 
 MPICH speaks the PMI-1 text protocol over the connected socket in ``PMI_FD``. A thread serves the other end. It passes
-on what is shared (business cards, barriers) over the task's connection to the rendezvous server. So MPI never sees that
+shared data (business cards, barriers) on over the task's connection to the rendezvous server. So MPI never sees that
 connection, nor its end: when the server or a peer is gone, this process reports it, and MPICH does not crash.
 """
 
@@ -18,15 +18,16 @@ from tfdist.errors import MPIUnavailableError, TfdistError
 
 
 class ProcessManager:
-    """Serves one process's MPI library.
+    """The process manager of one process's MPI library.
 
     Args:
-        control: the connection that reaches all tasks.
-        size: how many processes MPI's world has.
-        nodes: by rank, the number of the group in which MPI may use shared memory; None to let it go by hostnames.
+        control: this task's membership, over which it reaches all tasks.
+        size: number of processes in MPI's world.
+        nodes: number of each rank's group of processes that may use shared memory, by rank; None lets MPI decide by
+            hostnames.
 
     Attributes:
-        fd: the descriptor to put into ``PMI_FD``. MPI owns and closes it.
+        fd: file descriptor to put into ``PMI_FD``. MPI owns and closes it.
     """
 
     def __init__(self, control: Control, size: int, nodes: Sequence[int] | None) -> None:
@@ -44,7 +45,7 @@ class ProcessManager:
             for line in lines:
                 self._ours.sendall(self._answer(dict(part.split("=", 1) for part in line.split())).encode() + b"\n")
         except (OSError, TfdistError):
-            pass  # MPI waits for an answer that will not come; the control connection's watcher ends the process
+            pass  # MPI waits in vain for an answer; the watcher of the control connection ends the process
         except Exception as error:
             self._control.fail(
                 MPIUnavailableError(f"MPI and tfdist do not understand each other: {type(error).__name__}: {error}")
@@ -81,9 +82,9 @@ class ProcessManager:
         raise ValueError(f"unknown PMI command {command}")
 
     def release(self) -> None:
-        """Answers MPICH's last question before it asks.
+        """Answers MPICH's last request in advance.
 
-        Its exit handler talks to the process manager after Python, and with it the serving thread, is gone; the
+        MPICH's exit handler talks to the process manager when Python and the serving thread are gone already. The
         answer waits in the socket, which the kernel keeps until the process has ended.
         """
         try:
@@ -94,9 +95,9 @@ class ProcessManager:
 
 
 def mapping_of(nodes: Sequence[int]) -> str:
-    """PMI's notation for which process is on which node.
+    """Returns PMI's notation for the node of each process.
 
-    A block (n, k, p) stands for k nodes from n on, of p processes each.
+    A block (n, k, p) stands for k nodes from node n on, with p processes each.
     """
     blocks: list[list[int]] = []
     for node, members in itertools.groupby(nodes):

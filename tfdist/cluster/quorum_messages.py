@@ -1,4 +1,4 @@
-"""The messages about rounds that a quorum of the training tasks is enough for; see `tfdist.cluster.quorums`."""
+"""The messages about rounds that need only a quorum of the training tasks; see `tfdist.cluster.quorums`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import msgspec
 
 from tfdist.cluster.message import Message
 
-# From a task. A message with an ``id`` is answered by a `tfdist.cluster.messages.Reply` with the same one.
+# From a task. A message with an ``id`` is answered by a `tfdist.cluster.messages.Reply` with the same ``id``.
 
 
 class OfRounds(Message, frozen=True):
-    """Base of the messages about such rounds."""
+    """Base class of the messages about rounds."""
 
 
 class Enlist(OfRounds, frozen=True):
-    """The task takes part in rounds from now on; the reply is an `Enlisted`, once there is a state to begin with.
+    """Enlists the task for rounds; the reply is an `Enlisted`, as soon as there is a state to begin with.
 
     Attributes:
-        rounds: their name.
-        address: ``host:port`` at which this task answers others.
-        round: of the state that this task has; -1 for none.
-        quorum: how many tasks a round needs.
-        grace: seconds for which it waits for more.
-        settings: that all tasks must have alike, in words.
+        rounds: name of the rounds.
+        address: ``host:port`` at which this task answers other tasks.
+        round: number of the round that this task's state comes from; -1 without a state.
+        quorum: number of tasks that a round needs.
+        grace: seconds for which a round with a quorum waits for more tasks.
+        settings: description of the settings, which must be the same on all tasks.
     """
 
     id: int
@@ -35,12 +35,12 @@ class Enlist(OfRounds, frozen=True):
 
 
 class Enlisted(msgspec.Struct, frozen=True):
-    """Where a task finds the newest state.
+    """Tells a task where it finds the newest state.
 
     Attributes:
-        round: of that state.
-        source: the task that has it; None if that is the one which asked.
-        address: of the source.
+        round: number of the round that the newest state comes from.
+        source: task that has the newest state; None if the task that asked has it itself.
+        address: ``host:port`` of the source.
     """
 
     round: int
@@ -49,15 +49,15 @@ class Enlisted(msgspec.Struct, frozen=True):
 
 
 class Ready(OfRounds, frozen=True):
-    """The task is ready for a round; the reply is a `Meeting`, when it begins.
+    """Reports that the task is ready for a round; the reply is a `Meeting`, when the round begins.
 
     Attributes:
-        rounds: their name.
-        round: number of the round, one more than that of the task's state.
-        samples: that the task's contribution stands for.
+        rounds: name of the rounds.
+        round: number of the round: one more than the round of the task's state.
+        samples: number of samples behind the task's contribution.
         ends: whether an epoch of the task has ended.
-        fit: how many calls of `fit` came before this one; None outside of `fit`.
-        checksum: of the task's state.
+        fit: number of calls of `fit` before this one; None outside of `fit`.
+        checksum: checksum of the task's state.
     """
 
     id: int
@@ -81,11 +81,11 @@ class Meeting(msgspec.Struct, frozen=True):
     """An attempt to make a round.
 
     Attributes:
-        attempt: its number.
-        partners: who takes part, by task; nobody if it has been made without the task that is ready.
-        over: whether the others have ended the `fit` that the task is in.
-        epoch: the last one that a task has come to in this `fit`.
-        astray: whether the task has another state than the others, of the same round.
+        attempt: number of the attempt.
+        partners: tasks that take part, in the order of their numbers; empty if this task cannot take part.
+        over: whether the other tasks have ended the call of `fit` that this task is in.
+        epoch: latest epoch that any task has reached in this call of `fit`.
+        astray: whether this task's state differs from the state of the others in the same round.
     """
 
     attempt: int = 0
@@ -96,7 +96,10 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class Have(OfRounds, frozen=True):
-    """The task has what it needs of a meeting; the reply is an `Outcome`, when all have, or one is lost."""
+    """Reports that the task has received all contributions of a meeting.
+
+    The reply is an `Outcome`, when all partners have reported this, or one of them is lost or left out.
+    """
 
     id: int
     rounds: str
@@ -104,10 +107,10 @@ class Have(OfRounds, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What has become of a meeting: all who met use it, or nobody does.
+    """The outcome of a meeting: either all partners use it, or none of them does.
 
     Attributes:
-        counts: whether it is used.
+        counts: whether the partners use the meeting's result.
         ends: whether an epoch of a partner has ended.
     """
 
@@ -116,7 +119,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Lack(OfRounds, frozen=True):
-    """Nothing has come from some partners of a meeting for the time of grace."""
+    """Reports that nothing has come from some partners of a meeting for the time of grace."""
 
     rounds: str
     attempt: int
@@ -124,10 +127,10 @@ class Lack(OfRounds, frozen=True):
 
 
 class Replace(OfRounds, frozen=True):
-    """The task has given its state other values, which are to be those of all; the reply is the round that it is of.
+    """Makes the task's changed state the state of all tasks; the reply is the number of the round that it counts as.
 
     Attributes:
-        rounds: their name.
+        rounds: name of the rounds.
     """
 
     id: int
@@ -135,10 +138,10 @@ class Replace(OfRounds, frozen=True):
 
 
 class Where(OfRounds, frozen=True):
-    """Asks at which epoch a call of `fit` begins; the reply is its number, or -1 if others have ended this call.
+    """Asks at which epoch a call of `fit` begins; the reply is the epoch, or -1 if other tasks have ended this call.
 
     Attributes:
-        fit: how many calls came before.
+        fit: number of calls of `fit` before this one.
     """
 
     id: int
@@ -146,11 +149,11 @@ class Where(OfRounds, frozen=True):
 
 
 class Epoch(OfRounds, frozen=True):
-    """The task has come to an epoch.
+    """Reports that the task has reached an epoch.
 
     Attributes:
-        fit: how many calls of `fit` came before this one.
-        epoch: its number.
+        fit: number of calls of `fit` before this one.
+        epoch: number of the epoch.
     """
 
     fit: int
@@ -158,15 +161,15 @@ class Epoch(OfRounds, frozen=True):
 
 
 class Linger(OfRounds, frozen=True):
-    """The task has ended a call of `fit`, and may be about to end.
+    """Reports that the task has ended a call of `fit`, and may be about to end.
 
-    The reply, null, comes when no round of that call is under way, and this task lacks the newest state of some, which
-    it gets before it comes back, or all others that are in that call, or end it, have them; at the latest after the
-    time of grace, or 10 s.
+    The reply, null, comes when no meeting is under way and one of two things holds: this task lacks a newest state,
+    which it fetches before it asks again; or no other task in that call, or at its end, lacks one. The reply comes at
+    the latest after 10 s or the longest time of grace, whichever is longer.
 
     Attributes:
-        fit: how many calls of `fit` came before that one.
-        rounds: the names of those of its model.
+        fit: number of calls of `fit` before the one that has ended.
+        rounds: names of the rounds of the task's model.
     """
 
     id: int
@@ -178,7 +181,7 @@ class Linger(OfRounds, frozen=True):
 
 
 class Aborted(Message, frozen=True):
-    """A meeting will not come about: a partner is lost."""
+    """Tells that a meeting does not count, because a partner is lost or left out, or has replaced the state."""
 
     rounds: str
     attempt: int

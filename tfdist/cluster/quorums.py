@@ -1,19 +1,20 @@
-"""What the rendezvous server knows about rounds that need a quorum of the training tasks, not all of them.
+"""The rendezvous server's part in rounds that need only a quorum of the training tasks.
 
-A round *begins* when all tasks that are awaited are ready for it, or, once a quorum is, after a time of grace. Those
-that are ready then *meet*: they exchange what they have learned, and each says when it has it all. The meeting counts
-when all have said so; if one of them is lost before, it counts for nobody, and the others meet again without it. As
-this server alone decides, no two parts of the job can go on with different states.
+A round *begins* when all awaited tasks are ready for it, or, when only a quorum is ready, after a time of grace. The
+tasks that are ready then *meet*: they exchange their contributions, and each task reports when it has received all of
+them. The meeting counts when all its tasks have reported this. If one of them is lost before, the meeting counts for
+none of them, and the others meet again without that task. Because only this server decides, no two parts of the job can
+go on with different states.
 
-A partner of which nothing comes, or that does not say that it has everything, is left out after the time of grace: the
-others make the round without it, and it is not in another meeting for that round, unless the quorum needs it.
+A partner that sends nothing, or that does not report in time, is left out after the time of grace. The others make the
+round without it, and it is in no other meeting for that round, unless the quorum needs it.
 
-All who meet have the same state, which checksums show. If one has another state of the same round, since its program
-has given variables other values than the others' have, it takes that of the task which has been there longest. A task
-may also give its own state to all: it counts as that of a round of its own.
+All tasks that meet have the same state, which checksums verify. A task whose program has changed its variables has a
+different state of the same round: it takes the state of the task that has been there longest. A task may also give its
+own state to all. That state counts as a round of its own.
 
-A task that a round was made without is not awaited again before it has shown up. It takes the newest state from a task
-that has it; so does one that comes anew. If nobody has a state, the chief begins with its own.
+If a round is made without a task, later rounds do not wait for that task until it is ready again. It takes the newest
+state from a task that has it, and so does a new task. If no task has a state, the chief begins with its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tfdist.cluster.quorum_messages import (
 
 _CHIEF = 0
 _LINGER_SECONDS = 10.0
-"""For which a task stays for others at least, as a short time of grace is for rounds, not for who is on its way."""
+"""Seconds for which a task that has ended `fit` stays for others at most, unless a time of grace is longer."""
 
 
 @dataclass
@@ -53,9 +54,9 @@ class _Meeting:
     """A meeting under way.
 
     Attributes:
-        attempt: its number.
-        ready: what each of those who meet has said when it was ready.
-        have: the requests of those that have all they need.
+        attempt: number of the meeting.
+        ready: messages with which the partners reported that they are ready, by task.
+        have: ids of the requests of the partners that have received everything, by task.
     """
 
     attempt: int
@@ -68,17 +69,18 @@ class _Rounds:
     """The rounds of one name.
 
     Attributes:
-        first: what the first task has enlisted with.
-        has: the round of the state that each task has.
-        addresses: of the tasks.
+        first: message with which the first task has enlisted.
+        has: number of the round of each task's state, by task.
+        addresses: ``host:port`` of the tasks, by task, in the order in which they enlisted.
         awaited: tasks that the next round waits for.
-        waiting: requests of tasks that have no state, while nobody has one.
-        ready: what tasks have said that are ready for the next round.
-        left_out: tasks that the next round is to be made without.
-        late: what they have said when they were ready for it.
-        meeting: that is under way.
-        attempts: how many meetings there were.
-        patience: numbers the times of grace; one that is not the last is over.
+        waiting: ids of the requests of tasks that wait until there is any state, by task.
+        ready: messages of the tasks that are ready for the next round, by task.
+        left_out: tasks that the next round is made without.
+        late: messages of the left-out tasks that are ready after all, by task.
+        meeting: the meeting that is under way.
+        attempts: number of meetings so far.
+        patience: number of times of grace so far; only the last one is still valid.
+        is_patient: whether a time of grace is running.
     """
 
     first: Enlist
@@ -96,21 +98,21 @@ class _Rounds:
 
     @property
     def newest(self) -> int:
-        """The round of the newest state; -1 if nobody has one."""
+        """Number of the round of the newest state; -1 if no task has a state."""
         return max(self.has.values(), default=-1)
 
 
 _NONE = _Rounds(Enlist(0, "", "", -1, 1, 0.0, ""))
-"""Of a name that nobody has enlisted for; nobody takes part in them."""
+"""Rounds that no task takes part in; they stand for a name that no task has enlisted for."""
 
 
 class Quorums:
-    """The bookkeeping, without a connection of its own.
+    """The server's bookkeeping of rounds; it has no connection of its own.
 
     Args:
-        tell: sends a message to a task.
-        later: calls back after some seconds.
-        start_timeout: seconds for the chief to begin, if it is there.
+        tell: function that sends a message to a task.
+        later: function that calls back after some seconds.
+        start_timeout: seconds in which the chief, if it is there, has to begin with its state.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class Quorums:
         self._start_timeout = start_timeout
         self._rounds: dict[str, _Rounds] = {}
         self._furthest = (0, 0)
-        self._at: dict[int, tuple[int, int]] = {}  # the call of `fit` and the epoch of each task
+        self._at: dict[int, tuple[int, int]] = {}  # each task's call of `fit` and epoch
         self._lingering: dict[int, Linger] = {}
-        self._ending: set[int] = set()  # tasks that have ended `fit`, and get the newest states before they go on
+        self._ending: set[int] = set()  # tasks that have ended `fit`, and fetch the newest states before they go on
         self._chief_is_there = False
 
     def heard(self, task: int, message: OfRounds) -> None:
-        """Takes a task's message."""
+        """Handles a task's message."""
         match message:
             case Enlist():
                 self._enlist(task, message)
@@ -162,15 +164,15 @@ class Quorums:
                 self._replace(task, rounds, message)
 
     def came(self, task: int) -> None:
-        """A task is there, perhaps again."""
+        """Notes that a task is there, perhaps again."""
         self._chief_is_there |= task == _CHIEF
 
     def gone(self, task: int, lost: bool) -> None:
-        """A task is not there any more.
+        """Forgets a task that is not there any more.
 
         Args:
-            task: its number.
-            lost: whether it may come again, as its script has not ended.
+            task: number of the task.
+            lost: whether the task may come again, because its script has not ended.
         """
         self._chief_is_there &= task != _CHIEF
         self._at.pop(task, None)
@@ -188,7 +190,7 @@ class Quorums:
             if not rounds.has:
                 self._begin_without_the_chief(rounds)
         if lost and not any(rounds.has for rounds in self._rounds.values()):
-            self._furthest = (0, 0)  # who comes now begins anew
+            self._furthest = (0, 0)  # no state is left, so that the next tasks begin anew
         self._release()
 
     # States.
@@ -208,7 +210,7 @@ class Quorums:
         if message.round >= 0:
             rounds.has[task] = message.round
         if rounds.newest < 1 or message.round == rounds.newest:
-            rounds.awaited.add(task)  # others may need long for their first step
+            rounds.awaited.add(task)  # even before it is ready, as tasks may need long for their first step
         if rounds.has:
             self._point(task, message.id, rounds)
         else:
@@ -227,7 +229,7 @@ class Quorums:
         self._answer(task, request, Enlisted(newest, source, address))
 
     def _replace(self, task: int, rounds: _Rounds, message: Replace) -> None:
-        """A task's own state becomes the newest one."""
+        """Makes a task's own state the newest one."""
         rounds.has[task] = rounds.newest + 1
         self._answer(task, message.id, rounds.has[task])
         self._begin_again(rounds)
@@ -235,13 +237,13 @@ class Quorums:
             self._abort(rounds)
 
     def _begin_with(self, task: int, rounds: _Rounds) -> None:
-        """A task's own state becomes that of all."""
+        """Makes a task's own state the initial state of all tasks."""
         rounds.has[task] = 0
         while rounds.waiting:
             self._point(*rounds.waiting.popitem(), rounds)
 
     def _begin_without_the_chief(self, rounds: _Rounds) -> None:
-        """If the chief, which may have a backup, does not come, another task begins."""
+        """Lets another task begin with its state if the chief, which may have a backup to restore, does not come."""
 
         def begin() -> None:
             if rounds.waiting and not rounds.has:
@@ -273,7 +275,7 @@ class Quorums:
         if rounds.meeting is not None:
             return
         if rounds.late and len(rounds.ready) < rounds.first.quorum and not rounds.awaited - rounds.ready.keys():
-            rounds.ready.update(rounds.late)  # there are too few without them
+            rounds.ready.update(rounds.late)  # without the late tasks there is no quorum
             rounds.awaited |= rounds.late.keys()
             rounds.late, rounds.left_out = {}, set()
         if len(rounds.ready) < rounds.first.quorum:
@@ -294,8 +296,8 @@ class Quorums:
             self._later(rounds.first.grace, end)
 
     def _send_back(self, rounds: _Rounds) -> bool:
-        """Has those take the others' state that have gone astray; whether there are some."""
-        oldest = next(task for task in rounds.addresses if task in rounds.ready)  # they came in this order
+        """Has tasks whose state differs take the state of the others. Returns whether there are such tasks."""
+        oldest = next(task for task in rounds.addresses if task in rounds.ready)  # addresses are in order of arrival
         agreed = rounds.ready[oldest].checksum
         astray = {task: one for task, one in rounds.ready.items() if one.checksum != agreed}
         for task, one in astray.items():
@@ -339,7 +341,7 @@ class Quorums:
             self._begin_again(rounds)
 
     def _begin_again(self, rounds: _Rounds) -> None:
-        """Looks anew at those who are ready, for a round that may have been made without them."""
+        """Checks again which tasks are ready, because a round may have been made without them."""
         waiting = rounds.ready | rounds.late
         rounds.ready, rounds.late, rounds.left_out = {}, {}, set()
         for task, ready in waiting.items():
@@ -350,7 +352,7 @@ class Quorums:
             self._leave_out(rounds, rounds.meeting, set(message.tasks))
 
     def _leave_out(self, rounds: _Rounds, meeting: _Meeting, tasks: set[int]) -> None:
-        """Has the other partners make a round without some of them, if they are enough."""
+        """Aborts a meeting so that the partners make the round without some tasks, if the rest is a quorum."""
         tasks &= meeting.ready.keys()
         if rounds.meeting is meeting and tasks and len(meeting.ready) - len(tasks) >= rounds.first.quorum:
             rounds.left_out |= tasks
@@ -372,7 +374,7 @@ class Quorums:
         self._at[task] = where
         self._furthest = max(self._furthest, where)
         for rounds in self._rounds.values():
-            for said in (rounds.ready, rounds.late):  # or one that is late would make a last round by itself
+            for said in (rounds.ready, rounds.late):  # otherwise a late task would make a last round by itself
                 for one, ready in list(said.items()):
                     if ready.fit is not None and ready.fit < self._furthest[0]:
                         del said[one]
@@ -389,10 +391,10 @@ class Quorums:
         self._later(max([_LINGER_SECONDS, *(self._of(name).first.grace for name in message.rounds)]), end)
 
     def _release(self) -> None:
-        """Lets those go that neither wait for a newer state of the call of `fit` that they have ended, nor give theirs.
+        """Answers the lingering tasks that may go: no other task needs their states, or they lack a state themselves.
 
-        Who lacks one of those that there are goes at once, whatever it has to give: it gets that, and comes back. Two
-        of which each lacks what the other one has would wait for each other.
+        A task that lacks a newest state goes at once, even if others need its own states: it fetches that state and
+        asks again. Otherwise two tasks that each need a state of the other would wait for each other.
         """
         for task, message in list(self._lingering.items()):
             all_rounds = [self._of(name) for name in message.rounds]
@@ -404,7 +406,7 @@ class Quorums:
                 self._answer(task, message.id, None)
 
     def _lacking(self, rounds: _Rounds, fit: int) -> set[int]:
-        """Who lacks the newest state: within a call of `fit`, or at its end."""
+        """Returns the tasks within a call of `fit`, or at its end, that lack the newest state."""
         behind = {one for one in rounds.addresses if rounds.has.get(one, -1) < rounds.newest}
         return {one for one in behind if one in self._ending or self._at.get(one, (fit, 0))[0] <= fit}
 

@@ -20,13 +20,13 @@ from tfdist.errors import RendezvousError
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens at ``host:port``.
+    """Returns a socket that listens at ``host:port``.
 
-    Where the address is not one of this machine's own (a service or a NAT in front of it), it listens on all of
-    them.
+    If the address is not one of this machine's own (with a service or a NAT in front of it), the socket listens on all
+    interfaces.
 
     Raises:
-        RendezvousError: the port is in use, or not allowed.
+        RendezvousError: the port is in use or not allowed, or the address cannot be resolved.
     """
     host, port = split_address(address)
     try:
@@ -58,16 +58,16 @@ def listen(address: str) -> socket.socket:
 
 
 class ServerProcess:
-    """The rendezvous server, as the chief started it.
+    """The rendezvous server's process, which the chief starts.
 
     Args:
-        listener: where it serves; closed here.
-        tasks: the name of each task, by number.
-        size: the number of tasks with a rank.
+        listener: socket that the server serves; closed in this process.
+        tasks: names of the tasks, by number.
+        size: number of tasks with a rank.
         digest: fingerprint of the cluster.
         secret: the job's secret, or empty bytes.
-        timeouts: of the job.
-        is_elastic: whether tasks may come again, and come anew.
+        timeouts: the job's deadlines.
+        is_elastic: whether tasks may come again, and new tasks may come, after the start.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class ServerProcess:
         )
         listener.close()
         assert self._process.stdin
-        # Stays open: its end tells the server that the chief has died.
+        # Stays open, because its end tells the server that the chief has died.
         self._process.stdin.write(msgspec.json.encode(job).decode() + "\n")
         self._process.stdin.flush()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Waits until the server has ended, as it does when all training tasks have left; ends it if it does not."""
+        """Waits until the server has ended, as it does when all training tasks have left; kills it after a timeout."""
         assert self._process.stdin
         self._process.stdin.close()
         try:
@@ -118,6 +118,6 @@ class ServerProcess:
             self._process.wait()
 
     def release(self) -> None:
-        """Lets the server serve the tasks that are left; it ends by itself when no training task is."""
+        """Lets the server go on for the remaining tasks; it ends by itself when no training task is left."""
         assert self._process.stdin
         self._process.stdin.close()

@@ -1,13 +1,13 @@
 """The rendezvous server: one process per job, started by the chief.
 
-It admits tasks and keeps watch: a connection that the kernel closes is a task that died, a silent one is a task that
-is stopped or cut off. It tells all tasks who is there and who is lost; what that means is for them to decide. Tasks
-exchange small values over it (`tfdist.cluster.meetings`), ranks agree on their collectives
+It admits tasks and keeps watch: if the kernel closes a connection its task has died, and if a connection is silent its
+task is stopped or cut off. It tells all tasks which tasks are there and which are lost; the tasks decide what that
+means. Tasks exchange small values over it (`tfdist.cluster.meetings`), ranks agree on their collectives
 (`tfdist.cluster.coordination`), and rounds find their quorum (`tfdist.cluster.quorums`). It is a separate process
 because MPI can block a whole Python process while it starts.
 
-Run as ``python -m tfdist.cluster.server FD``: ``FD`` is a listening socket. The job's description comes as one line of
-JSON on standard input, which the chief keeps open as long as it lives.
+Run it as ``python -m tfdist.cluster.server FD``, where ``FD`` is a listening socket. The job's description comes as one
+line of JSON on standard input, which the chief keeps open as long as it lives.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from tfdist.cluster.quorums import Quorums
 from tfdist.comm import segments
 
 ANSWER_SECONDS = 2.0
-"""For the ranks to report what they have under way, when one has waited long."""
+"""Seconds for the ranks to report their collectives under way, when a rank has waited long."""
 LINGER_SECONDS = 10.0
-"""For the others to end, after the job has failed."""
+"""Seconds for which the server goes on after the job has failed, so that the other tasks can end."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the server knows about its job before any task comes.
+    """The description of a job, which the server has before any task comes.
 
     Attributes:
-        name: unique among all jobs, at any time, of a machine.
-        tasks: the name of each task in messages, by number.
-        size: the number of tasks with a rank; these come first.
-        is_elastic: whether tasks may come again, and come anew, after the start.
+        name: name that no other job of a machine ever has.
+        tasks: names of the tasks for messages, by number.
+        size: number of tasks with a rank; these come first.
+        is_elastic: whether tasks may come again, and new tasks may come, after the start.
         digest: fingerprint of the cluster that every task must have been given.
-        version: of tfdist, the same on every task.
-        secret: what a task must prove to know; empty when the job has none.
+        version: version of tfdist, which must be the same on every task.
+        secret: the secret that a task must prove to know; empty for a job without a secret.
         start_timeout: seconds for all training tasks to come.
         heartbeat_timeout: seconds of silence after which a task counts as lost.
     """
@@ -66,17 +66,17 @@ class Job(msgspec.Struct, frozen=True):
 
 @dataclass
 class Member:
-    """A task that was admitted.
+    """An admitted task.
 
     Attributes:
-        task: its number.
-        claims: its statement about itself.
-        writer: its connection.
-        heard: whether it gave a sign of life since the last look.
-        silence: seconds without one in which other tasks gave some. Where all are silent the whole job is stopped
-            (Ctrl-Z), and there is nobody to be notified.
-        left: its script has ended.
-        ended: it needs the others no more, or is known to be lost.
+        task: the task's number.
+        claims: the task's statement about itself.
+        writer: the connection to the task.
+        heard: whether the task has sent anything since the last check.
+        silence: seconds in which the task sent nothing but other tasks did. If all tasks are silent the whole job is
+            stopped (Ctrl-Z), and no task is lost.
+        left: whether the task's script has ended.
+        ended: whether the task no longer needs the others, or is known to be lost.
     """
 
     task: int
@@ -94,14 +94,15 @@ class Member:
 
 
 class Server:
-    """The rendezvous of one job.
+    """The rendezvous server of one job.
 
     Attributes:
-        members: the tasks that are there, by number.
-        bound: the tasks that have started MPI with each other. None of them can be replaced.
-        lost: those of them that are lost.
-        failure: why the job cannot start, or ended.
-        over: set when the server may end.
+        job: the job's description.
+        members: tasks that are there, by number.
+        bound: tasks that have started MPI with each other. None of them can be replaced.
+        lost: bound tasks that are lost.
+        failure: the message that tells why the job cannot start; None if it can.
+        over: event that is set when the server may end.
     """
 
     def __init__(self, job: Job) -> None:
@@ -146,7 +147,7 @@ class Server:
                 member.heard = True
                 self._heard(member, messages.from_task(line))
         except (OSError, ValueError):
-            pass  # an invalid message; without its connection the task counts as lost
+            pass  # the connection is broken or a message invalid; without a connection the task counts as lost
         finally:
             self._gone(member)
 
@@ -184,7 +185,7 @@ class Server:
         return member
 
     def _objection(self, hello: messages.Hello, expected: str) -> str | None:
-        """Why a task is not admitted, or None. The proof comes first: nobody else learns anything."""
+        """Returns why a task is not admitted, or None. The proof is checked first, so that strangers learn nothing."""
         claims, job = hello.claims, self.job
         if not proof.is_proven(hello.proof, expected):
             return (
@@ -225,7 +226,7 @@ class Server:
         return None
 
     def _number(self, claims: Claims) -> int:
-        """The number of a task; a new one for a name that the cluster does not list."""
+        """Returns a task's number; a task that the cluster does not list gets a new number for its name."""
         if claims.task is not None:
             return claims.task
         if claims.name not in self._names[len(self.job.tasks) :]:
@@ -290,7 +291,7 @@ class Server:
         )
 
     async def _chief_lives(self) -> None:
-        """Ends the job when the chief's process dies before the start; later its connection shows it."""
+        """Ends the job when the chief's process dies before the start; later its connection shows its death."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -317,12 +318,12 @@ class Server:
         self._end_if_deserted()
 
     def _lose(self, member: Member, why: str, reported: bool = False) -> None:
-        """Tells everyone that a task is lost.
+        """Tells all tasks that one of them is lost.
 
         Args:
-            member: the task.
-            why: as a sentence.
-            reported: whether it reported an error itself; otherwise it died or cannot be reached.
+            member: the lost task.
+            why: the reason, as a sentence.
+            reported: whether the task reported an error itself; otherwise it died or cannot be reached.
         """
         is_bound = member.task in self.bound
         if is_bound:
@@ -339,10 +340,10 @@ class Server:
         self._tell_all(messages.Lost(member.task, why, not reported, is_bound))
 
     def _end_if_deserted(self) -> None:
-        """Ends the server when no training task is left, or none but lost ones, which may be stopped and never end.
+        """Ends the server when no training task is left except lost ones, which may be stopped and never end.
 
-        An elastic job in which one was lost waits for it to come again, as long as other tasks are there, unless the
-        chief has left in good order.
+        If an elastic job has lost a training task, the server waits up to the start's deadline for it to come again,
+        as long as other tasks are there, unless the chief has ended without an error.
         """
         trains = [task for task in self.members if self._trains(task) and task not in self.lost]
         if trains or not self._chief_has_come:
@@ -361,14 +362,14 @@ class Server:
         return task < self.job.size or self._names[task].startswith("worker ")
 
     def _fail(self, why: str) -> None:
-        """The job cannot start."""
+        """Tells all tasks that the job cannot start, and ends the server soon after."""
         if self.failure is None:
             self.failure = messages.Failed(why, mismatch=False)
             self._tell_all(self.failure)
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
 
     def _mismatch(self, why: str, members: tuple[int, ...] | None) -> None:
-        """Ranks of a group do different things."""
+        """Tells the ranks of a group that they do different things."""
         for rank in range(self.job.size) if members is None else members:
             self._tell(rank, messages.Failed(why, mismatch=True))
 
@@ -434,14 +435,14 @@ class Server:
             self._lose(member, f"{self._name(member)} failed: {message.failed}", reported=True)
         else:
             if member.task == 0:
-                self._awaited.clear()  # the job has ended in good order
+                self._awaited.clear()  # the job has ended without an error
             self._quorums.gone(member.task, lost=False)
             self._tell_all(messages.Left(member.task, self._name(member), message.counts))
 
     # Explaining a stall.
 
     def _explain(self, seconds: float) -> None:
-        """Finds out why ranks wait, and tells those concerned; once for all that ask at about the same time."""
+        """Finds out why ranks wait, and tells the ranks concerned; once for all requests at about the same time."""
         if self._explaining is None and time.monotonic() - self._explained > ANSWER_SECONDS:
             self._coordination.ask()
             loop = asyncio.get_running_loop()
@@ -458,7 +459,7 @@ class Server:
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of an admitted task, which may be longer than those of an unknown process."""
+    """Yields the lines of an admitted task, which may be longer than the lines of an unknown process."""
     pending = b""
     while chunk := await reader.read(1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")
@@ -473,7 +474,7 @@ def _later(seconds: float, then: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Serves the job that standard input describes on the listening socket given by number."""
+    """Serves the job described on standard input, on the listening socket whose number is the argument."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.setblocking(False)
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)

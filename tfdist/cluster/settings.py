@@ -1,4 +1,4 @@
-"""What a user may set about the start and the life of a job: deadlines and the secret."""
+"""The user's settings for the start and the life of a job: deadlines and the secret."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from tfdist.errors import ClusterSpecError
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait for other tasks, in seconds. No wait is without an end.
+    """The deadlines for waits for other tasks, in seconds. Every wait ends.
 
     Each default can be set in the environment: ``TFDIST_START_TIMEOUT``, ``TFDIST_HEARTBEAT_TIMEOUT``,
     ``TFDIST_COLLECTIVE_TIMEOUT`` and ``TFDIST_STALL_TIMEOUT``.
 
     Attributes:
-        start: for all tasks to come to the rendezvous.
-        heartbeat: without a sign of life from a task before it counts as lost (a stopped process, a cut
-            link; a process that dies is noticed at once).
-        collective: for the ranks that are alive to take part in a collective.
-        stall: in a collective before every rank's log says who is missing from what; nothing fails yet.
+        start: seconds for all tasks to come to the rendezvous.
+        heartbeat: seconds without a sign of life after which a task counts as lost, because its process is stopped or
+            its link is cut. The death of a process is noticed at once.
+        collective: seconds for all live ranks to take part in a collective.
+        stall: seconds in a collective after which every rank logs which ranks are missing from which collectives.
+            Nothing fails yet.
     """
 
     start: float = 300.0
@@ -38,7 +39,7 @@ class Timeouts:
 
     @classmethod
     def from_environment(cls) -> Timeouts:
-        """The defaults, with what the environment sets in their place."""
+        """Returns the defaults, except for the deadlines that the environment sets."""
         given = {}
         for field in fields(cls):
             name = f"TFDIST_{field.name.upper()}_TIMEOUT"
@@ -51,13 +52,13 @@ class Timeouts:
 
     @classmethod
     def of(cls, given: Timeouts | None) -> Timeouts:
-        """What a program has given, or else those of the environment.
+        """Returns the deadlines that a program has given, or by default those of the environment.
 
         Args:
-            given: None for none.
+            given: the program's deadlines; None if it has given none.
 
         Raises:
-            TypeError: it is something else.
+            TypeError: ``given`` is neither `Timeouts` nor None.
         """
         if given is not None and not isinstance(given, cls):
             raise TypeError(f"timeouts must be tfdist.Timeouts, such as tfdist.Timeouts(start=300); got {given!r}")
@@ -65,14 +66,14 @@ class Timeouts:
 
 
 LEAST_SECRET_BYTES = 16
-"""Of a secret that is not easily found by trying."""
+"""Minimum length in bytes of a secret that cannot easily be guessed by trying."""
 
 
 def read_secret() -> bytes:
-    """The job's secret from ``TFDIST_SECRET`` or the file ``TFDIST_SECRET_FILE``; empty when none is set.
+    """Returns the job's secret from ``TFDIST_SECRET`` or the file ``TFDIST_SECRET_FILE``; empty when neither is set.
 
     Raises:
-        ClusterSpecError: the file cannot be read, is empty, or is one that all users can read.
+        ClusterSpecError: the file cannot be read, is empty, or is readable for all users.
     """
     if secret := os.environ.get("TFDIST_SECRET"):
         return secret.encode("utf-8", "surrogateescape")

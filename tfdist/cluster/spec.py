@@ -1,4 +1,4 @@
-"""The cluster as TF_CONFIG or a `ClusterResolver` describes it, checked."""
+"""Reads and checks the description of the cluster in TF_CONFIG or a `ClusterResolver`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from tfdist.errors import ClusterSpecError
 
 CHIEF_JOBS = ("chief", "master")
-"""What the job of the task that is rank 0 may be called; ``master`` by SageMaker and older TFJobs."""
+"""Possible jobs of a chief, the task with rank 0. SageMaker and older TFJobs call it ``master``."""
 
 TRAINING_JOBS = (*CHIEF_JOBS, "worker")
 """Jobs whose tasks have ranks, in the order of the ranks."""
 
 OTHER_JOBS = ("ps", "evaluator")
-"""Jobs whose tasks are members of the cluster without a rank: parameter servers, and evaluators, which run alone."""
+"""Jobs whose tasks belong to the cluster but have no rank: parameter servers, and evaluators, which run alone."""
 
 _LIKE_CLUSTER = ("cluster", "clusters", "clusterspec", "cluster_spec")
 
@@ -40,15 +40,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All tasks of a cluster, and which of them this process is.
+    """All tasks of a cluster, and this process's task among them.
 
-    A task's number is its place in ``tasks``. Those that train come first, so that their numbers are their ranks.
+    A task's number is its place in ``tasks``. Training tasks come first, so that their numbers are their ranks.
 
     Attributes:
         tasks: the chief, the workers, the parameter servers, the evaluators.
-        task: this process's own job and index. It is not among ``tasks`` when it is an evaluator that the cluster does
-            not list, or a worker that comes in addition to a cluster with parameter servers.
-        comes_and_goes: whether the strategy of this task trains with those that are there, and needs no MPI.
+        task: this process's own task. It is not in ``tasks`` if it is an evaluator that the cluster does not list, or
+            a worker in addition to the listed ones of a cluster with parameter servers.
+        comes_and_goes: whether this task's strategy trains with the tasks that are there, and needs no MPI.
     """
 
     tasks: tuple[Task, ...]
@@ -72,11 +72,11 @@ class Cluster:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether tasks may come again, and come anew, after the start; also in a cluster with parameter servers."""
+        """Whether tasks may come again, and new tasks may come, after the start, as with parameter servers."""
         return self.comes_and_goes or any(task.job == "ps" for task in self.tasks)
 
     def digest(self) -> str:
-        """A fingerprint that tasks compare to learn whether they were given the same cluster."""
+        """Returns a fingerprint, by which tasks check that they were given the same cluster."""
         tasks: list[Any] = [[task.job, task.index, task.address] for task in self.tasks]
         text = json.dumps([*tasks, "comes and goes"] if self.comes_and_goes else tasks)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -90,11 +90,11 @@ def from_tf_config(text: str) -> Cluster | None:
             instead of ``cluster``; other keys are ignored. The index may be a string.
 
     Returns:
-        The cluster; None when TF_CONFIG names none: empty text, an empty object, a task without a cluster, as
-        schedulers give it to a job of one.
+        The cluster; None when TF_CONFIG names none: an empty text, an empty object, or a task without a cluster, which
+        schedulers give to a job with a single task.
 
     Raises:
-        ClusterSpecError: the text is not such JSON, or contradicts itself.
+        ClusterSpecError: the text is not JSON of this form, or contradicts itself.
     """
     if not text.strip():
         return None
@@ -132,7 +132,7 @@ def from_tf_config(text: str) -> Cluster | None:
 
 
 def _looks_like_a_cluster(key: str, value: Any) -> bool:
-    """Whether a key of TF_CONFIG beside ``cluster`` and ``task`` was meant to name tasks."""
+    """Returns whether a key of TF_CONFIG other than ``cluster`` and ``task`` is meant to name tasks."""
     if key in ("cluster", "sparseCluster", "task") or not value:
         return False
     is_job = key in (*TRAINING_JOBS, *OTHER_JOBS)
@@ -148,13 +148,13 @@ def _has_addresses(value: Any) -> bool:
 
 
 def from_resolver(resolver: Any) -> Cluster | None:
-    """Reads any `tf.distribute.cluster_resolver.ClusterResolver`.
+    """Reads the cluster from any `tf.distribute.cluster_resolver.ClusterResolver`.
 
     Args:
-        resolver: has ``cluster_spec()``, ``task_type`` and ``task_id``.
+        resolver: resolver with ``cluster_spec()``, ``task_type`` and ``task_id``.
 
     Returns:
-        The cluster, or None when the resolver names no task.
+        The cluster, or None when the resolver names no tasks.
 
     Raises:
         ClusterSpecError: the resolver's cluster contradicts itself.
@@ -174,11 +174,11 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     """Checks a mapping of job names to addresses, and this process's place in it.
 
     Args:
-        jobs: addresses ``host:port`` by job, as a list or as a mapping from index to address, which may have gaps.
-            A job without tasks counts as not there.
+        jobs: addresses ``host:port`` by job, each as a list or as a mapping from index to address, which may have gaps.
+            A job without tasks is ignored.
         job: this process's job.
         index: this process's index in its job.
-        source: where it all comes from, for messages.
+        source: name of the place that the description comes from, for error messages.
 
     Returns:
         The cluster.

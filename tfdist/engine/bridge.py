@@ -41,15 +41,15 @@ class _Sum:
     """The reduction of one bucket.
 
     Attributes:
-        combine: the ufunc that combines its members.
-        members: their positions among all tensors.
-        contents: their names.
-        dtype: their common dtype.
-        shapes: dtypes and shapes, as far as they are known, as text.
+        combine: the ufunc that combines the members.
+        members: positions of the members among all tensors.
+        contents: names of the members, as text.
+        dtype: common dtype of the members.
+        shapes: dtypes and shapes of the members, as far as they are known, as text.
         verb: the reduction in one word, such as ``sum``.
         mean: whether the sum is divided by the number of processes.
-        adaptive: whether the members are combined as `tfdist.collectives.adasum` has it.
-        compressed: how its members are compressed; empty if they are not.
+        adaptive: whether `tfdist.collectives.adasum` combines the members.
+        compressed: compression of each member; empty without compression.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class _Sum:
         self.verb = f"compressed {verb}" if self.compressed else verb
 
     def packed(self) -> tf.Tensor:
-        """All members as one tensor, concatenated on their device; a single member is not copied."""
+        """Concatenates the members to one tensor, on their device; a single member is not copied."""
         if len(self._tensors) == 1:
             return self._tensors[0]
         return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in self._tensors], 0)
 
     def sizes(self, elements: int) -> list[int]:
-        """Numbers of elements of the members.
+        """Returns the number of elements of each member.
 
         Args:
-            elements: of all of them.
+            elements: number of elements of all members together.
         """
         return [elements] if len(self._tensors) == 1 else [one.shape.num_elements() for one in self._tensors]
 
@@ -133,14 +133,14 @@ class Bridge:
                 processes. Give them in the order in which they become available, so that transfers start early.
             combine: a commutative and associative NumPy ufunc of two arguments.
             names: names of the tensors, for messages.
-            compressed: how each tensor is compressed; None for no compression.
+            compressed: compression of each tensor; None for no compression.
             verb: the purpose in one word, the same on all processes; by default derived from ``combine``.
             mean: whether sums are divided by the number of processes (integers are rounded towards zero). A mean does
                 not overflow if it is within the range of its dtype. Not for compressed tensors.
             weight: float64 scalar that this process's floating-point tensors are multiplied by before they are
-                reduced. If it is 0 they count as zero, also if they hold NaN or infinity. Not with ``mean``.
-            adaptive: whether they are combined as `tfdist.collectives.adasum` has it, in place of ``combine``, each
-                tensor by itself. Not with ``mean`` or ``compressed``, and for floating-point tensors only.
+                reduced. If it is 0 they count as zero, even if they hold NaN or infinity. Not with ``mean``.
+            adaptive: whether `tfdist.collectives.adasum` combines each tensor, in place of ``combine``. Not with
+                ``mean`` or ``compressed``, and for floating-point tensors only.
 
         Returns:
             The sums, bitwise equal on all processes.
@@ -179,7 +179,7 @@ class Bridge:
         return [self._collect(handle, blocking=True) for handle in posted]
 
     def _sum_in_graph(self, jobs: list[_Sum], weight: tf.Tensor | None) -> list[tf.Tensor]:
-        """Posts every bucket but the last; a final host call posts the last one and waits for all."""
+        """Posts every bucket but the last; a final host call posts the last bucket and waits for all of them."""
         weights = [] if weight is None else [weight]
         handles = []
         for job in jobs[:-1]:
@@ -224,7 +224,7 @@ class Bridge:
         buffer = self._scratch(vector)
         source: np.ndarray | None = vector
         if weight is not None and float(weight) != 1:
-            # Written into the buffer of the sum, which saves a pass over the vector; the sum is then in place.
+            # The weighted vector is written into the buffer and summed in place, which saves a pass over the vector.
             source, vector = None, weighted(vector, float(weight), self._scratch(vector) if job.compressed else buffer)
         plan: Plan | Operation
         if job.compressed:
@@ -255,7 +255,7 @@ class Bridge:
         return self._group.take(like.nbytes).view(like.dtype)
 
     def _sum_again(self, key: str, vector: np.ndarray) -> np.ndarray:
-        """Sums a scaled vector after the sum of a key has overflowed."""
+        """Sums a scaled vector, after the unscaled sum has overflowed."""
         algorithm = self._group.choose_in_turn(vector.nbytes)
         total = self._scratch(vector)
         self._group.run(f"{key}: once more, scaled", operations.all_reduce(total, algorithm, source=vector))
@@ -269,7 +269,7 @@ class Bridge:
 
 
 def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
-    """The result for a single process: the tensor, with momentum if compression applies it."""
+    """Returns the result for a single process: the tensor, with momentum if the compression applies momentum."""
     if how is None or not how.momentum:
         return tensor
     applied = host_call(
@@ -280,7 +280,7 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:
-    """Packs tensors into buckets, compressed ones separately; a tensor of unknown size gets its own bucket."""
+    """Packs tensors into buckets, compressed tensors separately; a tensor of unknown size gets its own bucket."""
     sizes = []
     for tensor in tensors:
         elements = tensor.shape.num_elements()

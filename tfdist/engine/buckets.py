@@ -1,4 +1,4 @@
-"""Packs many tensors into few buckets, so that small ones do not each cost a collective."""
+"""Packs many tensors into few buckets, so that small tensors do not each cost a collective."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 BUCKET_BYTES = 16 << 20
-"""A bucket is closed when it holds this many bytes."""
+"""Number of bytes at which a bucket is closed."""
 
 ALONE_BYTES = 1 << 20
-"""A tensor of at least this size gets its own bucket: copying it would cost more than another collective."""
+"""Bytes from which a tensor gets its own bucket, because copying it would cost more than another collective."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Bucket:
     """Tensors of one kind that are reduced together.
 
     Attributes:
-        members: their positions in the list that was packed.
-        kind: their common kind.
+        members: positions of the tensors in the list that was packed.
+        kind: common kind of the tensors.
     """
 
     members: tuple[int, ...]
@@ -31,8 +31,8 @@ def plan(
     """Distributes tensors over buckets, in order.
 
     Args:
-        sizes: bytes of each tensor.
-        kinds: the kind of each tensor, which includes its dtype; a bucket holds tensors of one kind.
+        sizes: number of bytes of each tensor.
+        kinds: kind of each tensor, which includes its dtype; a bucket holds tensors of one kind.
         limit: bytes at which a bucket is closed.
         alone: bytes from which a tensor gets its own bucket.
 

@@ -1,8 +1,8 @@
 """Calibration: measures the machines of a job, and stores the figures for choosing algorithms.
 
-The figures that `tfdist bench` measures are stored in a file per kind of job (machines, processes on each, cores), in
-``$XDG_CACHE_HOME/tfdist``, or at the path in ``TFDIST_CALIBRATION``. All ranks use rank 0's file, so that they make the
-same choices.
+The figures that `tfdist bench` measures are stored in one file for each kind of job (machines, processes on each,
+cores), in ``$XDG_CACHE_HOME/tfdist``, or at the path in ``TFDIST_CALIBRATION``. All ranks use rank 0's file, so that
+they make the same choices.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _SMALL_REPEATS, _LARGE_REPEATS, _RUNS = 200, 5, 5
 
 
 def machine(hosts: Sequence[int]) -> dict[str, Any]:
-    """Describes what a calibration is valid for: this machine, and the distribution of the job's processes.
+    """Describes the conditions of a calibration: this machine, and the distribution of the job's processes.
 
     Args:
-        hosts: by rank, the number of its machine.
+        hosts: number of each rank's machine, by rank.
     """
     return {
         "processor": _processor(),
@@ -58,7 +58,7 @@ def _processor() -> str:
 
 
 def path_for(described: dict[str, Any]) -> Path:
-    """The path of the calibration for a machine: ``TFDIST_CALIBRATION``, or a file in the cache directory."""
+    """Returns the path of a machine's calibration: ``TFDIST_CALIBRATION``, or a file in the cache directory."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -75,7 +75,7 @@ def store(calibration: Calibration, described: dict[str, Any]) -> Path:
 
 
 def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
-    """The stored calibration for a machine, or None.
+    """Returns the stored calibration for a machine, or None.
 
     Raises:
         CalibrationError: the file is damaged, or was made on another machine or for another job.
@@ -110,10 +110,10 @@ def _calibration(kept: dict[str, Any]) -> Calibration:
 
 
 def agreed(group: Group, algorithm: str) -> Calibration | None:
-    """The chief's calibration, on all ranks of a group; None if the algorithm needs none. Eagerly only.
+    """Returns the calibration of the group's rank 0, on all ranks; None if the algorithm needs none. Eagerly only.
 
     Raises:
-        CalibrationError: as in `load`, on the chief.
+        CalibrationError: rank 0 cannot load its calibration; see `load`.
     """
     if group.size == 1 or algorithm != AUTO:
         return None
@@ -123,10 +123,10 @@ def agreed(group: Group, algorithm: str) -> Calibration | None:
 
 
 def written(group: Group) -> str:
-    """This process's calibration for the job that a group is part of, as text for `read`.
+    """Returns this process's calibration for the job that a group is part of, as text for `read`.
 
     Raises:
-        CalibrationError: as in `load`.
+        CalibrationError: the calibration cannot be loaded; see `load`.
     """
     engine = group.engine
     return json.dumps(dataclasses.asdict(load(machine(engine.communicator.hosts), engine.rank) or TYPICAL))
@@ -147,7 +147,7 @@ def measure(group: Group) -> Calibration:
 
 
 def _level(group: Group, circle: list[int]) -> Level:
-    """The cost of messages around a circle of ranks that all send at once; other ranks only take part in barriers."""
+    """Measures messages in a ring of ranks that all send at once; the other ranks only take part in barriers."""
     small = _slowest(group, _seconds(group, circle, 8, _SMALL_REPEATS))
     large = _slowest(group, _seconds(group, circle, _LARGE_BYTES, _LARGE_REPEATS))
     return Level(small, max(large - small, 1e-12) / _LARGE_BYTES)
@@ -178,7 +178,7 @@ def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
 
 
 def _combining(group: Group) -> float:
-    """Seconds per byte of adding float32 while every rank adds; from memory rather than cache, like gradients."""
+    """Measures the seconds per byte of adding float32 on all ranks at once; from memory, not cache, like gradients."""
     terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
     best = float("inf")
     for _ in range(_RUNS):
@@ -190,7 +190,7 @@ def _combining(group: Group) -> float:
 
 
 def _calling(group: Group) -> float:
-    """Seconds per collective without messages."""
+    """Measures the seconds of a collective without messages."""
 
     def nothing(comm: Communicator, tag: int) -> Schedule:
         return

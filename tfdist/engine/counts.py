@@ -1,4 +1,4 @@
-"""Counts over processes in a step, with a number that only the host knows: one host call."""
+"""Counts over processes in a step, which include a number that only the host knows, in one host call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Counts:
     """Sums numbers over the processes of a group, or gathers them.
 
     Args:
-        group: the processes.
-        contents: what is counted, for messages.
-        own: this process's number that only the host knows, when a collective begins.
-        learn: is called with the sum of those numbers, on the host. It may raise `StopIteration`: the caller gets
-            `tf.errors.OutOfRangeError`.
+        group: the processes that take part.
+        contents: description of the counted things, for messages.
+        own: function that returns this process's number that only the host knows; called when a collective begins.
+        learn: callback, called on the host with the sum of all processes' numbers of ``own``. It may raise
+            `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`.
     """
 
     def __init__(self, group: Group, contents: str, own: Callable[[], int], learn: Callable[[int], None]) -> None:
@@ -34,16 +34,16 @@ class Counts:
 
     @tf.autograph.experimental.do_not_convert
     def sum(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The sums over all processes; in the graph under construction, or eagerly.
+        """Sums numbers over all processes; in the graph under construction, or eagerly.
 
         Args:
-            numbers: of this process, one-dimensional int64.
+            numbers: this process's numbers, one-dimensional int64.
         """
         return self._call("count", self._sum, numbers, numbers.shape)
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The numbers of each process, in rows; as `sum`."""
+        """Gathers the numbers of all processes, one row for each process; arguments are the same as of `sum`."""
         return self._call("comparison", self._gather, numbers, [self._group.size, *numbers.shape])
 
     def _call(self, kind: str, function: Callable[..., np.ndarray], numbers: tf.Tensor, shape: Any) -> tf.Tensor:
@@ -68,7 +68,7 @@ class Counts:
         return total[:-1]
 
     def _gather(self, key: str, numbers: np.ndarray, blocking: bool = True) -> np.ndarray:
-        # Blocking also in a graph, as nothing else is under way meanwhile: a rank that is elsewhere is named at once.
+        # Blocking also in a graph, because nothing else runs meanwhile: so a rank in another collective is found soon.
         own = np.append(numbers, self._own())[np.newaxis]
         rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking)
         self._learn(int(rows[:, -1].sum()))

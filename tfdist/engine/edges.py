@@ -1,7 +1,7 @@
 """Sends and receives of tensors along named edges between two processes; in graphs and eagerly.
 
 The two ends of an edge are different programs, so they are matched by the edge's name, not by their place in the
-graph. Their calls are matched by order: the n-th tensor that is received is the n-th that was sent.
+graph. Their calls are matched by order: the n-th received tensor is the n-th sent tensor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Outgoing(NamedTuple):
     """A tensor to be sent.
 
     Attributes:
-        tensor: dense and numeric.
-        destination: the rank in the group that receives it.
-        edge: the edge's name; a different one for each dtype and number of dimensions.
+        tensor: dense numeric tensor.
+        destination: rank in the group that receives the tensor.
+        edge: name of the edge; a different name for each dtype and number of dimensions.
     """
 
     tensor: tf.Tensor
@@ -39,9 +39,10 @@ class Incoming(NamedTuple):
     """A tensor to be received.
 
     Attributes:
-        spec: its dtype and shape. Dimensions may be None where the sender decides; their number must be known.
-        source: the rank in the group that sends it.
-        edge: as of `Outgoing`.
+        spec: dtype and shape of the tensor. Sizes that the sender decides are None; the number of dimensions must be
+            known.
+        source: rank in the group that sends the tensor.
+        edge: name of the edge; see `Outgoing`.
     """
 
     spec: tf.TensorSpec
@@ -50,7 +51,7 @@ class Incoming(NamedTuple):
 
 
 class Edges:
-    """Sends and receives.
+    """Sends and receives tensors along edges.
 
     Args:
         group: the processes that edges connect.
@@ -65,9 +66,9 @@ class Edges:
         """Starts to send a tensor, and returns without waiting for the receiver.
 
         Args:
-            tensor: as of `Outgoing`.
-            destination: as of `Outgoing`.
-            edge: as of `Outgoing`.
+            tensor: dense numeric tensor.
+            destination: rank in the group that receives the tensor.
+            edge: name of the edge; see `Outgoing`.
 
         Raises:
             ValueError: ``destination`` is not a rank of the group, or is this process.
@@ -78,9 +79,9 @@ class Edges:
         """Waits for a tensor.
 
         Args:
-            spec: as of `Incoming`.
-            source: as of `Incoming`.
-            edge: as of `Incoming`.
+            spec: dtype and shape of the tensor; see `Incoming`.
+            source: rank in the group that sends the tensor.
+            edge: name of the edge; see `Outgoing`.
 
         Returns:
             The tensor, with the static shape of ``spec``.
@@ -102,16 +103,16 @@ class Edges:
         """Starts to send and to receive, then waits for tensors; in a graph, all of it in one host call.
 
         Args:
-            sent: what is sent; nobody waits for its receivers.
-            expected: what may come while this process computes; a later ``received`` waits for it.
-            received: what is waited for.
+            sent: tensors to send, without waiting for their receivers.
+            expected: tensors that may arrive while this process computes; a later ``received`` waits for them.
+            received: tensors to wait for.
 
         Returns:
-            What was waited for, with the static shapes of the specs.
+            The tensors in ``received``, with the static shapes of their specs.
 
         Raises:
-            ValueError: as `send` and `receive`.
-            MismatchError: as `receive`.
+            ValueError: an edge is invalid; see `send` and `receive`.
+            MismatchError: a received tensor has another shape than its spec.
         """
         tensors = [tf.convert_to_tensor(one.tensor) for one in sent]
         senders = [self._sender(one.destination, one.edge) for one in sent]
@@ -134,7 +135,7 @@ class Edges:
         return list(found) if dtypes else []
 
     def _sender(self, destination: int, edge: str) -> Callable[[tf.Tensor], None]:
-        """A function that begins to send."""
+        """Returns a function that begins to send."""
         pair = self._pair(self._group.rank, destination)
         key = self._key(edge)
 
@@ -144,13 +145,13 @@ class Edges:
         return post
 
     def _beginner(self, incoming: Incoming) -> Callable[[], None]:
-        """A function that begins to receive."""
+        """Returns a function that begins to receive, for a later wait."""
         begin = self._beginning(incoming)
         queue = self._expected[incoming.source, incoming.edge]
         return lambda: queue.append(begin(True))
 
     def _receiver(self, incoming: Incoming) -> Callable[[], tf.Tensor]:
-        """A function that waits for what was expected, or else begins to receive it."""
+        """Returns a function that waits for a tensor, and begins to receive it if that has not begun yet."""
         spec, source, edge = incoming
         begin = self._beginning(incoming)
         pair = self._pair(source, self._group.rank)
@@ -169,7 +170,7 @@ class Edges:
         return wait
 
     def _beginning(self, incoming: Incoming) -> Callable[[bool], Pending]:
-        """A function that begins to receive; its argument is whether nobody waits yet."""
+        """Returns a function that begins to receive; its argument is whether the transfer overlaps with computation."""
         spec, source, edge = incoming
         if spec.shape.rank is None:
             raise ValueError(f"receive must know how many dimensions the tensor has; got {spec}")
@@ -177,7 +178,7 @@ class Edges:
         dtype = np.dtype(spec.dtype.as_numpy_dtype)
         plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
         key, kind = self._key(edge), _kind(spec)
-        near = len(set(pair.hosts)) == 1  # what comes from another machine needs this one's hands
+        near = len(set(pair.hosts)) == 1  # a transfer from another machine needs this process to drive it
         return lambda overlaps: pair.post(key, plan, kind, overlaps=overlaps, patient=near)
 
     def _pair(self, source: int, destination: int) -> Group:
@@ -189,7 +190,7 @@ class Edges:
         return self._group.subgroup((source, destination))
 
     def _of_job(self, rank: int) -> int:
-        """A member's rank in the job."""
+        """Returns a member's rank in the job."""
         return self._group.members[rank]
 
     def _key(self, edge: str) -> str:

@@ -1,12 +1,12 @@
 """Drives many collectives at once, each under a key that all of its ranks know.
 
-Ranks do not run their collectives in one order: TensorFlow's executor starts what is ready. So a call site has a key,
-and each of its calls a sequence number; together they make the message tag. The first time that a group uses a key,
-its members agree on a number for it through the rendezvous server, which detects disagreements. A call that is posted
-before that is queued, and so is one whose tag an earlier call still uses; `post` returns at once.
+Ranks do not run their collectives in the same order, because TensorFlow's executor starts whatever is ready. So a call
+site has a key, and each of its calls a sequence number; together they make the message tag. The first time that a group
+uses a key, its members agree on a number for it through the rendezvous server, which detects disagreements. A call that
+is posted before that is queued, and so is a call whose tag an earlier call still uses; `post` returns at once.
 
-A waiting thread drives the engine: it polls the transfers of all collectives, briefly at full speed and then in naps
-that leave the core to the peer that it waits for. While no thread waits, a progress thread does so.
+A waiting thread drives the engine: it polls the transfers of all collectives, briefly at full speed and then with naps
+that leave the core to the peer that it waits for. While no thread waits, a progress thread drives the engine.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from tfdist.errors import MismatchError, PeerLostError, TfdistError
 
 _EXPLANATION_SECONDS = 3.0
 _OWN = -1
-"""The first number of keys that this process agrees on with nobody; no message has their tags."""
+"""First number of keys that only this process uses, counted downwards; no message has their tags."""
 _PATIENT_NAP = 5e-3
-"""Of the progress thread where all calls are patient: each end of a nap interrupts what computes on its core."""
+"""Seconds that the progress thread sleeps when all calls are patient. Waking up interrupts computation on its core."""
 _TAGS_OF_A_KEY = 4
-"""So many calls of one key move at once, with tags of their own; later ones wait in the queue for theirs."""
+"""Number of calls of one key that can move at once, each with its own tag; later calls wait in the queue."""
 
 
 Site = tuple[tuple[int, ...] | None, str]
-"""A key and the members that use it, None for all: what the ranks agree on a number for."""
+"""The members that use a key (None for all ranks), and the key; members agree on a number for each site."""
 
 
 class Engine:
-    """The one place where a process's collectives make progress.
+    """Runs all collectives of a process.
 
     Args:
-        communicator: used by nobody else.
-        control: agrees on keys, and knows when a rank is lost. None for a process alone.
-        timeouts: how long to wait.
-        tags: how many message tags there are.
+        communicator: communicator that only this engine uses.
+        control: this task's membership, which agrees on keys and reports lost ranks; None for a process alone.
+        timeouts: deadlines for waits.
+        tags: number of available message tags.
 
     Attributes:
-        lost: ranks that are lost while this process goes on; why, by rank.
-        statistics: what has been communicated so far, and how long that took.
-        timeline: keeps what happens when; None unless asked for.
+        lost: errors of the ranks that are lost while this process goes on, by rank.
+        statistics: number of collectives so far, and time spent in them.
+        timeline: record of all collectives and waits; None if none is wanted.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def failure(self) -> TfdistError | None:
-        """Why no collective can complete any more, if that is so."""
+        """The error because of which no collective can complete any more; None if there is none."""
         return self._failure
 
     @property
@@ -117,7 +117,7 @@ class Engine:
         return self._unnoticed
 
     def failure_of(self, members: Iterable[int]) -> TfdistError | None:
-        """Why no collective of a group can complete any more, if that is so.
+        """Returns the error because of which no collective of a group can complete any more, or None.
 
         Args:
             members: the group's ranks.
@@ -160,19 +160,19 @@ class Engine:
         """Begins a collective and returns at once, whether or not the other ranks have heard of it.
 
         Args:
-            key: names the call site; the same on every member.
-            plan: what to do, with buffers that stay untouched until it is done; as an `Operation`, a rank without data
-                can take part.
-            signature: what must be equal on all ranks (shapes, dtypes); compared when the key is new.
-            overlaps: whether it should move although nobody waits yet; false where the wait follows at once.
-            members: the ranks that take part, in the order of the group; all by default. Other members may use the same
+            key: name of the call site, the same on every member.
+            plan: the collective; its buffers must stay untouched until it is done. In an `Operation`, ranks without
+                data can take part.
+            signature: text that must be equal on all ranks (shapes, dtypes); compared when the key is new.
+            overlaps: whether the collective progresses although no thread waits yet; false if the wait follows at once.
+            members: ranks that take part, in the order of the group; all by default. Other groups may use the same
                 keys.
-            contents: what it carries, in words, for messages.
-            ready: when the data were there, on `time.monotonic`; now by default.
-            patient: whether it loses nothing if it moves little while nobody waits.
+            contents: description of the data, for messages.
+            ready: time at which the data were ready, on `time.monotonic`; now by default.
+            patient: whether slow progress costs nothing while no thread waits.
 
         Raises:
-            TfdistError: as `run`.
+            TfdistError: a member is lost, or an earlier collective has failed.
         """
         pending = self._post(Pending(key, members, contents, ready, patient), plan, signature)
         if not overlaps:
@@ -188,30 +188,30 @@ class Engine:
         """Waits for a collective to complete and returns its result.
 
         Args:
-            pending: what `post` returned.
-            blocking: whether this process does nothing else meanwhile; lets the rendezvous server tell a deadlock
+            pending: the posted collective.
+            blocking: whether this process does nothing else meanwhile; the rendezvous server can then tell a deadlock
                 from a delay.
 
         Raises:
-            TfdistError: as `run`.
+            TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
         with self._waiting():
             return self._wait(pending, blocking)
 
     def join(self) -> int:
-        """Takes part, without data, in what the other ranks do, until all have joined; returns the last to do so.
+        """Takes part without data in the other ranks' collectives until all have joined; returns the last rank.
 
         Raises:
-            TfdistError: as `run`.
+            TfdistError: a rank is lost, or the job has failed.
         """
         return self._attendance.join()
 
     def fail(self, error: TfdistError, members: tuple[int, ...] | None = None) -> None:
-        """Makes every wait, now and later, raise the error; and tells the other ranks, if they do not know.
+        """Makes every wait, now and later, raise the error, and tells the other ranks unless they know it.
 
         Args:
-            error: why.
-            members: of the group in which ranks do different things; all by default.
+            error: the reason.
+            members: ranks of the group that a mismatch concerns; all by default.
         """
         if self._failure is None:
             self._failure = error
@@ -219,14 +219,14 @@ class Engine:
                 self.control.tell_failure(error, members)
 
     def survives(self, rank: int, error: TfdistError) -> bool:
-        """Whether this process goes on without a rank that is lost; called on the control connection's thread.
+        """Returns whether this process goes on without a lost rank; called on the control connection's thread.
 
-        It does if it has used a group of several without that rank, and if MPI's other transfers go on after a death.
-        The calls of groups with that rank fail.
+        It goes on if it has used a group of several ranks without the lost rank, and if MPI's other transfers go on
+        after a death. The calls of groups with the lost rank fail.
 
         Args:
-            rank: that is lost.
-            error: why.
+            rank: the lost rank.
+            error: the reason of the loss.
         """
         with self._posting, self._lock:
             others = [members for members in self._used if rank not in members]
@@ -239,7 +239,7 @@ class Engine:
                 if rank in self._members(pending.members):
                     pending.error = error
                     (self._active if pending in self._active else self._queued).remove(pending)
-                    self._abandoned.append(pending)  # what others send may still be written into its buffers
+                    self._abandoned.append(pending)  # keeps its buffers, into which other ranks' data may still come
             if self._abandoned and not self.under_way():
                 self.statistics.end_communicating()
             return True
@@ -253,22 +253,22 @@ class Engine:
             self._thread.join(5.0)
 
     def count(self, members: tuple[int, ...], kind: str) -> int:
-        """Counts what the members of a group make; returns how many of the kind were made before."""
+        """Counts objects of a kind that the members of a group make; returns the number of earlier ones."""
         self._counts[members, kind] += 1
         return self._counts[members, kind] - 1
 
-    # What others are told.
+    # Reports to other ranks.
 
     def counts(self) -> dict[int, int]:
-        """How many calls this rank has posted, by the key's number."""
+        """Returns the number of calls that this rank has posted, by the key's number."""
         return {number: self._calls[site] for site, number in self._numbers.copy().items()}
 
     def under_way(self) -> list[Pending]:
-        """The calls that this rank has posted and not completed."""
+        """Returns the calls that this rank has posted and not completed."""
         return [*self._active, *self._queued]
 
     def state(self) -> State:
-        """What this rank has under way, for the explanation of a stall."""
+        """Returns the collectives that this rank has under way, for the explanation of a stall."""
         return State(tuple(pending.describe() for pending in self.under_way()), self.counts())
 
     # Beginning.
@@ -290,7 +290,7 @@ class Engine:
                     self.statistics.begin_communicating()
                 self._queued.append(pending)
             if pending.number is None:
-                pending.number = self._numbers.get(site)  # the answer may have come before this was queued
+                pending.number = self._numbers.get(site)  # the answer may have come before the call was queued
         if pending.number is not None:
             with self._lock, self._explained(), np.errstate(all="ignore"):
                 self._start_queued()
@@ -300,7 +300,7 @@ class Engine:
         return tuple(range(self.size)) if members is None else members
 
     def _number(self, site: Site, signature: str) -> int | None:
-        """The number of a key; None while the ranks are agreeing on it."""
+        """Returns the number of a key; None until the members have agreed on it."""
         number = self._numbers.get(site)
         if number is not None:
             return number
@@ -316,7 +316,7 @@ class Engine:
         return None
 
     def _agreed(self, site: Site, number: int) -> None:
-        """Called on the control connection's thread when all members have asked."""
+        """Takes the number of a key; called on the control connection's thread when all members have asked."""
         with self._work:
             self._numbers[site] = number
             for pending in self._queued.copy():
@@ -325,7 +325,7 @@ class Engine:
             self._work.notify()
 
     def _undone(self, site: Site, why: str) -> None:
-        """The members call different collectives, of which nothing has been sent: this one is as if never posted."""
+        """Withdraws a call, because the members call different collectives and nothing has been sent yet."""
         error = MismatchError(why)
         with self._posting, self._lock:
             under_way = self.under_way()
@@ -340,7 +340,7 @@ class Engine:
 
     def _start_queued(self) -> None:
         """Starts every queued call whose key has a number, and whose tag is free."""
-        passed_over: set[Site] = set()  # their later calls wait too, although a number may come while this loop runs
+        passed_over: set[Site] = set()  # later calls of these sites wait too, even if a number comes during this loop
         for pending in self._queued.copy():
             site = (pending.members, pending.key)
             if pending.number is None:
@@ -375,27 +375,27 @@ class Engine:
     # For a rank that has joined.
 
     def learn(self, key: str, members: tuple[int, ...] | None, number: int) -> None:
-        """Takes in a key that the other ranks have agreed on."""
+        """Takes the number that the other ranks have agreed on for a key."""
         self._agreed((members, key), number)
 
     def calls_of(self, key: str, members: tuple[int, ...] | None) -> int:
-        """How many calls of a key this rank has posted."""
+        """Returns the number of calls of a key that this rank has posted."""
         return self._calls[members, key]
 
     def advance(self) -> bool:
-        """Drives what is under way; whether anything moved."""
+        """Drives the collectives under way once. Returns whether any of them progressed."""
         return self._advance()
 
     def drain(self) -> None:
-        """Waits for all that is under way."""
+        """Waits for all collectives under way."""
         for pending in self.under_way():
             self.wait(pending)
 
     def check(self, members: Iterable[int] = ()) -> None:
-        """Raises what makes further waiting useless. Who polls, and never waits, learns of failures by this alone.
+        """Raises the error that makes further waiting useless. Code that polls and never waits needs this check.
 
         Args:
-            members: of the group that is polled for; none if only failures of the whole job matter.
+            members: ranks of the group that is polled for; empty if only failures of the whole job matter.
 
         Raises:
             TfdistError: the job has failed, or a member is lost.
@@ -409,7 +409,7 @@ class Engine:
     # Making progress.
 
     def _advance(self) -> bool:
-        """Polls every active collective once; whether any of them moved."""
+        """Polls every active collective once. Returns whether any of them progressed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -442,7 +442,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Whose fault a broken transfer is: the rendezvous server usually knows a moment later."""
+        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon."""
         try:
             yield
         except TfdistError as error:
@@ -522,7 +522,7 @@ class Engine:
         return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())
 
     def _drive(self) -> None:
-        """The progress thread: makes what is posted move while nobody waits."""
+        """Runs the progress thread, which drives posted collectives while no thread waits."""
         idling = Idling(self._contention)
         while True:
             with self._work:
@@ -534,18 +534,18 @@ class Engine:
             try:
                 moved = self._advance()
             except Exception:
-                continue  # kept as the engine's failure; the next wait raises it
+                continue  # the error is kept as the engine's failure, which the next wait raises
             if moved:
                 idling.moved()
             elif all(pending.patient for pending in self.under_way()):
                 with self._work:
-                    self._work.wait(_PATIENT_NAP)  # until something else is posted
+                    self._work.wait(_PATIENT_NAP)  # ends early when something is posted
             else:
                 idling.nap()
 
 
 def describe(arrays: Sequence[np.ndarray]) -> str:
-    """Shapes and dtypes, for signatures and messages."""
+    """Describes shapes and dtypes, for signatures and messages."""
     return ", ".join(_described(array.dtype, array.shape) for array in arrays)
 
 

@@ -23,11 +23,11 @@ from tfdist.engine.means import Mean
 from tfdist.tensors import call_site, to_array, to_tensor
 
 HostFunction = Callable[..., "Sequence[np.ndarray]"]
-"""Called with the key and the operands as arrays."""
+"""A function on the host that is called with the key and the operands as arrays."""
 
 
 class Exchange:
-    """Gathers, scatters, broadcasts and barriers.
+    """Gathers, scatters, broadcasts and barriers over a group.
 
     Args:
         group: the processes that take part.
@@ -43,7 +43,7 @@ class Exchange:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of the processes in the job."""
+        """The processes' ranks in the job."""
         return self._group.members
 
     @tf.autograph.experimental.do_not_convert
@@ -51,7 +51,7 @@ class Exchange:
         """Concatenates a tensor over all processes, in the order of the ranks.
 
         Args:
-            tensor: dense and at least one-dimensional; all dimensions but ``axis`` are the same on all processes.
+            tensor: dense tensor of at least one dimension; all dimensions but ``axis`` are the same on all processes.
             axis: the dimension to concatenate along.
 
         Returns:
@@ -80,11 +80,11 @@ class Exchange:
 
     @tf.autograph.experimental.do_not_convert
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """The root's tensor, on every process.
+        """Returns the root's tensor, on every process.
 
         Args:
-            tensor: a tensor of the same shape and dtype on all processes.
-            root: the rank in the group whose tensor is broadcast.
+            tensor: tensor of the same shape and dtype on all processes.
+            root: rank in the group whose tensor is broadcast.
         """
         tensor = tf.convert_to_tensor(tensor)
 
@@ -95,24 +95,26 @@ class Exchange:
         return self._call(kind, send, [tensor], [(tensor.dtype, tensor.shape)], alike=True)[0]
 
     def broadcast_once(self, tensor: tf.Tensor, key: str, signature: str) -> tf.Tensor:
-        """Rank 0's tensor, on every process; eagerly only.
+        """Returns rank 0's tensor, on every process; eagerly only.
 
         Args:
-            tensor: a tensor of the same shape and dtype on all processes.
-            key: a name for this broadcast.
+            tensor: tensor of the same shape and dtype on all processes.
+            key: name for this broadcast.
             signature: text that is compared over the processes before anything is sent.
         """
         return to_tensor(self._broadcast(key, to_array(tensor), 0, signature))
 
     def compare(self, key: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
-        """Compares what must be the same on all processes, by hashes; only what differs is sent. From eager code only.
+        """Compares values that must be the same on all processes, by hashes. Eagerly only.
+
+        Only values that differ are sent.
 
         Args:
-            key: a name for this comparison, the same on all processes.
+            key: name for this comparison, the same on all processes.
             facts: values by name; the names are the same on all processes.
 
         Returns:
-            Those that differ, with the values of all processes, in the order of the ranks.
+            The values that differ, by name: a list of all processes' values, in the order of the ranks.
         """
         hashes = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in facts.values()]
         own = np.frombuffer(b"".join(hashes), np.int64)
@@ -135,12 +137,12 @@ class Exchange:
         """Combines a tensor over all processes, and gives each process some of the result's rows.
 
         Args:
-            tensor: at least one-dimensional, of the same shape and dtype on all processes.
+            tensor: tensor of at least one dimension, of the same shape and dtype on all processes.
             combine: a commutative and associative NumPy ufunc of two arguments.
             rows: the number of rows for this process; rows are assigned in the order of the ranks. By default all get
                 the same number, and the first ranks one more if rows do not divide evenly.
             verb: the purpose in one word, the same on all processes; by default derived from ``combine``.
-            mean: whether sums are divided by the number of processes; as in `tfdist.engine.bridge.Bridge.all_reduce`.
+            mean: whether sums are divided by the number of processes; see `tfdist.engine.bridge.Bridge.all_reduce`.
 
         Returns:
             This process's rows.
@@ -184,7 +186,7 @@ class Exchange:
         """Sends some rows to every process, and receives some from every process.
 
         Args:
-            tensor: dense and at least one-dimensional; all dimensions but the first are the same on all processes.
+            tensor: dense tensor of at least one dimension; all dimensions but the first are the same on all processes.
             splits: the number of rows for each process, in the order of the ranks; they add up to all rows.
 
         Returns:
@@ -227,7 +229,7 @@ class Exchange:
         self._call("barrier", wait, [], [(tf.int64, [])])
 
     def _anywhere(self, key: str, here: bool) -> bool:
-        """Whether something is true on any process."""
+        """Returns whether a condition is true on any process."""
         flag = np.array([here], np.uint8)
         self._group.run(key, ALGORITHMS["butterfly"](flag, np.maximum))
         return bool(flag[0])
@@ -257,11 +259,11 @@ class Exchange:
         """Calls a host function now, or from the graph under construction.
 
         Args:
-            kind: of collective, for its key.
-            function: what to call.
-            operands: its arguments after the key.
-            results: dtype and static shape of each of its results.
-            alike: whether the first operand has one shape on all processes.
+            kind: name of the collective, for its key.
+            function: host function to call.
+            operands: arguments of the function after the key.
+            results: dtype and static shape of each result of the function.
+            alike: whether the first operand has the same shape on all processes.
         """
         if tf.executing_eagerly():
             arrays = [to_array(operand) for operand in operands]
@@ -282,14 +284,14 @@ class Exchange:
 
 
 def _characters(strings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The length of each string, and the bytes of all."""
+    """Returns the length of each string, and the bytes of all strings."""
     parts = strings.reshape(-1).tolist()
     lengths = np.array([len(part) for part in parts], np.int64).reshape(strings.shape)
     return lengths, np.frombuffer(b"".join(parts), np.uint8)
 
 
 def _strings(lengths: np.ndarray, characters: np.ndarray) -> np.ndarray:
-    """Reverses `_characters`."""
+    """Returns the strings that `_characters` has taken apart."""
     text, ends = characters.tobytes(), np.cumsum(lengths.reshape(-1)).tolist()
     strings = np.empty(lengths.size, object)
     strings[:] = [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

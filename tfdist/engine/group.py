@@ -1,4 +1,4 @@
-"""Some or all of the processes, in an order of their own: what everything above the engine is given."""
+"""The group of processes that all code above the engine works with."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from tfdist.errors import TfdistError
 class Group:
     """An ordered set of processes, seen from one of its members.
 
-    What it is asked to do is known by a key, which is the group's own: groups of other members may use the same keys.
+    Each collective has a key. Keys belong to the group: groups of other members may use the same keys.
 
     Args:
-        engine: runs the collectives.
-        members: ranks of the engine's processes, this one's among them, in the order of the group; all by default.
-        algorithm: of its all-reduces.
-        calibration: by which ``"auto"`` chooses.
+        engine: the engine that runs the collectives.
+        members: ranks of the members in the job, including this process, in the order of the group; all by default.
+        algorithm: name of the all-reduce algorithm.
+        calibration: measured costs by which ``"auto"`` chooses an algorithm.
 
     Attributes:
-        engine: of this process.
-        members: ranks of the job, by rank in the group.
-        rank: this process's place in the group.
+        engine: this process's engine.
+        members: ranks in the job, by rank in the group.
+        rank: this process's rank in the group.
         size: number of members.
-        hosts: by rank, a number for the machine that it runs on.
-        algorithm: the name of its all-reduce.
+        hosts: number of each member's machine, by rank in the group.
+        is_world: whether the group has all processes, in the order of their ranks.
+        algorithm: name of the all-reduce algorithm.
     """
 
     def __init__(
@@ -58,20 +59,20 @@ class Group:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this process writes the files that only one process writes."""
         return self.rank == 0
 
     @property
     def failure(self) -> TfdistError | None:
-        """Why no collective of the group can complete any more, if that is so."""
+        """The error because of which no collective of the group can complete any more; None if there is none."""
         return self.engine.failure_of(self.members)
 
     def using(self, algorithm: str, calibration: Calibration | None) -> Group:
-        """The same group with another all-reduce.
+        """Returns the same group with another all-reduce algorithm.
 
         Args:
-            algorithm: its name.
-            calibration: by which ``"auto"`` chooses.
+            algorithm: name of the algorithm.
+            calibration: measured costs by which ``"auto"`` chooses an algorithm.
 
         Raises:
             ValueError: there is no such algorithm, or it is not for groups.
@@ -79,21 +80,21 @@ class Group:
         return Group(self.engine, self.members, algorithm, calibration)
 
     def subgroup(self, ranks: tuple[int, ...]) -> Group:
-        """Some of the members, this process among them, in their given order.
+        """Returns a group of some of the members, in the given order.
 
         Args:
-            ranks: of this group.
+            ranks: ranks in this group, including this process's.
         """
         return Group(self.engine, tuple(self.members[rank] for rank in ranks), self.algorithm, self._calibration)
 
     def number(self, kind: str) -> int:
-        """Counts the things of one kind that these members make, all of them in the same order.
+        """Counts objects of one kind, which all members make in the same order.
 
         Args:
-            kind: of thing, such as ``"strategy"``.
+            kind: name of the kind, such as ``"strategy"``.
 
         Returns:
-            How many were made before.
+            The number of objects that were made before.
         """
         return self.engine.count(self.members, kind)
 
@@ -138,7 +139,7 @@ class Group:
         return self.engine.wait(pending, blocking)
 
     def check(self) -> None:
-        """Raises why no collective of the group can complete any more; see `tfdist.engine.engine.Engine.check`."""
+        """Raises an error if no collective of the group can complete; see `tfdist.engine.engine.Engine.check`."""
         self.engine.check(self.members)
 
     def join(self) -> int:
@@ -150,14 +151,14 @@ class Group:
         return None if self.is_world else self.members
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Uninitialized aligned memory that is quick to send from."""
+        """Returns uninitialized aligned memory that is quick to send from."""
         return self.engine.communicator.take(nbytes)
 
     def choose(self, nbytes: int) -> str:
-        """The all-reduce for so many bytes."""
+        """Returns the all-reduce algorithm for a number of bytes."""
         return algorithms.choose(self.algorithm, self.hosts, nbytes, self._calibration)
 
     def choose_in_turn(self, nbytes: int) -> str:
-        """An all-reduce for one of several steps of a collective, which the library's own cannot be."""
+        """Returns an all-reduce algorithm for one of several steps of a collective, where ``"mpi"`` is not possible."""
         algorithm = self.choose(nbytes)
         return "ring" if algorithm == "mpi" else algorithm

@@ -13,23 +13,23 @@ from typing import Any
 import tensorflow as tf
 
 HOST = "/device:CPU:0"
-"""The device whose tensors are in the memory that host functions read and write."""
+"""The device whose tensors are in memory that host functions can read and write."""
 
 _DEFAULT_ENVIRONMENT = ctypes.c_void_p(-1)
-"""``FE_DFL_ENV`` of the C libraries of Linux, on the machines below."""
+"""The value of ``FE_DFL_ENV`` in Linux's C libraries, on the machines below."""
 _MACHINES = ("x86_64", "aarch64")
 _ENVIRONMENT_BYTES = 64
-"""More than a ``fenv_t`` of these machines has."""
+"""Buffer size in bytes, larger than a ``fenv_t`` of these machines."""
 
 
 class RefusedError(Exception):
     """A function that is to be compiled calls the host."""
 
-    _keras_call_info_injected = True  # Keras would raise another error, which tells a layer's arguments
+    _keras_call_info_injected = True  # keeps Keras from replacing this error by one with a layer's arguments
 
 
 class _Refusing(threading.local):
-    """Whether this thread traces such a function."""
+    """Whether the current thread traces a function that must not call the host."""
 
     on = False
 
@@ -39,7 +39,7 @@ _refusing = _Refusing()
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Context in which calls of the host raise `RefusedError`."""
+    """Returns a context in which calls of the host raise `RefusedError`."""
     before, _refusing.on = _refusing.on, True
     try:
         yield
@@ -48,13 +48,13 @@ def refused() -> Iterator[None]:
 
 
 def check(what: str) -> None:
-    """Checks that what calls the host may.
+    """Checks that calls of the host are allowed here.
 
     Args:
-        what: is about to be done.
+        what: name of the call, for the error.
 
     Raises:
-        RefusedError: inside of `refused`.
+        RefusedError: this thread is inside of `refused`.
     """
     if _refusing.on:
         raise RefusedError(f"it compiles no calls of the host, such as {what}")
@@ -63,22 +63,22 @@ def check(what: str) -> None:
 def host_call(
     function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: tf.DType | Sequence[tf.DType], name: str
 ) -> Any:
-    """Like `tf.py_function`, on the host; the function computes with subnormal numbers, as Python's threads do.
+    """Calls `tf.py_function` on the host, where the function computes with subnormal numbers, as Python's threads do.
 
-    TensorFlow's threads take subnormal numbers for zero. What ranks compute alike, each for itself, must not depend on
-    which kind of thread happens to compute it, or they end with different bits.
+    TensorFlow's threads flush subnormal numbers to zero. If each rank computes the same values by itself, its results
+    must not depend on which kind of thread computes them; otherwise ranks would end with different bits.
 
-    `tf.py_function` has a kernel for GPUs, which TensorFlow chooses where the graph around the call is on one; its
-    function would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock.
+    `tf.py_function` has a kernel for GPUs, which TensorFlow chooses if the surrounding graph is on a GPU. Its function
+    would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock.
 
     Args:
-        function: called with eager tensors; returns what `tf.py_function` takes.
-        inputs: its arguments.
-        dtypes: of its results.
-        name: of the operation.
+        function: function of eager tensors; returns what `tf.py_function` accepts.
+        inputs: arguments of the function.
+        dtypes: dtypes of the function's results.
+        name: name of the operation.
 
     Raises:
-        RefusedError: inside of `refused`.
+        RefusedError: this thread is inside of `refused`.
     """
     check(name)
 
@@ -92,9 +92,9 @@ def host_call(
 
 
 class GradualUnderflow:
-    """Lets this thread compute with subnormal numbers.
+    """Context in which this thread computes with subnormal numbers.
 
-    Other systems and machines than Linux on x86-64 and 64-bit Arm are left as they are.
+    It has an effect only under Linux on x86-64 and 64-bit Arm.
     """
 
     def __enter__(self) -> None:
@@ -109,7 +109,7 @@ class GradualUnderflow:
 
 
 def _library() -> Any:
-    """The C library, if its functions for the floating-point environment are known to work as above."""
+    """Returns the C library, if its floating-point environment is known to work as above; otherwise None."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         return None
     library = ctypes.CDLL(None)

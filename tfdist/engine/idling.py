@@ -7,12 +7,13 @@ import time
 
 _SPIN_SECONDS = 2e-3
 _LOST_SECONDS = 3e-4
-"""A thread that was off its core for this long between two polls shares the core or the GIL with another thread."""
+"""Seconds off its core between two polls after which a thread is taken to share its core or the GIL with another one.
+"""
 _CONTENDED_SECONDS = 0.2
-"""How long no thread of the process spins after that."""
+"""Seconds for which no thread of the process spins after such an observation."""
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 3e-4
-"""Short enough that a link of 1 Gbit/s is not idle while the sender sleeps: the kernel buffers about 100 KiB for it."""
+"""Maximum nap in seconds. A link of 1 Gbit/s is not idle meanwhile, as the kernel buffers about 100 KiB for it."""
 
 
 class Contention:
@@ -27,13 +28,14 @@ class Contention:
 
 
 class Idling:
-    """One thread's wait.
+    """One thread's wait between polls.
 
-    It spins for a short time after a transfer has progressed, unless other threads compete for its core or the GIL.
-    Spinning would then only use up its time slice, and the scheduler would delay it by a whole tick when it has work.
+    The thread spins for a short time after a transfer has progressed, unless other threads compete for its core or the
+    GIL. Spinning would then only use up its time slice, and the scheduler would delay it by a whole tick when it has
+    work.
 
     Args:
-        contention: shared by the threads of this process.
+        contention: observations that all threads of this process share.
     """
 
     def __init__(self, contention: Contention) -> None:
@@ -42,7 +44,7 @@ class Idling:
         self.moved()
 
     def moved(self) -> None:
-        """Call this when a transfer has progressed, as more may follow at once."""
+        """Begins to spin again, because a transfer has progressed and more may follow at once."""
         now = self._look()
         self._spin_until = now + _SPIN_SECONDS if now > self._contention.until else 0.0
         self._nap = _SHORTEST_NAP

@@ -1,7 +1,7 @@
-"""Joining: a rank without more data takes part, with nothing to add, in what the others do until all have joined.
+"""Joining: a rank without more data takes part in the others' collectives, with nothing to add, until all have joined.
 
-A rank that joins tells the rendezvous server, which tells everyone. From then on the lowest rank that has not joined
-invites those that have to each collective, over the server, with a description of how to take part.
+A rank that joins tells the rendezvous server, which tells all ranks. From then on the lowest rank that has not joined
+invites the joined ranks to each collective, over the server, with a description of the collective.
 
 References:
     `horovod.tensorflow.join`, which has the same meaning.
@@ -24,10 +24,10 @@ _POLL_SECONDS = 1e-3
 
 
 class Attendance:
-    """The engine's part in joining; notified of the other ranks on the control connection's thread.
+    """The engine's part in joining; a `tfdist.cluster.control.Listener`.
 
     Args:
-        engine: whose collectives these are.
+        engine: the engine of the collectives.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +37,7 @@ class Attendance:
         self._last: int | None = None
 
     def join(self) -> int:
-        """Takes part without data until every rank has joined; returns the last one."""
+        """Takes part without data until every rank has joined; returns the rank that joined last."""
         engine = self._engine
         control = engine.control
         if control is None:
@@ -59,8 +59,8 @@ class Attendance:
         engine.learn(call.key, call.members, call.number)
         begun = engine.calls_of(call.key, call.members)
         if begun < call.call:
-            self._early.append(invitation)  # the invitation to the call before it is on its way
-        elif begun == call.call:  # else an earlier invitation to it has been followed
+            self._early.append(invitation)  # the invitation to the call before is still on its way
+        elif begun == call.call:  # otherwise this rank has followed an earlier invitation to this call
             plan = operations.without_data(invitation.stand_in)
             engine.post(call.key, plan, members=call.members, overlaps=False)
             early, self._early = self._early, []
@@ -71,8 +71,8 @@ class Attendance:
         """Invites the ranks that have joined to a call, if this rank is responsible for inviting them.
 
         Args:
-            call: that this rank has posted.
-            stand_in: how to take part.
+            call: the call that this rank has posted.
+            stand_in: description of the collective; None if ranks without data cannot take part.
         """
         engine = self._engine
         control = engine.control
@@ -80,7 +80,7 @@ class Attendance:
             return
         joined = dict(control.joined)
         if call.number is None:
-            return  # the ranks are agreeing on it; the engine invites when they have
+            return  # the ranks have not agreed on the number yet; the engine invites afterwards
         members = range(engine.size) if call.members is None else call.members
         if engine.rank != min(set(members) - set(joined), default=-1):
             return
@@ -93,20 +93,20 @@ class Attendance:
     # Messages of the control connection.
 
     def state(self) -> State:
-        """What this rank has under way."""
+        """Returns which collectives this rank has under way."""
         return self._engine.state()
 
     def rank_joined(self) -> None:
-        """Invites it to what is under way already."""
+        """Invites the joined rank to the calls that are under way already."""
         for pending in self._engine.under_way():
             self.invite(pending.describe(), pending.operation.stand_in)
 
     def all_joined(self, last: int) -> None:
-        """Ends `join`."""
+        """Lets `join` end and return the last rank."""
         self._last = last
 
     def survives(self, rank: int, error: TfdistError) -> bool:
-        """Asks the engine."""
+        """Asks the engine whether it can go on without a lost rank."""
         return self._engine.survives(rank, error)
 
     def invited(self, invitation: Invited) -> None:

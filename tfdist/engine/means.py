@@ -9,23 +9,23 @@ import numpy as np
 from tfdist.compression.method import is_finite, segments
 
 Summing = Callable[[np.ndarray], np.ndarray]
-"""Sums a vector over all processes; may overwrite it."""
+"""A function that sums a vector over all processes; it may overwrite the vector."""
 
 
 class Mean:
-    """One array's mean: the vector to sum in its place, and the computation of the mean from the sum.
+    """The mean of one array: gives the vector to sum in the array's place, and computes the mean from the sum.
 
-    Floating-point numbers are summed unchanged. If the sum overflows, which all processes detect equally, they are
-    divided by a power of two and summed again; so a mean loses no precision, and sends no extra bytes unless it
+    Floating-point numbers are summed unchanged. If the sum overflows, which all processes detect equally, the numbers
+    are divided by a power of two and summed again. So a mean loses no precision, and sends no extra bytes unless it
     overflows. Integers of fewer than 64 bits are summed as int64; 64-bit integers as quotients and remainders.
 
     Args:
         array: this process's array; only read.
-        size: the number of processes.
+        size: number of processes.
 
     Attributes:
-        summed: the vector to be summed over all processes, one-dimensional and contiguous; it holds the same number of
-            values for each element of the array, in order.
+        summed: one-dimensional, contiguous vector to be summed over all processes; it holds the same number of values
+            for each element of the array, in order.
     """
 
     def __init__(self, array: np.ndarray, size: int) -> None:
@@ -40,13 +40,13 @@ class Mean:
             self.summed = np.stack(np.divmod(vector, vector.dtype.type(size)), axis=-1).reshape(-1)
 
     def finished(self, total: np.ndarray, again: Summing, anywhere: Callable[[bool], bool] = bool) -> np.ndarray:
-        """The mean of each element, one-dimensional; integers are rounded towards zero.
+        """Returns the mean of each element, one-dimensional; integers are rounded towards zero.
 
         Args:
             total: the sum of ``summed``, or this process's part of it; overwritten.
-            again: sums a vector like ``summed`` again, and returns the part that corresponds to ``total``.
-            anywhere: returns whether a condition is true on any process. The default is for processes that all have the
-                same ``total``.
+            again: function that sums a vector like ``summed``, and returns the part that corresponds to ``total``.
+            anywhere: function that returns whether a condition is true on any process. The default is correct if all
+                processes have the same ``total``.
         """
         if self._integer:
             return self._rounded(total).astype(self._dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Collectives that a rank without data can take part in: one description yields what both kinds of rank do."""
+"""Collectives that ranks without data can take part in."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfdist.collectives.schedule import Plan
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective.
+    """A collective, as plan and as description for ranks without data.
 
     Attributes:
-        plan: of a rank with data.
-        stand_in: describes it to a rank without data; None if such a rank cannot take part.
+        plan: the plan of a rank with data.
+        stand_in: description for a rank without data; None if such a rank cannot take part.
     """
 
     plan: Plan
@@ -27,7 +27,7 @@ class Operation:
 
 
 def of(given: Plan | Operation) -> Operation:
-    """A plan as an operation that needs the data of every rank; an operation as it is."""
+    """Returns an operation unchanged, and a plan as an operation that needs the data of every rank."""
     return given if isinstance(given, Operation) else Operation(given)
 
 
@@ -37,12 +37,12 @@ def all_reduce(
     combine: np.ufunc = np.add,
     source: np.ndarray | None = None,
 ) -> Operation:
-    """An all-reduce. A rank without data can take part in a sum, to which it adds zeros.
+    """Returns an all-reduce. A rank without data can take part in a sum, to which it adds zeros.
 
     Args:
-        buffer: the result, one-dimensional.
-        algorithm: one of `tfdist.collectives.algorithms.ALGORITHMS`.
-        combine: of two arguments.
+        buffer: one-dimensional array for the result.
+        algorithm: name of an algorithm in `tfdist.collectives.algorithms.ALGORITHMS`.
+        combine: ufunc of two arguments that combines values.
         source: this rank's values, if they are not in the buffer.
     """
     stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm) if combine is np.add else None
@@ -55,25 +55,25 @@ def _sum_without_data(dtype: np.dtype, size: int, algorithm: str) -> StandIn:
 
 
 def all_gather_rows(array: np.ndarray) -> Operation:
-    """An all-gather along the first axis. A rank without data has no rows.
+    """Returns an all-gather along the first axis. A rank without data has no rows.
 
     Args:
-        array: its first dimension may differ between ranks.
+        array: this rank's rows; their number may differ between ranks.
     """
     stand_in = StandIn("rows", array.dtype.name, array.shape[1:])
     return Operation(all_gather.all_gather_rows(np.ascontiguousarray(array)), stand_in)
 
 
 def barrier() -> Operation:
-    """A barrier. A rank without data takes part."""
+    """Returns a barrier. A rank without data takes part."""
     return Operation(barriers.barrier(), StandIn("barrier"))
 
 
 def without_data(stand_in: StandIn) -> Plan:
-    """The plan of a rank without data.
+    """Returns the plan of a rank without data.
 
     Args:
-        stand_in: of the operation.
+        stand_in: description of the collective.
     """
     if stand_in.what == "barrier":
         return barriers.barrier()

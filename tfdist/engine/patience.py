@@ -1,4 +1,4 @@
-"""One rank's long wait for a collective: reports to the server, and errors."""
+"""A rank's long wait for a collective: reports to the rendezvous server, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 STANDING_SECONDS = 1.0
-"""After this time, a rank that only waits reports it to the server, which then detects ranks waiting for each other."""
+"""Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other."""
 
 
 class Patience:
@@ -19,11 +19,11 @@ class Patience:
 
     Args:
         rank: this process's rank.
-        control: the connection to the server.
-        timeouts: when to report a stall, and when to give up.
+        control: the connection to the rendezvous server.
+        timeouts: deadlines for the report of a stall and for the end of the wait.
         pending: the collective.
         blocking: whether this rank does nothing else meanwhile.
-        standing: returns what the server is told of a rank that stands still.
+        standing: function that returns the message that reports that this rank stands still.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Patience:
             raise self.too_late()
 
     def tell(self, seconds: float) -> None:
-        """Reports the wait to the server when it is due."""
+        """Reports the wait to the server when a report is due."""
         if self._blocking and not self._standing and seconds > STANDING_SECONDS:
             self._standing = True
             self._control.send(self._report())
@@ -85,7 +85,7 @@ class Patience:
             self._control.send(messages.Moving())
 
     def too_late(self) -> TfdistError:
-        """The error for a wait that exceeds the deadline."""
+        """Returns the error for a wait that exceeds the deadline."""
         return CollectiveTimeoutError(
             f"rank {self._rank} waited {self._timeouts.collective:g} s in {self._pending.name} (call "
             f"{self._pending.call + 1}) for ranks that are alive but did not take part. Check what they are doing; if "
@@ -93,9 +93,9 @@ class Patience:
         )
 
     def _is_missing(self, rank: int, counts: dict[int, int]) -> bool:
-        """Whether the collective needs a rank that made only the calls in ``counts`` and will make no more."""
+        """Returns whether the collective needs a rank that posts no more calls than those in ``counts``."""
         pending = self._pending
         takes_part = pending.members is None or rank in pending.members
-        if pending.number is None:  # the members are agreeing on it, which needs every one of them
+        if pending.number is None:  # the members have not agreed on the number yet, which needs every one of them
             return takes_part
         return takes_part and counts.get(pending.number, 0) <= pending.call

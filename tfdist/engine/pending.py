@@ -18,16 +18,16 @@ class Pending:
 
     Attributes:
         key: the key of its call site.
-        number: the members' number for the key; None while they are agreeing on it.
-        call: the number of earlier calls with that key.
-        members: the ranks that take part; None if all do.
-        contents: a description of its data, for messages; may be empty.
-        operation: the collective, to start once the number is known.
-        ready: when its data was ready, on `time.monotonic`.
-        patient: whether it loses nothing if it moves little while nobody waits.
-        done: whether it is complete on this rank.
-        result: its result, once done.
-        error: why it will not be done, although other groups' collectives go on.
+        number: the number that the members have agreed on for the key; None before that.
+        call: number of earlier calls with that key.
+        members: ranks that take part; None for all.
+        contents: description of the data, for messages; may be empty.
+        operation: the collective, which starts once the number is known.
+        ready: time at which the data was ready, on `time.monotonic`.
+        patient: whether slow progress costs nothing while no thread waits.
+        done: whether the collective is complete on this rank.
+        result: result of the collective, once done.
+        error: the error because of which this collective will not complete, although those of other groups go on.
     """
 
     def __init__(
@@ -59,5 +59,5 @@ class Pending:
         return self.key if self.members is None else f"{self.key} in group {list(self.members)}"
 
     def describe(self) -> Call:
-        """A description of the collective for other ranks."""
+        """Returns a description of the collective for other ranks."""
         return Call(self.key, self.number, self.call, self.members, self.contents)

@@ -32,7 +32,7 @@ class Slices:
     ) -> tf.IndexedSlices:
         """Sums sparse rows over all processes.
 
-        Gathering sends every process's rows to all and keeps them separate, so that an optimizer treats a row that
+        Gathering sends every process's rows to all and keeps the rows separate, so that an optimizer treats a row that
         occurs more than once as it does on one process. The dense form sends the whole variable about twice, for any
         number of rows.
 
@@ -41,12 +41,12 @@ class Slices:
             contributes: boolean scalar; false if this process has no samples, and so no rows.
             keep_rows: whether every occurrence of a row is kept. If not, and the dense shape is known, rows are summed
                 if that sends fewer bytes. The same on all processes.
-            weight: as in `tfdist.engine.bridge.Bridge.all_reduce`, for floating-point rows; if it is 0 this process
-                has no rows. Replaces ``contributes``.
+            weight: float64 scalar that this process's floating-point rows are multiplied by; with 0 this process has no
+                rows. Replaces ``contributes``.
 
         Returns:
-            The rows of all processes, in the order of their ranks, as `with_distinct_rows` has them; or every row of
-            the dense sum.
+            The rows of all processes, in the order of their ranks, after `with_distinct_rows`; or every row of the
+            dense sum.
         """
         slices, dense_shape = _as_tensors(slices)
         if weight is not None and contributes is not None:
@@ -113,10 +113,11 @@ class Slices:
 
 
 def with_distinct_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up rows of the same index, on the host, where TensorFlow has GPUs; elsewhere leaves slices as they are.
+    """Adds up rows of the same index, on the host, if TensorFlow has GPUs; otherwise returns the slices unchanged.
 
-    A GPU adds rows of the same index in an order that differs from run to run, and so between ranks: their weights
-    would drift apart. Optimizers that square gradients then square the sum of a row's occurrences.
+    A GPU adds rows of the same index in an order that differs from run to run and between ranks, so that the ranks'
+    weights would drift apart. Because of the summation, optimizers that square gradients square the sum of a row's
+    occurrences.
     """
     if not tf.config.get_visible_devices("GPU"):
         return slices

@@ -1,4 +1,4 @@
-"""How long a process has communicated, and how much of that time it spent waiting."""
+"""Measures how long a process has communicated, and how much of that time it has waited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Statistics:
     """Counters that only grow; subtract two readings to measure an interval.
 
     Attributes:
-        collectives: the number of collectives begun.
+        collectives: number of collectives begun.
     """
 
     def __init__(self) -> None:
@@ -19,28 +19,28 @@ class Statistics:
 
     @property
     def communicating_seconds(self) -> float:
-        """How long at least one collective was running."""
+        """Seconds in which at least one collective was running."""
         return self._communicating.seconds()
 
     @property
     def waiting_seconds(self) -> float:
-        """How long at least one thread was waiting for a collective: the part not overlapped with computation."""
+        """Seconds in which at least one thread was waiting for a collective, without overlap with computation."""
         return self._waiting.seconds()
 
     def begin_communicating(self) -> None:
-        """Call this when a collective is posted while none is running."""
+        """Starts the clock; to be called when a collective is posted while none is running."""
         self._communicating.start()
 
     def end_communicating(self) -> None:
-        """Call this when the last running collective completes."""
+        """Stops the clock; to be called when the last running collective completes."""
         self._communicating.stop()
 
     def begin_waiting(self) -> None:
-        """Call this when a thread starts to wait and no other is waiting."""
+        """Starts the clock; to be called when a thread starts to wait and no other is waiting."""
         self._waiting.start()
 
     def end_waiting(self) -> None:
-        """Call this when the last waiting thread stops."""
+        """Stops the clock; to be called when the last waiting thread stops waiting."""
         self._waiting.stop()
 
 

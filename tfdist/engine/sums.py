@@ -20,8 +20,8 @@ class Sums:
         group: the processes that take part.
 
     Attributes:
-        bridge: sums the dense tensors.
-        slices: gathers the rows of the others.
+        bridge: the all-reduces of dense tensors.
+        slices: the all-reduces of `tf.IndexedSlices`.
     """
 
     def __init__(self, group: Group) -> None:
@@ -42,15 +42,16 @@ class Sums:
         """Sums values over the processes.
 
         Args:
-            values: tensors or `tf.IndexedSlices`, in the order of the forward pass; tensors of the same shapes on all
+            values: tensors or `tf.IndexedSlices`, in the order of the forward pass; tensors have the same shapes on all
                 processes.
-            names: of the values, for messages.
-            compressed: how each value is compressed; None for not at all.
+            names: names of the values, for messages.
+            compressed: compression of each value; None for no compression.
             mean: whether the sums are divided by the number of processes.
-            weight: as in `tfdist.engine.bridge.Bridge.all_reduce`, for dense values and for slices.
-            contributes: as in `tfdist.engine.slices.Slices.all_reduce`; not with a weight.
-            keep_rows: as in `tfdist.engine.slices.Slices.all_reduce`.
-            adaptive: as in `tfdist.engine.bridge.Bridge.all_reduce`; for dense values.
+            weight: float64 scalar that this process's values are multiplied by; see
+                `tfdist.engine.bridge.Bridge.all_reduce`.
+            contributes: boolean scalar; false if this process has no samples, and so no rows. Not with ``weight``.
+            keep_rows: whether every occurrence of a row is kept; see `tfdist.engine.slices.Slices.all_reduce`.
+            adaptive: whether `tfdist.collectives.adasum` combines the dense values.
 
         Returns:
             The sums or means, bitwise equal on all processes.
@@ -76,6 +77,6 @@ class Sums:
 
 
 def divided(slices: tf.IndexedSlices, count: int) -> tf.IndexedSlices:
-    """Slices whose values are divided by a number."""
+    """Divides the values of slices by a number."""
     values = slices.values / tf.cast(count, slices.values.dtype)
     return tf.IndexedSlices(values, slices.indices, slices.dense_shape)

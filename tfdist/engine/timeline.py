@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 from tfdist.engine.pending import Pending
 
 VARIABLE = "TFDIST_TIMELINE"
-"""Environment variable: the path of the timeline; each rank writes its part to this path plus a suffix."""
+"""Environment variable with the path of the timeline; each rank writes its part to this path plus a suffix."""
 
 MOST_RECORDS = 1_000_000
-"""The number of collectives and waits that are recorded; later ones are only counted."""
+"""Maximum number of recorded collectives and waits; later ones are only counted."""
 
 
 class Flight(NamedTuple):
     """One collective of this rank.
 
     Attributes:
-        key: the key of its call site.
-        call: the number of earlier calls with that key.
-        contents: a description of its data.
-        marks: times, in seconds: when its data was ready, when it was posted, and the end of each of its steps.
+        key: the key of the call site.
+        call: number of earlier calls with that key.
+        contents: description of the data.
+        marks: times in seconds at which the data was ready, the collective was posted, and each of its steps ended.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Timeline:
 
     Args:
         rank: this process's rank.
-        offset: seconds to add to this process's clock to get rank 0's; see `tfdist.collectives.clock`.
+        offset: seconds from this process's clock to rank 0's clock; see `tfdist.collectives.clock`.
     """
 
     def __init__(self, rank: int, offset: float = 0.0) -> None:
@@ -72,14 +72,14 @@ class Timeline:
     def stepped(self, pending: Pending) -> None:
         """Records the end of a step of a collective, which may be its last."""
         if not pending.marks:
-            return  # it started before the timeline
+            return  # the collective started before the timeline
         pending.marks.append(time.monotonic())
         if pending.done:
             self._keep(self.flights, Flight(pending.name, pending.call, pending.contents, pending.marks))
 
     @contextlib.contextmanager
     def waiting(self, pending: Pending) -> Iterator[None]:
-        """Context that records a wait for a collective."""
+        """Returns a context that records a wait for a collective."""
         begin = time.monotonic()
         try:
             yield
@@ -93,7 +93,7 @@ class Timeline:
             self.left_out += 1
 
     def events(self) -> list[dict[str, Any]]:
-        """This rank's trace events."""
+        """Returns this rank's trace events."""
         tracks = {"training": 0}
         for flight in self.flights:
             tracks.setdefault(flight.key, len(tracks))
@@ -113,7 +113,7 @@ class Timeline:
             begin = end
 
     def _of_training(self) -> Iterator[dict[str, Any]]:
-        """Waits, with overlapping ones of several threads merged, and the computation between them."""
+        """Yields waits, with overlapping waits of several threads merged, and the computation between them."""
         end_of_last: float | None = None
         for wait in sorted(self.waits, key=lambda wait: wait.begin):
             begin = wait.begin
@@ -144,7 +144,7 @@ class Timeline:
 
 
 def part(path: str, rank: int) -> str:
-    """The path of a rank's part of the timeline at ``path``."""
+    """Returns the path of a rank's part of the timeline at ``path``."""
     return f"{path}.rank{rank}"
 
 
@@ -152,8 +152,8 @@ def merge(path: str, ranks: int) -> list[int]:
     """Merges the parts into one file; returns the ranks whose part is missing.
 
     Args:
-        path: the path of that file.
-        ranks: the number of parts.
+        path: path of the merged file.
+        ranks: number of parts.
     """
     events, missing = [], []
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""A process's weighted term of a sum."""
+"""Multiplies a process's values by its weight, before they are summed over processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
     """Multiplies a vector by a weight, in one pass.
 
     Args:
-        vector: floating-point or complex, one-dimensional and contiguous; only read.
+        vector: floating-point or complex vector, one-dimensional and contiguous; only read.
         weight: the factor; if it is 0 the result is zero, also for NaN and infinity.
-        out: receives the result; of the vector's size and dtype.
+        out: array for the result, of the vector's size and dtype.
 
     Returns:
         ``out``.
@@ -34,10 +34,10 @@ def weighted(vector: np.ndarray, weight: float, out: np.ndarray) -> np.ndarray:
 
 
 def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A weight as a float64 scalar.
+    """Returns a weight as a float64 scalar.
 
     Raises:
-        ValueError: the weight is for integer tensors.
+        ValueError: one of the tensors is not of floating point.
     """
     if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
         raise ValueError(f"a weight needs tensors of floating point; got {[t.dtype.name for t in tensors]}")
@@ -45,5 +45,5 @@ def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor
 
 
 def weighted_in_graph(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """A tensor times a weight; zero if the weight is zero, also for NaN and infinity."""
+    """Multiplies a tensor by a weight; the result is zero if the weight is zero, also for NaN and infinity."""
     return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))

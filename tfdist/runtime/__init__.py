@@ -1,1 +1,1 @@
-"""A process in its job: coming up, the world that it is in, and leaving."""
+"""A process's part in its job: the start, the world of processes that train together, and the end."""

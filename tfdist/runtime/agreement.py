@@ -1,4 +1,4 @@
-"""The options of parameter servers in their job: each task publishes its own, and compares them with the chief's."""
+"""Agreement on the options of parameter servers: each task publishes its options and compares them with the chief's."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PATIENCE_SECONDS = 10.0
 
 
 def agree(member: Membership, own: Options) -> None:
-    """Publishes this task's options, and compares them: the chief with those of all others, others with the chief's.
+    """Publishes this task's options. The chief compares them with all others' options, other tasks with the chief's.
 
-    Nobody waits: of two tasks, the one that publishes last finds the other's.
+    No task waits: of two tasks, the one that publishes last finds the other's options.
 
     Args:
-        member: of this task.
-        own: its options.
+        member: this task's membership.
+        own: this task's options.
 
     Raises:
-        MismatchError: they differ.
+        MismatchError: the options differ.
     """
     control, cluster = member.control, member.cluster
     assert cluster is not None
@@ -41,17 +41,17 @@ def agree(member: Membership, own: Options) -> None:
 
 
 def learn(member: Membership, timeout: float) -> Options | None:
-    """Waits for the options of a task that trains.
+    """Waits until a training task has published its options, and returns them.
 
     Args:
-        member: of a parameter server's task.
-        timeout: seconds.
+        member: membership of a parameter server's task.
+        timeout: seconds to wait.
 
     Returns:
-        The options; None if the job was over before any came.
+        The options; None if the job was over before any were published.
 
     Raises:
-        RendezvousError: none came in time.
+        RendezvousError: no task published options in time.
         TfdistError: the job has failed.
     """
     control, cluster = member.control, member.cluster
@@ -78,11 +78,11 @@ def learn(member: Membership, timeout: float) -> Options | None:
 
 
 class _Found:
-    """What came first: options, or the end of the job.
+    """Waits for options or the end of the job; a `tfdist.cluster.control.Watcher`.
 
     Attributes:
-        event: set when something came.
-        text: of the options; None for the end of the job.
+        event: event that is set when either has come.
+        text: the encoded options; None at the end of the job.
     """
 
     def __init__(self) -> None:
@@ -95,16 +95,16 @@ class _Found:
         self.event.set()
 
     def came(self, task: int) -> None:
-        """Tasks publish by themselves."""
+        """Does nothing, because tasks publish their options by themselves."""
 
     def lost(self, task: int, error: TfdistError) -> None:
-        """Another task may publish, or this one when it comes again."""
+        """Does nothing, because another task may publish, or the lost one when it comes again."""
 
     def left(self, task: int) -> None:
-        """Another task may publish."""
+        """Does nothing, because another task may publish."""
 
     def over(self) -> None:
-        """No training task is left."""
+        """Ends the wait, because no training task is left."""
         self.event.set()
 
 

@@ -1,4 +1,4 @@
-"""Groups as users name them: by ranks of the job."""
+"""The users' groups, which are named by ranks of the job."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tfdist.runtime import world
 
 
 class Group:
-    """Some of the processes, which take part in a collective without the others.
+    """A subset of the processes, which take part in a collective without the others.
 
     Args:
-        ranks: of its members, in the order that counts as theirs; the same on every one of them.
+        ranks: ranks of the members, in the order of the group; the same on every member.
 
     Raises:
-        ValueError: a rank does not exist, or occurs twice, or there is none.
+        ValueError: a rank does not exist or occurs twice, or ``ranks`` is empty.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -36,15 +36,15 @@ class Group:
         """This process's place among the members.
 
         Raises:
-            ValueError: it is none of them.
+            ValueError: this process is not a member.
         """
         return self.members().index(world.current().rank)
 
     def members(self) -> tuple[int, ...]:
-        """The ranks, for a member.
+        """Returns the members' ranks, if this process is a member.
 
         Raises:
-            ValueError: this process is none.
+            ValueError: this process is not a member.
         """
         own = world.current().rank
         if own not in self.ranks:

@@ -1,4 +1,4 @@
-"""The job of this process: it enters one, once, and leaves it when the process ends."""
+"""The job of this process, which enters a job once and leaves it at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def current() -> Membership | None:
-    """The membership of this process; None if it has entered no job."""
+    """Returns the membership of this process; None if it has not entered a job, or has left it."""
     return None if _entered is None or _entered.is_closed else _entered
 
 
@@ -23,9 +23,8 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
     """Enters a job, once per process; later calls return the same membership.
 
     Args:
-        cluster: the tasks, and which of them this process is; None for the job of an MPI launcher, whose MPI comes up
-            with it.
-        timeouts: how long to wait for the others.
+        cluster: the tasks and this process's own task; None for the job of an MPI launcher, where MPI starts at once.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
         RendezvousError: the chief cannot be reached, or refused this process.

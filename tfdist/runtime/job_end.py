@@ -1,4 +1,4 @@
-"""The end of a job, for tasks that outlive it."""
+"""Notices the end of a job, for tasks that may outlive it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tfdist.errors import TfdistError
 from tfdist.runtime.membership import Membership
 
 _SECONDS = 3.0
-"""Servers end with the job; who is not answered for so long after that need not wait any more."""
+"""Seconds after the end of the job in which parameter servers, which end with it, may still answer."""
 
 
 class JobEnd:
-    """Notes when no task is left that trains; a `tfdist.cluster.control.Watcher`.
+    """Notes when no training task is left; a `tfdist.cluster.control.Watcher`.
 
     Args:
         member: this task's membership.
 
     Attributes:
-        event: set then.
+        event: event that is set when no training task is left.
     """
 
     def __init__(self, member: Membership) -> None:
@@ -28,21 +28,21 @@ class JobEnd:
         member.control.watch(self)
 
     def error(self) -> TfdistError | None:
-        """Why nobody needs to wait for a server any more; None as long as it may answer."""
+        """Returns the error for waits for a parameter server; None as long as a server may answer."""
         if time.monotonic() < self._at + _SECONDS:
             return None
         return TfdistError("the job is over: its parameter servers have ended")
 
     def lost(self, task: int, error: TfdistError) -> None:
-        """Means nothing: others may still train."""
+        """Does nothing, because other tasks may still train."""
 
     def came(self, task: int) -> None:
-        """Means nothing."""
+        """Does nothing: only the end of the job counts."""
 
     def left(self, task: int) -> None:
-        """Means nothing: others may still train."""
+        """Does nothing, because other tasks may still train."""
 
     def over(self) -> None:
-        """No training task is left."""
+        """Notes that no training task is left."""
         self._at = time.monotonic()
         self.event.set()

@@ -1,4 +1,4 @@
-"""How a process leaves its job: it waits for those that it shares MPI with, shuts MPI down, and reports errors."""
+"""Leaves the job at the end of a process: waits for the others in MPI's world, shuts MPI down, and reports errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _END_SECONDS = 2 * _FINALIZE_SECONDS
 
 
 class _Watchdog:
-    """Ends the process if `MPI_Finalize` does not return; its thread is started early, as none can be at the end."""
+    """Ends the process if `MPI_Finalize` does not return.
+
+    Its thread is started early, because no thread can be started at the end of the process.
+    """
 
     def __init__(self) -> None:
         self.begin, self.done = threading.Event(), threading.Event()
@@ -44,10 +47,10 @@ class _Watchdog:
 
 
 def arrange(membership: Membership) -> None:
-    """Has this process leave the job when it ends, and tell the others why if it fails.
+    """Arranges that this process leaves the job at its end, and tells the other tasks why if it fails.
 
     Args:
-        membership: of this process.
+        membership: this process's membership.
     """
     atexit.register(_leave, membership, os.getpid(), _Watchdog())
     os.register_at_fork(after_in_child=membership.control.after_fork)
@@ -55,13 +58,13 @@ def arrange(membership: Membership) -> None:
 
 
 def _telling_others(membership: Membership, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Reports why this task ends at once: the end of the process may wait for the user's threads."""
+    """Returns an excepthook that reports an error at once, because the process may wait for the user's threads."""
     control, cluster = membership.control, membership.cluster
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if control.failure is not None or isinstance(error, PeerLostError):
             launcher.tell(launcher.VICTIM)
-        elif not isinstance(error, TfdistError):  # those have been reported already
+        elif not isinstance(error, TfdistError):  # a `TfdistError` has been reported already
             control.fails_first = True
             control.tell_failure(error)
             launcher.tell(launcher.CAUSE)
@@ -69,7 +72,7 @@ def _telling_others(membership: Membership, original: Callable[..., Any]) -> Cal
         if cluster is None or not launcher.is_tfdist_run() or not (is_interrupt or _is_of_an_interrupt(error)):
             original(kind, error, traceback)
             return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, this one perhaps only now
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, but perhaps this one only now
         name = cluster.task if cluster.rank is None else f"rank {cluster.rank}"
         how = f"was interrupted{_where(traceback)}" if is_interrupt else f"ended{_where(traceback)}, as {error}"
         notices.say(f"tfdist: {name} {how.rstrip(': ')}.")
@@ -82,14 +85,14 @@ def _is_of_an_interrupt(error: BaseException) -> bool:
 
 
 def _where(traceback: TracebackType | None) -> str:
-    """The line of the script at which an error was raised, for a person who has asked for the end by Ctrl-C."""
+    """Returns the line of the script at which an error was raised, as text; a user has ended the job by Ctrl-C."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     lines = [one.lineno for one in extract_tb(traceback) if one.filename == script]
     return f" at {script}:{lines[-1]}" if lines else ""
 
 
 def _leave(membership: Membership, pid: int, watchdog: _Watchdog) -> None:
-    """At the end of the process. A forked child leaves the job to its parent."""
+    """Leaves the job at the end of the process. A forked child does nothing."""
     if os.getpid() != pid or membership.is_closed:
         return
     error = getattr(sys, "last_value", None)
@@ -113,7 +116,7 @@ def _leave_with_mpi(
     """Waits until the other ranks' scripts have ended too, and finalizes MPI with them."""
     control = membership.control
     _write_timeline(engine)
-    known = engine.failure is not None or reason is not None  # the script has seen it, and ends as it chose to
+    known = engine.failure is not None or reason is not None  # the script has seen the error, and chosen how to end
     failed = known or control.failure is not None
     if (control.failure or engine.failure or engine.unnoticed) and not control.fails_first:
         launcher.tell(launcher.VICTIM)
@@ -129,7 +132,7 @@ def _leave_with_mpi(
         control.when_failed(None)
         control.end(_END_SECONDS)
     elif engine.lost and control.failure is None:
-        control.end(0)  # without MPI, which waits for the lost
+        control.end(0)  # does not finalize MPI, which would wait for the lost ranks
     if started.manager:
         started.manager.release()
     membership.close()
@@ -140,12 +143,12 @@ def _leave_with_mpi(
 
 
 def _end_after_failure(control: Control) -> None:
-    """Reports a failure that came after the script's end. The exit code changes only if a process has died."""
+    """Reports a failure after the script's end. Only if a process has died, the exit code becomes 1."""
     if not control.peer_died:
         _say_at_the_end(str(control.failure))
         return
     atexit.unregister(_leave)
-    atexit._run_exitfuncs()  # those of other libraries; nothing but this changes the exit code now
+    atexit._run_exitfuncs()  # the exit functions of other libraries, as `os._exit` below skips them
     _die_at_the_end(str(control.failure))
 
 
@@ -174,10 +177,10 @@ def _write_timeline(engine: Engine) -> None:
 
 
 def _await_others(control: Control, engine: Engine) -> bool:
-    """Waits until every other task has left too, or is lost to others, driving transfers under way meanwhile.
+    """Waits until every other task has left too or is lost, and drives transfers under way meanwhile.
 
     Returns:
-        Whether MPI can be finalized: none is lost.
+        Whether MPI can be finalized, because no task is lost.
     """
     while len(control.departed.keys() | engine.lost.keys()) < engine.size:
         if control.failure:

@@ -24,18 +24,18 @@ from tfdist.errors import RendezvousError
 log = logging.getLogger("tfdist")
 
 LEAVE_SECONDS = 5.0
-"""For the rendezvous server to take note that this process leaves."""
+"""Seconds for the rendezvous server to learn that this process leaves."""
 
 
 @dataclass
 class Started:
-    """MPI, for the world to stand on and to take down again.
+    """The MPI that has been started for a job.
 
     Attributes:
-        module: `mpi4py.MPI`.
-        communicator: among all ranks.
-        members: the statement of each rank about itself.
-        manager: of this process's part of MPI; None under a launcher.
+        module: the module `mpi4py.MPI`.
+        communicator: communicator of all ranks.
+        members: each rank's statement about itself, by rank.
+        manager: the process manager of this process's MPI library; None under a launcher.
     """
 
     module: Any
@@ -45,16 +45,16 @@ class Started:
 
 
 class Membership:
-    """A process in its job.
+    """A process's membership in its job.
 
     Args:
         cluster: the job's tasks; None under an MPI launcher.
         control: the connection to the rendezvous server.
-        server: the rendezvous server, on the process that started it.
+        server: the rendezvous server, if this process has started it.
 
     Attributes:
-        started: MPI, once it has come up.
-        engine: of the collectives over it.
+        started: MPI, once it has started; None before.
+        engine: the engine that runs the collectives over MPI; None without MPI.
         is_closed: whether the process has left the job.
     """
 
@@ -70,13 +70,13 @@ class Membership:
         """Leaves a job in which this process has not started MPI.
 
         Args:
-            reason: the error that has ended the script; None if there was none.
+            reason: the error that the script ended with; None without an error.
         """
         self.control.leave(reason, {}, LEAVE_SECONDS)
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. The server serves tasks that are left, also of other groups, and ends with them."""
+        """Closes the connection. The rendezvous server goes on as long as other tasks are there."""
         self.is_closed = True
         waits = any(task != self.control.task for task in self.control.present)
         self.control.close()
@@ -87,7 +87,7 @@ class Membership:
         """Leaves a job in which MPI could not be started.
 
         Args:
-            error: why.
+            error: the reason.
         """
         if self.control.failure is not None:
             launcher.tell(launcher.VICTIM)
@@ -99,11 +99,11 @@ class Membership:
 
 
 def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
-    """Enters the job of a cluster. It needs no MPI.
+    """Enters the job of a cluster, without MPI.
 
     Args:
-        cluster: the tasks, and which of them this process is.
-        timeouts: how long to wait for the chief.
+        cluster: the tasks and this process's own task.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
         RendezvousError: the chief cannot be reached, or refused this process.
@@ -124,7 +124,7 @@ def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
 
 
 def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) -> ServerProcess | None:
-    """Starts the rendezvous server; None if that of an elastic job has outlived the chief that started it."""
+    """Starts the rendezvous server; returns None if an elastic job's server has outlived the chief that started it."""
     try:
         listener = rendezvous.listen(address)
     except RendezvousError:
@@ -144,7 +144,7 @@ def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) ->
 
 
 def claims(task: int | None, name: str, digest: str) -> Claims:
-    """This process's statement about itself."""
+    """Returns this process's statement about itself."""
     return Claims(
         task, name, __version__, digest, hosts.host_id(), hosts.network_id(), socket.gethostname(), os.getpid()
     )

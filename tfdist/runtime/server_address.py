@@ -1,4 +1,4 @@
-"""Where parameter servers are, as the rendezvous knows it."""
+"""Connects to parameter servers at the addresses that they publish over the rendezvous."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist.parameter_server.worker.client import Connection
 
 
 def address_of(server: int) -> str:
-    """The key under which the task that leads a server publishes its address.
+    """Returns the key under which the leader of a parameter server publishes its address.
 
     Args:
         server: index of the parameter server.
@@ -29,20 +29,20 @@ def connection(
     has_copy: bool,
     failure: Callable[[], BaseException | None],
 ) -> Connection:
-    """A new connection to a server, when it has published its address.
+    """Waits until a parameter server has published its address, and returns a new connection to it.
 
     Args:
-        control: of this task.
-        tasks: of the job.
+        control: this task's membership.
+        tasks: the job's tasks, by number.
         server: number of the server's task.
-        name: of the server in messages.
-        timeouts: how long to wait.
-        has_copy: whether another task takes over when the server is lost. The rendezvous decides that after as much
-            silence as this task would wait, so this one waits for twice as long.
-        failure: as of `Connection`.
+        name: name of the server for messages.
+        timeouts: the deadlines for waits for other tasks.
+        has_copy: whether another task takes over when the server is lost. The rendezvous server decides that after the
+            heartbeat deadline, so this task waits for twice as long.
+        failure: function that returns why waits for the server are useless, or None; see `Connection`.
 
     Raises:
-        RequestTimeoutError: it did not come in time.
+        RequestTimeoutError: the server did not publish its address in time.
     """
     key = address_of(tasks[server].index)
 

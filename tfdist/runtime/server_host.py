@@ -1,4 +1,4 @@
-"""A parameter server on one of the tasks that may run it: it leads, or follows and takes over."""
+"""Runs a parameter server on one of its tasks: as the leader, or as a follower that may take over."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tfdist.runtime.server_state import Template
 log = logging.getLogger("tfdist")
 
 _LOOK_SECONDS = 0.2
-"""Between two looks at whether the other task has come."""
+"""Seconds between two checks whether the other task has come."""
 _PATIENCE_SECONDS = 10.0
-"""After which a person is told what a server waits for."""
+"""Seconds after which the user is told what a server waits for."""
 
 
 def _copy_on(server: int, task: Task) -> str:
-    """The key under which a task publishes where it follows the leader of a server; empty when it leads itself."""
+    """Returns the key under which a task publishes the address of its follower; the value is empty once it leads."""
     return f"address of the copy of parameter server {server} on {task}"
 
 
 class Host:
-    """A parameter server on this task.
+    """A parameter server on this task; a `tfdist.cluster.control.Watcher`.
 
-    With a copy, two tasks may run it: that of its own index, and the next one. One leads, and the other one has a copy.
-    Who leads is said by the follower: it takes one leader's word, and with all of that one's state it takes over when
-    the rendezvous says that the leader is lost.
+    With a copy, two tasks may run the server: the task of its own index and the next one. One of them leads, and the
+    other follows with a copy of the state. The follower decides which task leads, because it follows only one leader.
+    It takes over when it has the leader's whole state and the rendezvous server reports that the leader is lost.
 
     Args:
-        control: of this task; it tells of other tasks.
-        tasks: of the job.
-        has_copy: whether there is a copy.
-        template: makes the server's state.
+        control: this task's membership, which reports events of other tasks.
+        tasks: the job's tasks, by number.
+        has_copy: whether another task has a copy of the server's state.
+        template: maker of the server's state.
     """
 
     def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: Template) -> None:
@@ -67,11 +67,11 @@ class Host:
         """Serves until the job is over, or until `stop`.
 
         Args:
-            keys: of the job; None for no encryption.
-            timeouts: how long to wait for the other task.
+            keys: the job's encryption keys; None for no encryption.
+            timeouts: the deadlines for waits for other tasks.
 
         Raises:
-            TfdistError: it cannot listen, or the other task has not come.
+            TfdistError: the server cannot listen at its address, or the other task has not come.
         """
         follower = Log(keys)
         self._control.watch(self)
@@ -90,7 +90,7 @@ class Host:
         self._lead(shards, follower, keys)
 
     def stop(self) -> None:
-        """Ends `run`; from any thread."""
+        """Ends `run`. May be called on any thread."""
         with self._lock:
             self._is_over = True
             if self._running is not None:
@@ -99,7 +99,7 @@ class Host:
     # Events of the rendezvous, on its thread.
 
     def came(self, task: int) -> None:
-        """Workers attach by themselves; the other task is to follow."""
+        """Tells the server that a task is there; if it is the other task of this server, invites it to follow."""
         with self._lock:
             self._absent.discard(task)
             if isinstance(self._running, Server):
@@ -108,7 +108,7 @@ class Host:
                     self._invite()
 
     def lost(self, task: int, error: TfdistError) -> None:
-        """Nobody waits for a lost worker. A lost follower is not waited for, and a lost leader is followed up."""
+        """Stops waiting for a lost worker or follower; takes over from a lost leader."""
         with self._lock:
             self._absent.add(task)
             self._has_follower = self._has_follower and task != self._other
@@ -120,20 +120,20 @@ class Host:
                 self._running.leader_lost()
 
     def left(self, task: int) -> None:
-        """Nobody waits for a worker that has ended."""
+        """Stops waiting for a worker that has ended."""
         with self._lock:
             self._absent.add(task)
             if isinstance(self._running, Server):
                 self._running.lost(task)
 
     def over(self) -> None:
-        """No training task is left."""
+        """Ends `run`, because no training task is left."""
         self.stop()
 
     # The parts of `run`.
 
     def _may_lead(self, follower: Log, seconds: float) -> bool:
-        """Whether nobody else leads. Then the other task follows by now."""
+        """Waits until the other task follows or leads. Returns whether it follows, so that this task may lead."""
         assert self._other is not None
         copy = _copy_on(self._server, self._tasks[self._other])
         start, begun, told = time.monotonic(), "", False
@@ -164,7 +164,7 @@ class Host:
         )
 
     def _follow(self, keys: Keys | None) -> Shards | None:
-        """Follows.
+        """Follows the leader until it is lost.
 
         Returns:
             The state to lead with; None if the job is over.
@@ -198,14 +198,14 @@ class Host:
         server.run()
 
     def _begin(self, running: Server | Follower) -> None:
-        """From now on, events are for it."""
+        """Makes a server or follower the receiver of events from now on."""
         with self._lock:
             self._running = running
             if self._is_over:
                 running.stop()
 
     def _invite(self) -> None:
-        """Has the other task follow, as soon as it can."""
+        """Lets the other task follow, as soon as it has published its follower's address."""
         if self._has_follower or self._other is None:
             return
         self._has_follower = True

@@ -1,4 +1,4 @@
-"""What a parameter server begins with: its shards, tables and dealer, and where their snapshots are."""
+"""Makes the state that a parameter server begins with: its shards, tables and dealer, and their snapshots."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ log = logging.getLogger("tfdist")
 
 
 class Template:
-    """Makes the state of a server.
+    """Makes the state of one parameter server.
 
     Args:
         options: the arguments of the job's strategy.
         tasks: of the job.
         server: index of the server.
-        control: of this task.
-        timeouts: how long the server of a host waits for the roots.
+        control: this task's membership.
+        timeouts: the deadlines for a host's server that waits for the roots.
 
     Attributes:
-        server: as given.
-        tell: has the server's thread call a function; to be set before it serves.
+        server: index of the server.
+        tell: function that calls a function on the server's thread; must be set before the server serves.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Template:
         self._found = sorted(path.name for path in folders if not path.name.startswith(PREFIX))
 
     def leading(self) -> Shards:
-        """The state of a server that leads: it keeps snapshots, and goes on from them."""
+        """Returns the state of a leading server, which keeps snapshots and goes on from earlier ones."""
         self._keeps_snapshots = self._options.snapshots is not None and self._of_host is None
         made = self.following()
         if made.deals is not None and self._options.snapshots is not None:
@@ -76,7 +76,7 @@ class Template:
         return made
 
     def following(self) -> Shards:
-        """The state of one that follows: its leader keeps the snapshots."""
+        """Returns the state of a following server, whose leader keeps the snapshots."""
         deals = Deals(job=self._control.job) if self.server == 0 else None  # one server deals batches for the whole job
         chief: int | None = self._places.chief
         if self._of_host is not None:
@@ -88,10 +88,10 @@ class Template:
         )
 
     def take_over(self, shards: Shards) -> None:
-        """One that has followed leads from now on.
+        """Has a server that has followed keep snapshots, as it leads from now on.
 
         Args:
-            shards: its state.
+            shards: the server's state.
         """
         if self._options.snapshots is not None:
             self._keeps_snapshots = True
@@ -99,8 +99,8 @@ class Template:
             shards.tables.keep_snapshots()
 
     def _names(self) -> list[str]:
-        """Of all tasks, by number; also of workers that the cluster does not name."""
-        present = self._control.present.copy()  # the listening thread writes it
+        """Returns the names of all tasks, by number, including workers that the cluster does not list."""
+        present = self._control.present.copy()  # the listening thread changes the original
         more = range(len(self._tasks), max(present, default=-1) + 1)
         return [*map(str, self._tasks), *(present.get(number, f"task {number}") for number in more)]
 
@@ -120,7 +120,7 @@ class Template:
         )
 
     def _shard_of_host(self, number: int) -> HostShard:
-        """Joins gradients of its workers. What late ones are worth is for the roots to say."""
+        """Returns a shard that joins its workers' gradients. Only the roots scale late gradients."""
         hierarchy, workers = self._options.hierarchy, set(self._places.workers[number])
         assert hierarchy is not None
         assert self.tell is not None
@@ -129,7 +129,7 @@ class Template:
         return HostShard(Ledger(hierarchy.synchronization, Unscaled(), awaited=workers), above=self._above)
 
     def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:
-        """Connections of the server of a host to the roots."""
+        """Returns connections of a host's server to the roots."""
         made = []
         for place, root in enumerate(self._places.roots):
             made.append(

@@ -1,4 +1,4 @@
-"""A parameter server task: it serves its shards until no training task is left."""
+"""Runs a parameter server task, which serves its shards until no training task is left."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     """Enters a job as a parameter server, and serves with the options of the workers' strategy until it is over.
 
     Args:
-        cluster: with the task of this server.
-        timeouts: how long to wait for others.
+        cluster: the job's cluster; its own task is this server.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
-        TfdistError: the chief cannot be reached, the job has failed, or an option cannot be had without the script.
+        TfdistError: the chief cannot be reached, the job has failed, or an option is only available with the script.
     """
     member = job.enter(cluster, timeouts)
     try:

@@ -1,4 +1,4 @@
-"""How MPI comes up among the training tasks of a job: from their own sockets, or by a launcher's MPI."""
+"""Starts MPI among the training tasks of a job: over their own sockets, or with a launcher's MPI."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ log = logging.getLogger("tfdist")
 
 
 def among_tasks(member: Membership, timeouts: Timeouts) -> None:
-    """Brings MPI up among the training tasks of a cluster. Each of them calls this once.
+    """Starts MPI among the training tasks of a cluster. Each of them calls this once.
 
-    All of them start MPI together, as its processes are fixed from then on: a group that is made later may be any of
-    them.
+    All training tasks start MPI together, because MPI's processes are fixed from then on and any of them may be in a
+    group that is made later.
 
     Args:
         member: this task's membership.
-        timeouts: how long to wait for the others.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
-        TfdistError: the others did not come; no MPI library can be used. The process has left the job then.
+        TfdistError: the other tasks did not come, or no MPI library can be used. The process has then left the job.
     """
     cluster, control = member.cluster, member.control
     assert cluster is not None
     assert cluster.rank is not None
     rank, size = cluster.rank, cluster.size
     try:
-        module = mpi_library.load()  # before the others are kept waiting
+        module = mpi_library.load()  # may fail, so comes before the other tasks wait for this one
         members = _bind(control, size)
         probe = Probe(control.job, rank)
         sharing = _find_out_what_is_shared(control, probe, members)
@@ -58,7 +58,7 @@ def among_tasks(member: Membership, timeouts: Timeouts) -> None:
         with _initialization(control, timeouts):
             mpi_library.initialize_from_socket(module, manager.fd, rank, size, settings)
             if sharing.nodes and sharing.nodes.count(sharing.nodes[rank]) == 1:
-                segments.unlink_own()  # at once: nobody else may be allowed to, where ranks run as different users
+                segments.unlink_own()  # at once, because other ranks may run as other users, who are not allowed to
             control.barrier("initialized", range(size))
             communicator = MPICommunicator(module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas)
     except BaseException as error:
@@ -72,10 +72,10 @@ def under_launcher(timeouts: Timeouts) -> Membership:
     """Initializes the MPI that mpiexec or srun has started, and opens a rendezvous on its rank 0.
 
     Args:
-        timeouts: how long to wait for the others.
+        timeouts: the deadlines for waits for other tasks.
 
     Raises:
-        TfdistError: as `among_tasks`.
+        TfdistError: the other tasks did not come, or no MPI library can be used.
     """
     module = mpi_library.load()
     with _initialization(None, timeouts):
@@ -88,7 +88,7 @@ def under_launcher(timeouts: Timeouts) -> Membership:
             "it, or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
         )
     one_network = messages.agree(comm, hosts.network_id())
-    segments.unlink_own()  # all have attached to them, or they would not have agreed
+    segments.unlink_own()  # all ranks have attached to the segments, or they could not have agreed
     server, meeting = None, {}
     if comm.rank == 0:
         try:
@@ -122,10 +122,10 @@ def _bind(control: Control, size: int) -> list[Claims]:
 
 
 def _find_out_what_is_shared(control: Control, probe: Probe, members: list[Claims]) -> Sharing:
-    """Has every process try what the others offer; see `tfdist.comm.probe`.
+    """Has every process try which memory it can share with the others; see `tfdist.comm.probe`.
 
     Raises:
-        MPIUnavailableError: a process has no room for MPI's shared memory, which MPICH makes in any case.
+        MPIUnavailableError: a process has no room for MPI's shared memory, which MPICH always creates.
     """
     try:
         offers = control.gather("what each offers", probe.offer(), range(len(members)))
@@ -147,7 +147,7 @@ def _find_out_what_is_shared(control: Control, probe: Probe, members: list[Claim
 
 
 def _say_what_is_not_shared(sharing: Sharing) -> None:
-    """Logs one line where ranks of one machine use TCP: a warning, unless large transfers go through memory."""
+    """Logs a line if ranks of one machine use TCP; a warning, unless their large transfers use shared memory."""
     if simulates_hosts() or not sharing.reasons:
         return
     one, other, why = sharing.reasons[0]
@@ -162,7 +162,7 @@ def _say_what_is_not_shared(sharing: Sharing) -> None:
 
 
 def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing: Sharing) -> None:
-    """Fails where a launcher's MPICH would read memory that it cannot read, or that of the wrong process."""
+    """Raises an error if a launcher's MPICH would read memory that it cannot read, or a wrong process's memory."""
     enabled = os.environ.get("MPIR_CVAR_CH4_CMA_ENABLE", "1") != "0" and ptrace_is_free()
     if not enabled or not mpi_library.library(module)[0].startswith("MPICH"):
         return
@@ -176,7 +176,7 @@ def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing
 
 @contextlib.contextmanager
 def _initialization(control: Control | None, timeouts: Timeouts) -> Iterator[None]:
-    """Bounds the time in which MPI starts, which waits for a lost or deaf peer forever and cannot be interrupted."""
+    """Limits the time in which MPI starts, as MPI would wait forever for a lost peer, and cannot be interrupted."""
     done = threading.Event()
 
     def watch() -> None:

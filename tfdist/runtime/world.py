@@ -1,8 +1,8 @@
-"""A process's place among those that train together.
+"""A process's place among the processes that train together.
 
-From TF_CONFIG (or a resolver), tasks enter a job at the chief's address, and those that train bring MPI up themselves.
-Under mpiexec, MPI comes first, and the address of the rendezvous is broadcast over it. Without a cluster a process
-trains alone.
+With TF_CONFIG (or a resolver), tasks enter a job at the chief's address, and training tasks start MPI themselves. Under
+mpiexec, MPI starts first, and the address of the rendezvous is broadcast over it. Without a cluster a process trains
+alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tfdist.runtime import job, start
 from tfdist.runtime.membership import Membership
 
 _SWITCH_SECONDS = 1e-4
-"""How long a busy Python thread (a data pipeline, a callback) may keep the GIL from a collective that wants it. By
-default it is 5 ms, for which each step would wait several times."""
+"""Seconds for which a busy Python thread (a data pipeline, a callback) may keep the GIL from a waiting collective.
+Python's default is 5 ms, which each step would wait several times."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class World:
     """The processes that train together, seen from one process of the job.
 
     Attributes:
-        engine: runs this process's collectives.
-        rank: this process's rank, from 0; -1 if it is a parameter server or an evaluator.
-        size: the number of processes that train together.
-        local_rank: this process's rank among those on its machine.
-        local_size: how many those are.
-        role: ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``.
+        engine: the engine that runs this process's collectives.
+        rank: this process's rank, from 0; -1 for a parameter server or an evaluator.
+        size: number of processes that train together.
+        local_rank: this process's rank among the processes on its machine.
+        local_size: number of processes on this machine.
+        role: this process's job: ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``.
     """
 
     engine: Engine
@@ -53,10 +53,10 @@ class World:
 
     @property
     def group(self) -> Group:
-        """All processes that train together.
+        """Group of all processes that train together.
 
         Raises:
-            ClusterSpecError: this process is none of them.
+            ClusterSpecError: this process is not one of them.
         """
         if self.rank < 0:
             raise ClusterSpecError(
@@ -66,11 +66,11 @@ class World:
         return Group(self.engine)
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
-        """Every process's value, by rank; over the rendezvous, before any collective is needed.
+        """Returns every process's value, by rank. Uses the rendezvous, so that no collective is needed.
 
         Args:
-            name: of this exchange, used once.
-            value: for JSON.
+            name: name of this exchange, used only once.
+            value: this process's value, which JSON can hold.
         """
         control = self.engine.control
         return [value] if control is None else control.gather(name, value, range(self.size))
@@ -82,14 +82,14 @@ _lock = threading.Lock()
 
 
 def enter(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    """Enters the job, once per process; later calls return the same world. A process alone has none to enter.
+    """Enters the job, once per process; later calls return the same world. A single process enters no job.
 
     Args:
-        cluster: the job's tasks; None to learn them from a launcher, or to be alone.
-        timeouts: how long to wait for the others, at the start and later.
+        cluster: the job's tasks; None to learn them from a launcher, or to train alone.
+        timeouts: the deadlines for waits for other tasks, at the start and later.
 
     Raises:
-        TfdistError: the others did not come, or refused this process; no MPI library can be used.
+        TfdistError: the other tasks did not come, or refused this process, or no MPI library can be used.
     """
     global _world
     if launcher.size() == 1 if cluster is None else cluster.size == 0 or cluster.tasks == (cluster.task,):
@@ -102,14 +102,14 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> World:
 
 
 def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
-    """Enters the job to train with collectives. An evaluator, and a chief without other tasks to train with, are alone.
+    """Enters the job to train with collectives. An evaluator, and a chief without other training tasks, train alone.
 
     Args:
-        cluster: as of `enter`.
-        timeouts: as of `enter`.
+        cluster: the job's tasks; None to learn them from a launcher, or to train alone.
+        timeouts: the deadlines for waits for other tasks, at the start and later.
 
     Raises:
-        TfdistError: as `enter`; or this task does not train.
+        TfdistError: the job cannot be entered (see `enter`), or this task does not train.
     """
     if cluster is None:
         return enter(cluster, timeouts)
@@ -124,12 +124,12 @@ def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
 
 
 def current() -> World:
-    """The world that this process has entered; itself alone before."""
+    """Returns the world that this process has entered, or else the world of this process alone."""
     return _world or alone()
 
 
 def alone() -> World:
-    """The world of this process alone, whatever job it has entered."""
+    """Returns the world of this process alone, whatever job it has entered."""
     global _alone
     with _lock:
         if _alone is None:
@@ -142,7 +142,7 @@ def _engine_alone() -> Engine:
 
 
 def _world_of(member: Membership, timeouts: Timeouts) -> World:
-    """Brings MPI up if this task trains with others."""
+    """Returns the world of a member; starts MPI if this task trains with others."""
     cluster = member.cluster
     if cluster is not None and cluster.rank is None:
         return World(_engine_alone(), -1, cluster.size, role=cluster.task.job)

@@ -265,7 +265,7 @@ def mixed():
 
 
 def compressed():
-    """Of a large variable; what is left out comes later."""
+    """Compresses the gradient of a large variable; the elements that are left out come later."""
     variable = tf.Variable(tf.zeros([64, 64]))
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), tfdist.compression.TopK(0.25))
     gradient = tf.reshape(tf.range(1.0, 4097) * (rank + 1), [64, 64])

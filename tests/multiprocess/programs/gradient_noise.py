@@ -104,7 +104,7 @@ def without_a_strategy():
 
 
 def closed_form():
-    """Of a quadratic, and by the definition of diversity, for all samples; measured on batches."""
+    """Compares measurements on batches with a quadratic's closed form, and diversity's definition, for all samples."""
     noise, diversity = tfdist.callbacks.GradientNoiseScale(), tfdist.callbacks.GradientDiversity()
     fit(tfdist.AllReduceStrategy(devices=["CPU:0", "CPU:1"]), [noise, diversity], epochs=1)
     covariance = np.cov(X.T)

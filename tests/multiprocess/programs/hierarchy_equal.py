@@ -23,7 +23,7 @@ GLOBAL, OWN = 8, (4, 1, 3)
 
 
 def own_rows(array):
-    """Of each global batch, this worker's rows."""
+    """Returns this worker's rows of each global batch."""
     begin = sum(OWN[:worker])
     return np.concatenate([array[batch + begin : batch + begin + OWN[worker]] for batch in range(0, 48, GLOBAL)])
 

@@ -13,7 +13,7 @@ from tests.model_parallel.executed import executed, places
 X = {"rows": np.arange(36).reshape(18, 2) % 5, "numbers": np.random.default_rng(0).normal(size=(18, 3))}
 Y = np.random.default_rng(1).normal(size=(18, 1))
 weights = hashlib.sha256()
-"""Of all that were trained."""
+"""Hash of all trained weights."""
 
 
 def trained(strategy, policy=None):

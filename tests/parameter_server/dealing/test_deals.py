@@ -170,7 +170,7 @@ def test_a_late_copy_does_not_replace_a_request_that_waits():
 
 
 def test_a_server_goes_on_from_its_books():
-    """Of three batches one is applied, one waits for others, and one is out: two are dealt again."""
+    """One of three batches is applied, one waits for others, and one is out: the last two are dealt again."""
     talk = Talk()
     applied, waits, _ = talk.batch(0), talk.batch(1), talk.batch(0)
     talk.commit(0, applied)

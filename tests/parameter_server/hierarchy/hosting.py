@@ -27,15 +27,15 @@ def connect_to(roots, timeout=DEADLINE):
 
 @contextlib.contextmanager
 def hosting(roots, mode, workers, number=10, timeout=DEADLINE, address="127.0.0.1:0"):
-    """The server of a host.
+    """Runs the server of a host.
 
     Args:
         roots: running servers.
-        mode: within the host.
+        mode: synchronization within the host.
         workers: numbers of the workers on the host.
-        number: of the server's task.
-        timeout: seconds that it waits for a root.
-        address: of the server.
+        number: number of the server's task.
+        timeout: seconds that the server waits for a root.
+        address: address that the server listens at.
     """
 
     def make(model, occurrence):

@@ -14,7 +14,7 @@ from tfdist.parameter_server.protocol.line import _PART, MAX_ENCRYPTED, Line
 
 KEYS = Keys.of_secret(b"secret of the job")
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""Of ZMTP 3.1, https://rfc.zeromq.org/spec/37/."""
+"""A greeting of ZMTP 3.1, https://rfc.zeromq.org/spec/37/."""
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def test_what_is_no_message_is_refused(frames, words):
 
 
 def test_random_bytes_are_refused():
-    """Of any kind: no other error comes out."""
+    """Random bytes of any kind raise no other error."""
     generator = random.Random(0)
     good = sent(Push(1, 2), np.arange(5, dtype=np.float32))
     for _ in range(3000):

@@ -88,7 +88,7 @@ def test_a_model_is_dropped_when_all_have_gone_on():
 
 
 def test_a_model_stays_without_the_chiefs_word():
-    """It may have died, and come back."""
+    """The chief may have died, and come back."""
     talk = Talk()
     talk.attach(0)
     talk.attach(1)

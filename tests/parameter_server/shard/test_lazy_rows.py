@@ -38,7 +38,7 @@ def store_of(optimizer, state=None, **options):
 
 
 def gradients(store, step, named, kinds=KINDS):
-    """Of these rows, as far as a variable has them."""
+    """Returns gradients of the named rows, as far as a variable has them."""
     generator = np.random.default_rng(step)
     arrays = [generator.normal(size=shape).astype("float32") for shape in SHAPES]
     sparse = {}

@@ -66,7 +66,7 @@ def test_another_model_than_the_chiefs_is_refused(chief_comes_first):
 
 
 def test_a_worker_that_comes_again_may_leave_models_out():
-    """It begins with the model that the chief has begun last."""
+    """The worker begins with the model that the chief has begun last."""
     heard = Heard()
     for occurrence, values in enumerate((ONES, TWOS)):
         heard(given([values], occurrence=occurrence, place=occurrence)(occurrence, (0,)), [values])
@@ -89,7 +89,7 @@ def test_arrays_that_are_not_what_was_announced_are_not_kept():
 
 
 def test_nobody_waits_for_a_chief_that_is_gone():
-    """It ended while a worker waited; or before the server was started again."""
+    """The chief ended while a worker waited, or before the server was started again."""
     heard = Heard()
     heard(given([ONES], 1)(0, ()))
     heard.states.lost(0)

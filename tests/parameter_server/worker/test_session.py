@@ -203,7 +203,7 @@ def test_another_model_is_refused():
 
 
 def test_a_worker_that_comes_again_is_given_the_newest_of_equal_models():
-    """It begins the first one, which the others have left for another one."""
+    """The worker begins the first model, which the others have left for another one."""
     with sessions(Asynchronous(), 1) as (session,):
         first = Session(connections(session), 0, model_of())
         begin(0, first)
@@ -393,7 +393,7 @@ def test_workers_that_have_no_batch_keep_nobody_waiting(mode, servers):
 
 @pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(0), Synchronous()], ids=str)
 def test_batches_of_a_worker_that_is_taken_for_lost_count_once(mode):
-    """It lives, and goes on. Each server hears of the loss at another moment."""
+    """The worker lives and goes on. Each server hears of its loss at another moment."""
     with sharing(mode, 3) as (made, epochs, running):
         on_all(made, begin)
 

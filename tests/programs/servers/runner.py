@@ -53,7 +53,7 @@ def run(name, fits, together):
     """Runs one program.
 
     Args:
-        name: of its file.
+        name: name of the program's file, without its ending.
         fits: gets each call of `fit`.
         together: waits for the other workers.
 

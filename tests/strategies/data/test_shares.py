@@ -119,7 +119,7 @@ def test_weighed(dtype):
 
 
 def test_what_has_no_weight_is_zero_whatever_it_is():
-    """Of an empty share: NaN, of a mean over nothing."""
+    """The values of an empty share may be NaN, from a mean over no samples."""
     values = tf.constant([np.nan, np.inf, -np.inf, 1.0])
     np.testing.assert_array_equal(weighed(values, tf.constant(0.0, tf.float64)), 0)
     slices = tf.IndexedSlices(tf.constant([[np.nan], [2.0]]), tf.constant([4, 1]), tf.constant([5, 1]))

@@ -16,7 +16,7 @@ def normalized(x, mean):
 
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 1), (6, 0)])
 def test_synchronized_statistics_have_the_gradient_of_one_process(ranks, sizes):
-    """Of the mean over shares, weighed by samples, of losses that know the mean over all samples."""
+    """The loss is the mean over shares, weighted by samples, of losses that use the mean over all samples."""
     scale = tf.Variable(2.0)
     with tf.GradientTape() as tape:
         x = scale * X
@@ -85,7 +85,7 @@ def test_reductions_of_gradients_themselves_are_not_weighed_again(ranks):
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
 def test_values_are_what_they_are(ranks, collective):
-    """Of integers and of nested values too; only gradients are weighed."""
+    """Integers and nested values are unchanged, too; only gradients are weighted."""
 
     def work(strategy):
         def step():

@@ -25,7 +25,7 @@ def test_the_largest_number_is_told_where_all_is_equal(ranks):
 
 @pytest.mark.parametrize("devices", [("CPU:0",), ("CPU:0", "CPU:1")])
 def test_copies_that_differ_are_named(ranks, devices):
-    """Of one rank, of several, or within one."""
+    """Rank 1 differs from the others, with one device for each rank and with two."""
 
     def work(strategy):
         model = model_in(strategy)

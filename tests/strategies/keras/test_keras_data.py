@@ -48,7 +48,7 @@ def test_rows_like_those_of_a_dataset(spec, shape):
 
 
 def test_models_are_built_without_drawing_a_batch(strategy):
-    """Of a dataset whose spec tells the shapes. What is drawn to build a model would not be trained on."""
+    """The dataset's spec gives the shapes. A batch drawn to build the model would not be trained on."""
     drawn = []
 
     def batches():

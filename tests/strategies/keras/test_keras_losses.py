@@ -20,12 +20,12 @@ def share_of(array, sizes, rank):
 
 
 def weighed_sum(ranks, sizes, function):
-    """What gradients are reduced to: the sum over ranks, weighed by samples.
+    """Returns what gradients are reduced to: the sum over ranks, weighted by samples.
 
     Args:
-        ranks: the fixture.
-        sizes: of the shares.
-        function: of a function that takes an array's share.
+        ranks: the fixture of this name.
+        sizes: numbers of samples of the shares.
+        function: loss, from a function that returns a rank's share of an array.
     """
 
     def work(strategy):

@@ -36,7 +36,7 @@ def test_before_clipping_and_after_accumulation():
 
 
 def test_after_the_sum_over_ranks(ranks):
-    """It is the innermost, whichever was installed first."""
+    """The noise is the innermost hook, whichever hook was installed first."""
 
     def work(strategy):
         seen = []

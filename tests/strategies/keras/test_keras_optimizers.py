@@ -30,13 +30,13 @@ def alone(make, gradients):
 
 
 def trained(strategy, make, gradients, samples=None):
-    """A variable after steps with the rank's own gradients.
+    """Returns a variable after steps with the rank's own gradients.
 
     Args:
-        strategy: of the rank.
+        strategy: strategy of the rank.
         make: makes an optimizer.
-        gradients: by step and rank.
-        samples: of each rank's share, in all steps or by step; None outside of steps of Keras's.
+        gradients: gradients by step and rank.
+        samples: number of samples of each rank's share, in all steps or by step; None outside of Keras's steps.
     """
     with strategy.scope():
         optimizer, variable = make(), keras.Variable(np.ones(3, np.float32))

@@ -85,7 +85,7 @@ def test_one_replica_draws_what_plain_keras_draws(ranks):
 
 
 def test_predict_on_batch_is_of_the_rows_that_a_process_brings(ranks):
-    """Of any number of them, and without the others."""
+    """Any number of rows is allowed, and other processes take no part."""
 
     def work(strategy):
         model = model_in(strategy)

@@ -154,7 +154,7 @@ def batch_normalization(**options):
 
 
 def masks():
-    """Of sequences whose first step is masked in the last rows; those of unequal shares have other numbers of steps."""
+    """Returns layers that mask the first step of the last rows; unequal shares have different numbers of steps."""
     reshaped = [keras.layers.Reshape((2, 1)), keras.layers.Masking(mask_value=ROWS[-1, 0])]
     return [*reshaped, keras.layers.Dense(1, kernel_initializer="ones")]
 
@@ -230,7 +230,7 @@ def test_the_callback_of_one_rank_has_all_ranks_merge_logs_and_count(ranks, call
 
 @pytest.mark.parametrize("name", some(KNOWN, 4, first=1))
 def test_logs_of_epochs_and_of_evaluations_are_those_of_one_process(ranks, name):
-    """Of 18 rows: the last batch has two, and its shares one each, or none on the third rank."""
+    """The last batch of the 18 rows has two rows: its shares have one row each, or none on the third rank."""
 
     def work(strategy):
         model = model_in(strategy)

@@ -88,7 +88,7 @@ class Returns(keras.Sequential):
 
 
 def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
-    """Of integers rounded; results of metrics under other names are results."""
+    """Means of integers are rounded; a metric's results under other names stay its results."""
 
     def work(strategy):
         model = in_scope(strategy, Returns)

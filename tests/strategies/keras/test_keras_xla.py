@@ -106,14 +106,14 @@ MODELS = {
 
 
 def trained(strategy, make, jit_compile, is_whole=False, **arguments):
-    """Everything that a training ends with, as one vector.
+    """Returns everything that a training ends with, as one vector.
 
     Args:
-        strategy: that it is under.
+        strategy: strategy to train under.
         make: makes a model and an optimizer, and has data for them.
-        jit_compile: as of ``compile``.
+        jit_compile: argument of ``compile``.
         is_whole: whether there is a partial batch, and whether there are evaluations and predictions.
-        arguments: others of ``compile``.
+        arguments: other arguments of ``compile``.
     """
     keras.utils.set_random_seed(0)
     with strategy.scope():

@@ -8,10 +8,10 @@ from tfdist.strategies.rounds import keras_quorum
 
 
 class Says:
-    """What the others do.
+    """A stand-in for the other processes.
 
     Args:
-        epoch: that they are in.
+        epoch: epoch that the other processes are in.
         ends_epoch_at: epochs and batches after which they have ended an epoch.
         over_at: an epoch and a batch after which they have ended `fit`.
     """

@@ -68,7 +68,7 @@ def test_logs_of_ones_own_are_averaged(ranks):
 
 
 def test_a_process_without_a_batch_keeps_nobody_waiting(ranks):
-    """It has no logs, and others have some of a step of their own; results of metrics are of all."""
+    """The process has no logs, and the other has logs of its custom step; metrics cover all processes."""
 
     def work(strategy):
         with strategy.scope():

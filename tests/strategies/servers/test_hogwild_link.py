@@ -86,7 +86,7 @@ def test_rows_of_others_are_read(lag, monkeypatch):
 
 
 def test_what_the_chief_assigns():
-    """Of the table, rows that another worker has changed meanwhile stay as that one left them."""
+    """Rows of the table that another worker has changed meanwhile keep that worker's values."""
     with served(2, pushes=Hogwild()) as strategies:
         chief, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
         for model in (chief, other):

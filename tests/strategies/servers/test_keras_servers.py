@@ -457,7 +457,7 @@ def test_two_models_with_a_shared_layer_may_not_be_trained_in_turn():
 
 
 def test_a_worker_trains_alone_what_the_others_have_finished(caplog):
-    """It was started again, and its script begins with the first call of `fit`."""
+    """The worker was started again, and its script begins with the first call of `fit`."""
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
         fit(chief, epochs=1)

@@ -29,7 +29,7 @@ Y = np.sin(np.arange(SAMPLES, dtype=np.float32))[:, np.newaxis]
 
 
 class Control:
-    """Of one task, as `tfdist.cluster.control.Control`."""
+    """A stand-in for the `tfdist.cluster.control.Control` of one task."""
 
     def __init__(self, task, servers):
         self.task, self.failure, self.watchers = task, None, []

@@ -57,7 +57,7 @@ def test_rows_go_to_the_server_that_has_them():
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_rows_are_scattered(in_graph):
-    """Of a variable on two servers, and of one on one; others are assigned."""
+    """Rows of variables on two servers and on one are scattered; other variables are assigned."""
     model, found = model_of(2), variables()
     rows = tf.reshape(tf.range(300, dtype=tf.float32), (2, 150))
     given = [

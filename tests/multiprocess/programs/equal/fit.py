@@ -62,7 +62,7 @@ def prediction_in_larger_executions():
 
 @case
 def a_metric_that_one_rank_resets():
-    """It belongs to no model, and is reset after the last step of an epoch, on rank 0 alone."""
+    """The metric belongs to no model; rank 0 alone resets it after each step, also after the last of an epoch."""
     model = shared_mlp()
     with strategy.scope():
         own = keras.metrics.Sum()

@@ -27,12 +27,12 @@ def assert_close(model, expected, rtol=1e-9):
 
 
 def sums_are_those_of_the_whole_batch(linear, strategy, place):
-    """Of losses that are no means: steps, and what is reported, where all average with all after each step.
+    """Losses that are not means have the steps and logs of the whole batch, if all processes average after each step.
 
     Args:
         linear: makes a model of a strategy, which begins with the same weights each time.
-        strategy: that averages so.
-        place: as of `dealt`, of the losses.
+        strategy: strategy that averages over all processes after each step.
+        place: place of the first loss to test; see `dealt`.
     """
     x = np.random.default_rng(1).normal(size=(48, 5))  # in batches that divide among 1, 2 and 3 processes
     y = x[:, :3] * 2
@@ -96,11 +96,11 @@ class Stops(keras.callbacks.Callback):
 
 
 def callbacks_set_rates_and_weights(linear, strategy):
-    """As on one process, where all average with all after each step.
+    """Callbacks act as on one process, if all processes average after each step.
 
     Args:
         linear: makes a model of a strategy, which begins with the same weights each time.
-        strategy: that averages so.
+        strategy: strategy that averages over all processes after each step.
     """
     x = np.random.default_rng(1).normal(size=(48, 5))
     results = []
@@ -114,7 +114,7 @@ def callbacks_set_rates_and_weights(linear, strategy):
 
 
 def gradient(weights, x, y):
-    """Of the mean squared error of x W + b."""
+    """Returns the gradient of the mean squared error of x W + b."""
     error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)
     return [x.T @ error, error.sum(axis=0)]
 

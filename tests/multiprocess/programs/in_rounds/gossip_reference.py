@@ -34,16 +34,16 @@ def exponential(size, number):
 
 
 class Training:
-    """Of several processes, each epoch of which ends with the mean.
+    """The training of several processes, whose weights are averaged at the end of each epoch.
 
     Args:
-        start: the weights, equal on all.
-        matrix: of the round with a number.
-        every: steps between rounds.
+        start: initial weights, equal on all processes.
+        matrix: returns the mixing matrix of a round, from the number of processes and of the round.
+        every: number of steps between rounds.
         overlaps: whether weights are used a round later.
-        rate: of SGD.
-        kept: of CHOCO-SGD, how many elements of the matrix's differences are sent, in each round; None for all.
-        consensus: its γ.
+        rate: learning rate of SGD.
+        kept: number of elements of the weight matrix's differences that CHOCO-SGD sends in each round; None for all.
+        consensus: the γ of CHOCO-SGD.
     """
 
     def __init__(self, start, size, matrix=ring, every=1, overlaps=False, rate=1 / 16, kept=None, consensus=1.0):

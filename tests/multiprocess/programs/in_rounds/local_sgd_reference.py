@@ -22,12 +22,12 @@ class Momentum:
 
 
 class Process:
-    """One that trains.
+    """A process that trains.
 
     Args:
-        weights: equal on all.
-        rate: of its SGD.
-        momentum: of its SGD.
+        weights: initial weights, equal on all processes.
+        rate: learning rate of the process's SGD.
+        momentum: momentum of the process's SGD.
     """
 
     def __init__(self, weights, rate, momentum):
@@ -47,14 +47,14 @@ def mean(arrays, counts):
 
 
 class Training:
-    """Of several processes.
+    """The training of several processes.
 
     Args:
         start: the weights, a matrix and a vector.
         size: number of processes.
-        interval: by the number of the step, the steps of a round.
-        rate: of each process's SGD.
-        momentum: of each process's SGD.
+        interval: returns the number of steps of a round, from the number of the step.
+        rate: learning rate of each process's SGD.
+        momentum: momentum of each process's SGD.
         outer: for each fragment, moves the centre; None for the average.
         elastic: the moving rate of the centre.
         fragments: 1, or 2 for the matrix and the vector.

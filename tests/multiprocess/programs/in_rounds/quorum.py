@@ -38,7 +38,7 @@ def strategy(**arguments):
 
 
 def note(name, *models):
-    """Of what all processes have alike."""
+    """Hashes the weights of models, which all processes must have alike."""
     everything = [one.numpy() for model in models for one in model.weights]
     hashes.setdefault(name, []).append(zlib.crc32(b"".join(np.ascontiguousarray(one).tobytes() for one in everything)))
 

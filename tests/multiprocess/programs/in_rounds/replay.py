@@ -92,14 +92,14 @@ class Process:
 
 
 def replayed(start, events, batches, rate, weight):
-    """The mean at the end of an epoch.
+    """Returns the mean at the end of an epoch.
 
     Args:
-        start: the weights, equal on all.
-        events: of each process.
+        start: initial weights, equal on all processes.
+        events: events of each process.
         batches: for each step, each process's inputs and outputs.
-        rate: of SGD.
-        weight: of a neighbour, with bounded staleness.
+        rate: learning rate of SGD.
+        weight: weight of a neighbour, with bounded staleness.
     """
     processes = [Process(rank, own, start) for rank, own in enumerate(events)]
     requests, answers = defaultdict(deque), defaultdict(deque)

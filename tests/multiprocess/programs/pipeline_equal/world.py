@@ -42,8 +42,8 @@ class Place:
     """Where a check trains: in plain Keras, or as a pipeline.
 
     Args:
-        folder: of this process and this check.
-        strategy: of the pipeline; None for plain Keras.
+        folder: folder of this process and this check.
+        strategy: strategy of the pipeline; None for plain Keras.
     """
 
     def __init__(self, folder: Path, strategy: tfdist.PipelineStrategy | None = None) -> None:
