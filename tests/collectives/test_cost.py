@@ -1,5 +1,7 @@
 import pytest
 
+from tfdist.collectives import cost
+from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.cost import Calibration, Level, Model, cheapest
 
 SLOW_LINE = Calibration(Level(1e-6, 1e-10), Level(1e-4, 1e-8), 1e-10, 0.0)
@@ -44,7 +46,7 @@ def test_ranks_of_one_machine_share_its_line():
 
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0,) * 5, (0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1)])
-@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "reduce_scatter_gather", "tree", "hierarchical", "naive"])
+@pytest.mark.parametrize("algorithm", cost._MODELS)
 def test_nothing_is_faster_than_the_bound(hosts, algorithm):
     for nbytes in (4, 1000, MIB, 100 * MIB):
         assert model(hosts).seconds(algorithm, nbytes) >= 0.999 * model(hosts).bound(nbytes)
@@ -63,3 +65,7 @@ def test_ring_of_machines_is_the_formula(size):
     seconds = model(range(size)).seconds("ring", MIB)
     steps, share = 2 * (size - 1), MIB / size
     assert seconds == pytest.approx(steps * (1e-4 + share * 1e-8) + (size - 1) * share * 1e-10)
+
+
+def test_every_algorithm_has_a_cost_but_that_of_mpi():
+    assert set(cost._MODELS) == set(ALGORITHMS) - {"mpi"}

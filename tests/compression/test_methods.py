@@ -22,6 +22,15 @@ def relative_error(found, vector):
     return float(np.linalg.norm(found - vector) / np.linalg.norm(vector))
 
 
+def test_every_method_is_among_those_that_are_tried():
+    """A new one belongs into a list of `tests/compression/methods.py`, with a number of its own."""
+    wrappers = {c.ErrorFeedback, c.WithoutFeedback, c.Schedule, c.FewerWorkers}
+    public = {one for one in vars(c).values() if isinstance(one, type) and issubclass(one, c.Method)}
+    assert public - wrappers - {c.Method} == {type(method) for method in ALL}
+    numbers = {type(method): method.number for method in ALL}
+    assert len(set(numbers.values())) == len(numbers)
+
+
 @pytest.mark.parametrize("method", ALL, ids=str)
 @pytest.mark.parametrize("elements", [0, 1, 2, 63, 1000, 70_001])
 def test_a_round_trip_reads_what_was_written(method, elements):

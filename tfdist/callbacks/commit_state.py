@@ -57,20 +57,20 @@ class CommitState(keras.callbacks.BackupAndRestore):
         # The first process would build its optimizer when it reads files; all processes need to.
         if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        failure = None
+        failure, is_restored = None, False
         if group.is_writer:
             try:
-                self._files.load()
+                is_restored = self._files.load()
             except Exception as error:
                 failure = error
         exchange = Exchange(group)
-        own = tf.constant([0 if failure is None else 1, initial_epoch(self.model)], tf.int64)
-        failed, epoch = exchange.broadcast(own).numpy().tolist()
+        own = tf.constant([failure is not None, is_restored, initial_epoch(self.model)], tf.int64)
+        failed, is_restored, epoch = exchange.broadcast(own).numpy().tolist()
         if failed:
             cause = f": {failure}" if failure else f"; see the error of rank {group.members[0]}"
             raise RuntimeError(f"what was committed in {self.backup_dir} cannot be read{cause}") from failure
         begin_at(self.model, epoch)
-        if epoch:
+        if is_restored:  # also in epoch 0, of which some batches were trained
             for variable in [*self.model.variables, *self.model.optimizer.variables]:
                 variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value)))
             gradients = gradients_of(self.model.optimizer)

@@ -12,7 +12,7 @@ def methods_of(callback: Any) -> tuple[Callable[[], None], Callable[[], None]]:
     return callback._load_model, callback._save_model
 
 
-def replace_methods(callback: Any, load: Callable[[], None], save: Callable[[], None]) -> None:
+def replace_methods(callback: Any, load: Callable[[], object], save: Callable[[], None]) -> None:
     """Replaces the methods that read and write a backup."""
     callback._load_model, callback._save_model = load, save
 

@@ -47,9 +47,14 @@ _PLACES = {f"tfdist.{module}": place for place, module in enumerate(_INNER_TO_OU
 
 
 def place_of(module: str) -> int:
-    """Returns the place of a module's wrappers; higher is further out. Those of unlisted modules are outermost.
+    """Returns the place of a module's wrappers; higher is further out. Those of other packages are outermost.
 
     Args:
         module: full name of the module.
+
+    Raises:
+        LookupError: the module is one of tfdist's, and not listed.
     """
+    if module.startswith("tfdist.") and module not in _PLACES:
+        raise LookupError(f"{module} replaces functions of Keras, and has no place in tfdist/seams/order.py")
     return _PLACES.get(module, len(_PLACES))

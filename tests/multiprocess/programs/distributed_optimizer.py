@@ -548,6 +548,19 @@ def committed():
         tfdist.barrier()
         assert not os.path.exists(place)
         tfdist.barrier()
+    commits = [
+        tfdist.callbacks.CommitState(place, save_freq=1),
+        keras.callbacks.LambdaCallback(on_train_batch_end=stop),
+    ]
+    with pytest.raises(KeyError, match="in the first epoch"):
+        fit(made(), share(X), share(Y), callbacks=commits)
+    tfdist.barrier()
+    again = made()
+    for variable in again.variables:
+        variable.assign(variable + rank)
+    fit(again, share(X), share(Y), callbacks=[tfdist.callbacks.CommitState(place)])
+    assert_alike(again)
+    tfdist.barrier()
     if rank == 0:
         os.makedirs(place)
         with open(os.path.join(place, "latest.weights.h5"), "w") as file:
@@ -555,6 +568,10 @@ def committed():
     tfdist.barrier()
     with pytest.raises(RuntimeError, match=r"cannot be read: |see the error of rank 0"):
         fit(made(), share(X), share(Y), callbacks=[tfdist.callbacks.CommitState(place)])
+
+
+def stop(batch, logs):
+    raise KeyError("in the first epoch")
 
 
 def refused():

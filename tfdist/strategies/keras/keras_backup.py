@@ -232,15 +232,19 @@ class Files:
         with atomic_files.written(self._metadata) as partial:  # Keras's own file, to restore without tfdist
             partial.write_text(metadata)
 
-    def load(self) -> None:
+    def load(self) -> bool:
         """Restores the latest backup, or the previous one if the latest is damaged or missing.
+
+        Returns:
+            Whether there was a backup.
 
         Raises:
             Exception: any error of Keras or the file system, if there are backups and none can be read.
         """
         if self._is_remote:
+            is_there = any(map(tf.io.gfile.exists, backups.paths_of(self._callback)))
             self._keras_load()
-            return
+            return is_there
         for file in (self._latest, self._metadata):
             atomic_files.remove_partial(file)
         failure: Exception | None = None
@@ -254,10 +258,11 @@ class Files:
                 log.warning("tfdist: the backup %s cannot be read (%s); %s", file, error, then)
                 failure = failure or error
             else:
-                return
+                return True
         if failure is not None:
             raise failure
         self._load(self._latest)  # Keras handles a missing file
+        return False
 
     def remove(self, logs: Any = None) -> None:
         """Removes the folder, unless backups are to be kept; tolerates workers that still write to it."""

@@ -1,0 +1,46 @@
+"""Prints what stands on each function of Keras and TensorFlow when all features are installed.
+
+    python -m tests.seams.standing > tests/seams/standing.txt
+
+With the argument ``backwards`` features are installed in the other order, which must make no difference.
+"""
+
+import sys
+
+from tfdist.model_parallel import keras_placement
+from tfdist.optimizers import keras_optimizers
+from tfdist.pipeline import keras_pipelines
+from tfdist.seams import optimizer, registry, trainer
+from tfdist.strategies import keras_unsynchronized
+from tfdist.strategies.all_reduce import keras_delayed
+from tfdist.strategies.embeddings import keras_embeddings
+from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.rounds import keras_quorum, keras_rounds
+from tfdist.strategies.servers import keras_servers, keras_shared_data, sidecar_evaluator
+
+FEATURES = [
+    keras_seams,
+    keras_delayed,
+    keras_rounds,
+    keras_quorum,
+    keras_servers,
+    keras_shared_data,
+    sidecar_evaluator,
+    keras_embeddings,
+    keras_optimizers,
+    keras_pipelines,
+    keras_placement,
+]
+
+
+def main():
+    installs = [*(feature.install for feature in FEATURES), keras_unsynchronized.warn_in_fit]
+    for install in reversed(installs) if sys.argv[1:] == ["backwards"] else installs:
+        install()
+    hooks = trainer.points.standing() | optimizer.points.standing()
+    for name, wrappers in sorted(registry.standing().items()):
+        print(name, *(f"    {one}" for one in wrappers), *(f"        {one}" for one in hooks.get(name, [])), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
