@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfdist.cluster import discovery, spec
+from tfdist.errors import ClusterSpecError
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +51,11 @@ def test_strategy_gives_it():
     assert strategy.cluster_resolver.task_type is None
     given = discovery.resolver_of(None)
     assert tfdist.AllReduceStrategy(cluster_resolver=given).cluster_resolver is given
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"])
+def test_what_srun_would_not_set_is_an_error(monkeypatch, name):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(ClusterSpecError, match=f"{name} must be a number, as srun sets it; got 'two'"):
+        discovery.discover(None)

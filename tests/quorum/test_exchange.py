@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tfdist.cluster.quorum_messages import Lack, Meeting, Partner
+from tfdist.errors import MismatchError
 from tfdist.quorum import exchange
 from tfdist.quorum.exchange import AbortedError, Exchange
 
@@ -108,7 +109,7 @@ def test_vectors_of_another_length_are_an_error(job):
     met = meeting(made, [1, 1])
 
     def work(task):
-        with pytest.raises(ValueError, match=f"task {1 - task} has sent .* expected"):
+        with pytest.raises(MismatchError, match=f"expected .* from task {1 - task}; got"):
             Exchange(made.members[task], "a", met).mean("0", np.zeros(4 + 4 * task))
 
     made.side_by_side(work, range(2))

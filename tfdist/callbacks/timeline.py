@@ -32,9 +32,9 @@ class Timeline(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts to record the timeline."""
-        if not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
-            raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
         group = processes_of(self.model)
+        if group.is_writer and not os.access(os.path.dirname(os.path.abspath(self._path)), os.W_OK):
+            raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
         self._before = group.engine.timeline
         offset = group.run("callbacks: the clocks", clock_offset())
         group.engine.timeline = timeline.Timeline(group.engine.rank, offset)

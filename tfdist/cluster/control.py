@@ -171,7 +171,7 @@ class Control:
         late: Callable[[float], None] | None = None,
     ) -> Any:
         """Sends a message and waits for its reply, by default until the start's deadline; see `Channel.request`."""
-        return self._channel.request(make, timeout or self._timeouts.start, late)
+        return self._channel.request(make, self._timeouts.start if timeout is None else timeout, late)
 
     def ask(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.cluster import launcher, spec
 from tfdist.cluster.spec import Cluster
+from tfdist.errors import ClusterSpecError
 
 _FIRST_SLURM_PORT = 20000
 _SLURM_PORTS = 10000
@@ -38,7 +39,7 @@ def discover(resolver: Any | None) -> Cluster | None:
         return None
     if (cluster := spec.from_tf_config(os.environ.get("TF_CONFIG", ""))) is not None:
         return cluster
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if _slurm_number("SLURM_STEP_NUM_TASKS", "1") > 1:
         return spec.from_resolver(_slurm_resolver())
     return None
 
@@ -68,8 +69,8 @@ def _slurm_resolver() -> Any:
     """Returns TensorFlow's resolver for a job step of srun, with different ports for jobs on the same machine."""
     import tensorflow as tf
 
-    tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
-    job = int(os.environ.get("SLURM_JOB_ID", "0"))
+    tasks = _slurm_number("SLURM_STEP_NUM_TASKS", "1")
+    job = _slurm_number("SLURM_JOB_ID", "0")
     return tf.distribute.cluster_resolver.SlurmClusterResolver(
         jobs={"worker": tasks},
         port_base=_FIRST_SLURM_PORT + job * _PORTS_PER_JOB % _SLURM_PORTS,
@@ -77,3 +78,15 @@ def _slurm_resolver() -> Any:
         gpus_per_task=1,
         auto_set_gpu=False,
     )
+
+
+def _slurm_number(name: str, default: str) -> int:
+    """Returns the value of an environment variable of srun.
+
+    Raises:
+        ClusterSpecError: the value is not a number.
+    """
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise ClusterSpecError(f"{name} must be a number, as srun sets it; got {text!r}")
+    return int(text)

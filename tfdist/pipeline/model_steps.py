@@ -131,7 +131,7 @@ class ModelSteps:
         for worker in range(len(self._table.rows)):
             stages = [stage for stage, its in enumerate(self._table.workers) if its == worker]
             calls = [call.name for stage in stages for call in self._stages.calls_of(stage)]
-            its_own = f"worker {worker}, with the calls {calls[0]} to {calls[-1]},"
+            its_own = f"worker {worker}, with the calls {calls[0]} to {calls[-1]}," if calls else f"worker {worker}"
             if not any(layer.variables for stage in stages for layer in self._stages.layers(stage)):
                 raise ValueError(
                     f"PipelineStrategy: {its_own} would have no weights. Cut the model elsewhere, by cuts=[…], or into "

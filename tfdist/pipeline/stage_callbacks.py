@@ -44,12 +44,14 @@ def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
     """Returns the callback with access to all weights on the writer, and one that sends weights on other processes."""
     if not extended.is_writer:
         return _GivesWeights(extended)
-    if not getattr(callback, "_tfdist_local", False):
+    is_adapted = hasattr(callback, "_tfdist_stages")
+    callback._tfdist_stages = extended  # of the strategy that it is used with now
+    if not is_adapted:
         hook = callback.on_epoch_end
 
         @functools.wraps(hook)
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            extended.by_the_writer(callback.model, lambda: hook(epoch, logs))
+            callback._tfdist_stages.by_the_writer(callback.model, lambda: hook(epoch, logs))
 
         callback.on_epoch_end = on_epoch_end
     return callback

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tfdist.cluster.quorum_messages import Meeting
+from tfdist.errors import MismatchError
 from tfdist.quorum.members import Members
 from tfdist.quorum.messages import Piece
 
@@ -62,7 +63,7 @@ class Exchange:
 
         Raises:
             AbortedError: the meeting is aborted.
-            ValueError: a partner has sent an array of another size or dtype.
+            MismatchError: a partner has sent an array of another size or dtype.
         """
         own = self._tasks.index(self._task)
         bounds = [vector.size * place // len(self._tasks) for place in range(len(self._tasks) + 1)]
@@ -136,9 +137,9 @@ class Exchange:
                 heard = time.monotonic()
         found = np.concatenate([pieces[place] for place in range(last + 1)])
         if like is not None and (found.size != like.size or found.dtype != like.dtype):
-            raise ValueError(
-                f"task {task} has sent {found.dtype} {found.shape}; expected {like.dtype} {like.shape}. Every task "
-                "must build the same model."
+            raise MismatchError(
+                f"expected {like.dtype} {like.shape} from task {task}; got {found.dtype} {found.shape}. Build the same "
+                "model on every task."
             )
         return found
 
