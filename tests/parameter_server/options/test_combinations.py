@@ -22,7 +22,7 @@ from tfdist.parameter_server import (
 from tfdist.parameter_server.options import combinations
 from tfdist.parameter_server.options.arguments import Arguments
 
-DOCS = Path(__file__).parents[3] / "docs" / "parameter_server.md"
+DOCS = Path(__file__).parents[3] / "docs" / "parameter_server_pushes.md"
 COMPENSATED = Asynchronous(DelayCompensated(0.1))
 
 
